@@ -1,0 +1,32 @@
+"""The `trueline` command: one verb a file, assembled here."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from trueline.cli import check, demo, gallery, info, plugins, report, run
+from trueline.schema.errors import CannotTell, TruelineError
+
+app = typer.Typer(
+    name="trueline",
+    help="When, where and why a distributed PyTorch training run stops being numerically right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (demo, run, check, report, info, gallery, plugins):
+    app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
+
+
+def main() -> None:
+    """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
+    try:
+        app()
+    except CannotTell as error:
+        print(f"trueline: {error}", file=sys.stderr)
+        sys.exit(3)
+    except TruelineError as error:
+        print(f"trueline: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,35 @@
+"""Every error Trueline raises on purpose. A message says what happened, what was expected, what to do next."""
+
+from __future__ import annotations
+
+
+class TruelineError(Exception):
+    """Root of the tree; the CLI prints its message as one sentence and exits with 2."""
+
+
+class InputError(TruelineError):
+    """Something the user gave (path, flag, file, script) cannot be used."""
+
+
+class PlanError(InputError):
+    """A Plan has an unknown key, a value out of range, or a name that matches nothing."""
+
+
+class RunError(InputError):
+    """A directory is not a Run, or not one that this version can read."""
+
+
+class RunExistsError(InputError):
+    """An output path already holds something and overwriting was not asked for."""
+
+
+class SiteError(InputError):
+    """A text is not a Site."""
+
+
+class CaptureError(TruelineError):
+    """A model, optimizer or process group cannot be watched the way it was asked for."""
+
+
+class CannotTell(TruelineError):
+    """The question is sound but the data needed to answer it is missing; the CLI exits with 3."""

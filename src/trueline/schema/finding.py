@@ -1,0 +1,82 @@
+"""A Finding: one measured fact that is not as it should be. Causes are not its business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was measured, where, and what was expected there.
+
+    ``ranks`` are global ranks, ascending. ``step_first`` is the optimizer step at which the evidence starts
+    (not the one at which it crossed a line) and ``step_last`` the last one that shows it.
+    ``sites`` are the most telling places, as ``str(Site)``. ``measured`` and ``expected`` share ``unit``;
+    ``None`` means not measured. ``false_alarm_rate`` bounds the probability that a healthy run yields this
+    Finding; 0.0 where the evidence is an exact contradiction.
+    """
+
+    code: str
+    severity: Severity
+    claim: str
+    ranks: tuple[int, ...] = ()
+    step_first: int | None = None
+    step_last: int | None = None
+    sites: tuple[str, ...] = ()
+    measured: float | None = None
+    expected: float | None = None
+    unit: str = ""
+    false_alarm_rate: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
+    next: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract: plain lists, dicts, numbers and strings."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "claim": self.claim,
+            "ranks": list(self.ranks),
+            "step_first": self.step_first,
+            "step_last": self.step_last,
+            "sites": list(self.sites),
+            "measured": self.measured,
+            "expected": self.expected,
+            "unit": self.unit,
+            "false_alarm_rate": self.false_alarm_rate,
+            "evidence": dict(self.evidence),
+            "next": list(self.next),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Finding:
+        """The inverse of ``to_json``; unknown keys are ignored, so that older readers read newer findings."""
+
+        def items(key: str) -> Sequence[Any]:
+            return cast(Sequence[Any], document.get(key) or ())
+
+        return cls(
+            code=str(document["code"]),
+            severity=cast(Severity, document["severity"]),
+            claim=str(document["claim"]),
+            ranks=tuple(int(rank) for rank in items("ranks")),
+            step_first=document.get("step_first"),
+            step_last=document.get("step_last"),
+            sites=tuple(str(site) for site in items("sites")),
+            measured=document.get("measured"),
+            expected=document.get("expected"),
+            unit=str(document.get("unit") or ""),
+            false_alarm_rate=document.get("false_alarm_rate"),
+            evidence=cast(Mapping[str, Any], document.get("evidence") or {}),
+            next=tuple(str(line) for line in items("next")),
+        )
+
+
+def by_weight(finding: Finding) -> tuple[int, int, str]:
+    """Sort key: errors first, then the earliest evidence, then the code."""
+    return (SEVERITIES.index(finding.severity), -1 if finding.step_first is None else finding.step_first, finding.code)

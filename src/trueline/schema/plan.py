@@ -1,0 +1,86 @@
+"""What to observe: a preset name or a TOML/JSON file, validated before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trueline.schema.errors import PlanError
+
+PRESETS: tuple[str, ...] = ("workers",)
+
+
+class Plan(BaseModel):
+    """Which steps and ranks are watched, how deeply, and what it may cost.
+
+    ``every`` is the interval, in optimizer steps, of the gradient signals; ``None`` lets the recorder choose the smallest
+    one that keeps its own host time under ``budget`` (fraction of step time). Losses and sample digests are taken at every
+    step: coverage cannot be judged from a sample of it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: Literal["workers"] = "workers"
+    steps: tuple[int, int | None] = Field(default=(0, None), description="first step, and the one after the last")
+    every: int | None = Field(default=None, ge=1, description="gradient signals every so many steps; unset: by budget")
+    params_every: int = Field(default=50, ge=1, description="parameter and buffer digests every so many steps")
+    matrix_every: int = Field(default=50, ge=1, description="keep the sketches (N x N cosines) every so many steps")
+    exact: bool = Field(default=False, description="exact cosines by gathering gradients: costs a copy of them")
+    budget: float = Field(default=0.01, gt=0, le=1, description="fraction of step time")
+    names: tuple[str, ...] = Field(default=("*",), description="globs over parameter names that are watched")
+    on_finding: Literal["log", "raise"] = "log"
+    dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
+    rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
+    max_groups: int = Field(default=16, ge=1, le=256, description="parameter groups that get a norm and sketch each")
+
+    @classmethod
+    def load(cls, source: str | Path | Plan | dict[str, Any] | None) -> Plan:
+        """The Plan that ``source`` names: a preset, a TOML or JSON file, a dict, or None for the default.
+
+        Raises ``PlanError`` that names the key or value and lists what would be valid.
+        """
+        if source is None:
+            return cls()
+        if isinstance(source, Plan):
+            return source
+        if isinstance(source, dict):
+            return cls._validated(source, "the plan")
+        if str(source) in PRESETS:
+            return cls(preset=cast(Any, str(source)))
+        return cls._validated(_read(Path(source)), f"plan file '{source}'")
+
+    @classmethod
+    def _validated(cls, content: dict[str, Any], where: str) -> Plan:
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"]) or "content"
+            valid = sorted(cls.model_fields)
+            if first["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(key, valid, n=1)
+                hint = f"did you mean '{near[0]}'? " if near else ""
+                raise PlanError(f"Unknown key '{key}' in {where}: {hint}Valid keys are {', '.join(valid)}.") from None
+            raise PlanError(
+                f"Key '{key}' in {where} has the value {first['input']!r}: {first['msg'].lower()}."
+            ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise PlanError(
+            f"Plan '{path}' is neither a preset ({', '.join(PRESETS)}) nor a file. Pass one of these, or a TOML or JSON file."
+        )
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PlanError(f"Plan file '{path}' cannot be parsed: {error}. Expected TOML, or JSON in a .json file.") from None
+    if not isinstance(content, dict):
+        raise PlanError(f"Plan file '{path}' holds {type(content).__name__}, expected a table of keys.")
+    return cast(dict[str, Any], content)

@@ -1,0 +1,26 @@
+"""The roles that parts play for each other. None has more than three methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import Manifest, RankEnv
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where measurements of one rank go. A Sink may be slow or fail; the recorder then leaves it and training goes on."""
+
+    def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
+        """Take what the Run and this rank are; ``manifest`` is None on every rank but the first. May come again."""
+        ...
+
+    def write(self, record: Mapping[str, Any] | Finding) -> None:
+        """Take a piece of a workers row (keys are ``schema.workers`` columns, ``step`` always among them) or a Finding."""
+        ...
+
+    def close(self) -> None:
+        """Make everything taken so far durable. Called once, also after an exception."""
+        ...

@@ -1,0 +1,71 @@
+"""What a Run says about itself: the manifest (rank 0) and one environment file a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+"""Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
+
+
+class Manifest(BaseModel):
+    """`manifest.json`. `data_parallel_ranks` are the global ranks whose gradients are averaged together."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    trueline_version: str = ""
+    started_at: str = Field(default="", description="ISO 8601, UTC")
+    world_size: int = 1
+    data_parallel_ranks: list[int] = Field(default_factory=lambda: [0])
+    adapter: str = Field(default="", description="ddp, fsdp2, manual or single")
+    command: list[str] = Field(default_factory=list)
+    plan: dict[str, Any] = Field(default_factory=dict)
+    notes: list[str] = Field(default_factory=list, description="what could not be watched, and why; one line each")
+    resumed_from: list[int] = Field(default_factory=list, description="world sizes of earlier starts of this Run")
+
+
+class GroupSpec(BaseModel):
+    """A set of parameters that share one norm and one sketch, so that a Finding can say where."""
+
+    name: str
+    params: list[str]
+    numel: int = 0
+
+
+class RankEnv(BaseModel):
+    """`env/rank-00003.json`: what one rank is, and the names behind the list columns of its rows."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    rank: int = 0
+    world_size: int = 1
+    hostname: str = ""
+    pid: int = 0
+    device: str = "cpu"
+    replica_key: str = Field(default="all", description="ranks with equal keys hold equal parameters")
+    params: list[str] = Field(default_factory=list)
+    param_shapes: list[list[int]] = Field(default_factory=list)
+    param_dtypes: list[str] = Field(default_factory=list)
+    requires_grad: list[bool] = Field(default_factory=list)
+    buffers: list[str] = Field(default_factory=list)
+    groups: list[GroupSpec] = Field(default_factory=list)
+    sketch_length: int = 0
+    grad_dtype: str = "torch.float32"
+    reduce_hook: str = Field(default="", description="the user's comm hook, '' for the framework's own reduction")
+    reduce_lossy: bool = Field(default=False, description="the hook is known to be lossy (PowerSGD, quantisation)")
+    token_source: str = ""
+    loss_source: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    flags: dict[str, Any] = Field(default_factory=dict)
+    environ: dict[str, str] = Field(default_factory=dict)
+    optimizer: dict[str, Any] = Field(default_factory=dict)
+    autocast: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the training DataLoader shows: dataset_type, dataset_len, rows_digest (content of in-memory "
+        "rows, '' unknown), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, drop_last",
+    )
+    notes: list[str] = Field(default_factory=list)

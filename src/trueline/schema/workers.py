@@ -1,0 +1,76 @@
+"""The columns of the ``workers`` table: one row per (step, rank). Store, capture, analysis and docs all read this list.
+
+``None`` means not measured, never zero. A step may be written in two pieces, what the rank knows by itself and, a step
+later, what the other ranks' sums added; the reader merges them.
+
+Letters: P parameters (``RankEnv.params``), B buffers (``RankEnv.buffers``), G groups (``RankEnv.groups``),
+k sketch length (``RankEnv.sketch_length``), N workers, S samples consumed in the step by this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ColumnType = Literal["int64", "int32", "uint64", "float64", "list<uint64>", "list<float64>", "list<float32>"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its Arrow type, unit, and meaning."""
+
+    name: str
+    type: ColumnType
+    unit: str
+    meaning: str
+
+
+WORKER_COLUMNS: tuple[Column, ...] = (
+    Column("step", "int64", "optimizer steps", "Optimizer step, from 0; counted by this rank."),
+    Column("rank", "int32", "", "Global rank."),
+    Column("time_ns", "int64", "ns", "Unix time at the end of the step."),
+    Column("step_s", "float64", "s", "Wall time since the end of the step before."),
+    Column("own_s", "float64", "s", "Host time of the step that Trueline itself used."),
+    Column("epoch", "int32", "", "How many times the training DataLoader had been iterated before; None if unseen."),
+    Column("num_micro", "int32", "", "Forward passes in the step (micro-batches)."),
+    Column("loss", "float64", "loss", "This worker's loss before any averaging (mean over its micro-batches)."),
+    Column("tokens", "float64", "tokens", "Tokens (or samples, see RankEnv.token_source) that the loss averages over."),
+    Column("lr", "list<float64>", "", "Learning rate of each optimizer parameter group."),
+    Column("optimizer_digest", "uint64", "", "Digest of every optimizer hyper-parameter of the step."),
+    Column("sample_digests", "list<uint64>", "", "One digest per consumed sample, in order; equal samples are equal."),
+    Column("target_digests", "list<uint64>", "", "One digest per sample of its labels, where labels were seen."),
+    Column("rng_python", "uint64", "", "Digest of the state of Python's `random`."),
+    Column("rng_numpy", "uint64", "", "Digest of the state of NumPy's global generator."),
+    Column("rng_torch", "uint64", "", "Digest of the state of torch's CPU generator."),
+    Column("rng_device", "uint64", "", "Digest of the state of the device generator."),
+    Column("grad_norm", "float64", "grad", "L2 norm of this worker's gradient before reduction."),
+    Column("grad_nonfinite", "float64", "values", "1.0 if this worker's gradient before reduction holds NaN or inf."),
+    Column("param_grad_norms", "list<float64>", "grad", "[P] L2 norm per parameter, local; NaN where there was none."),
+    Column("group_grad_norms", "list<float64>", "grad", "[G] L2 norm per group, local, before reduction."),
+    Column("group_seen", "list<float64>", "frac", "[G] fraction of the group's gradient elements seen before reduction."),
+    Column("used_param_norms", "list<float64>", "grad", "[P] L2 norm of the gradient the optimizer received."),
+    Column("reduced_norm", "float64", "grad", "L2 norm of the reduced mean gradient, before clipping."),
+    Column("group_reduced_norms", "list<float64>", "grad", "[G] the same per group."),
+    Column("sketch", "list<float32>", "grad", "[G*k] sketch of the local gradient, on scheduled steps."),
+    Column("cosine_others", "float64", "cosine", "Cosine to the mean of the other workers' gradients (sketched)."),
+    Column("cosine_reduced", "float64", "cosine", "Cosine to the mean over all workers (sketched)."),
+    Column("cosine_pairs", "float64", "cosine", "This worker's mean cosine to each other worker (sketched)."),
+    Column("cosine_mean", "float64", "cosine", "Mean pairwise cosine over all workers; the same on every rank."),
+    Column("cosine_se", "float64", "cosine", "Standard error that sketching gives `cosine_mean`."),
+    Column("group_cosine_others", "list<float64>", "cosine", "[G] cosine to the mean of the others, per group."),
+    Column("group_reduce_residual", "list<float64>", "rel",
+           "[G] |sketch(reduced) - mean of sketches(local)| over the mean local norm."),
+    Column("group_reduce_floor", "list<float64>", "rel", "[G] how large rounding alone can make that residual."),
+    Column("group_reduce_factor", "list<float64>", "", "[G] least-squares factor c of reduced = c * mean(local)."),
+    Column("group_reduce_shape_residual", "list<float64>", "rel", "[G] the residual left after that factor is taken out."),
+    Column("group_used_residual", "list<float64>", "rel",
+           "[G] |sketch(used) - mean over ranks of sketches(used)| over the mean used norm; replicas must agree."),
+    Column("group_used_floor", "list<float64>", "rel", "[G] how large rounding alone can make that residual."),
+    Column("group_used_local", "list<float64>", "rel",
+           "[G] |sketch(used) - c * own sketch(local)| over its norm, c fitted: 0 where the local gradient was used as it is."),
+    Column("exact_cosines", "list<float64>", "cosine", "[N] exact cosine to each worker, on exact steps."),
+    Column("param_digests", "list<uint64>", "", "[P] digest of each parameter before the update of this step."),
+    Column("buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the update of this step."),
+)
+
+COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in WORKER_COLUMNS}
