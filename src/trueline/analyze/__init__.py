@@ -1,0 +1,1 @@
+"""Reading and judging Runs. Never imports torch."""

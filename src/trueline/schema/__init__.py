@@ -1,0 +1,1 @@
+"""The vocabulary that all other packages share."""

@@ -1,0 +1,1 @@
+"""Runs on disk: written crash-safe while training, read while they grow."""

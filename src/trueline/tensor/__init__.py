@@ -1,0 +1,1 @@
+"""Torch maths on one tensor: no hooks, no ranks."""

@@ -1,0 +1,1 @@
+"""Small real problems, real processes, planted faults and their healthy twins."""

@@ -1,0 +1,1 @@
+"""Runs and Findings made visible; owns no analysis."""

@@ -1,0 +1,1 @@
+"""One check a file; the docstring of the file is its manual page."""

@@ -1,0 +1,1 @@
+"""One thing that is measured a file."""

@@ -1,0 +1,1 @@
+"""One planted fault and its healthy twin a file."""

@@ -1,0 +1,44 @@
+# Every target makes .venv on its first run and reuses it after. Words for the command go into ARGS:
+#   make demo ARGS="--workers 8"      make test ARGS="tests/unit -x"
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.trueline-ready
+PYTHON ?= $(shell for python in python3.11 python3 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+ARGS ?=
+
+.PHONY: help demo test check bench docs
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(READY) ## watch a small language model train on local workers, right and wrong; writes trueline-demo/report.html
+	$(BIN)/trueline demo --overwrite $(ARGS)
+
+test: $(READY) ## run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## lint, format, types, imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(READY) ## measure what watching costs; rewrites the tables under benchmarks/
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict $(ARGS)
+
+# torch goes first and alone; one that is already there is pinned as it is, whatever constraints.txt says, and so never replaced.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; pass PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip show --quiet torch 2>/dev/null || { echo "Installing torch (the first time takes minutes)"; \
+		$(BIN)/python -m pip install --quiet -c constraints.txt torch; }
+	@torch=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))') \
+		&& sed "s/^torch==.*/torch==$$torch/" constraints.txt > $(VENV)/constraints.txt
+	@echo "Installing trueline and its tools"
+	@$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[demo,dev,docs]'
+	@touch $@
