@@ -24,7 +24,7 @@ class Manifest(BaseModel):
     command: list[str] = Field(default_factory=list)
     plan: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list, description="what could not be watched, and why; one line each")
-    resumed_from: list[int] = Field(default_factory=list, description="world sizes of earlier starts of this Run")
+    resumed_from: list[int] = Field(default_factory=list[int], description="world sizes of earlier starts of this Run")
 
 
 class GroupSpec(BaseModel):
@@ -47,11 +47,11 @@ class RankEnv(BaseModel):
     device: str = "cpu"
     replica_key: str = Field(default="all", description="ranks with equal keys hold equal parameters")
     params: list[str] = Field(default_factory=list)
-    param_shapes: list[list[int]] = Field(default_factory=list)
+    param_shapes: list[list[int]] = Field(default_factory=list[list[int]])
     param_dtypes: list[str] = Field(default_factory=list)
-    requires_grad: list[bool] = Field(default_factory=list)
+    requires_grad: list[bool] = Field(default_factory=list[bool])
     buffers: list[str] = Field(default_factory=list)
-    groups: list[GroupSpec] = Field(default_factory=list)
+    groups: list[GroupSpec] = Field(default_factory=list[GroupSpec])
     sketch_length: int = 0
     grad_dtype: str = "torch.float32"
     reduce_hook: str = Field(default="", description="the user's comm hook, '' for the framework's own reduction")
