@@ -1,0 +1,50 @@
+"""Writing local files so that they are whole or not there, whenever the process dies or the disk fills up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from trueline.store.layout import TEMPORARY_SUFFIX
+
+
+def append(fd: int, data: bytes, size_bytes: int) -> int:
+    """Append to a file of ``size_bytes`` and return its new size; on an ``OSError`` the file is as it was before."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(fd, data[written:] if written else data)
+    except OSError:
+        os.ftruncate(fd, size_bytes)
+        raise
+    return size_bytes + written
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Put a file with ``data`` at ``path``, fsynced; on an ``OSError`` whatever was there before stays."""
+    os.close(open_replacement(path, data))
+
+
+def open_replacement(path: str, data: bytes) -> int:
+    """Like ``replace_file``, and the new file's descriptor, open for appending."""
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}{TEMPORARY_SUFFIX}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    try:
+        append(fd, data, 0)
+        os.fsync(fd)
+        os.replace(temporary, path)
+    except OSError:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+    return fd
+
+
+def sync_directory(path: str) -> None:
+    """Make renames in a directory survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,65 @@
+"""Older Runs as today's code expects them. A tiny Run of every version that ever was is kept under ``tests/data``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from trueline.schema.errors import RunError
+from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
+from trueline.store.rows import WORKER_SCHEMA, concatenate
+
+OLDEST_VERSION = 1
+
+
+def read_manifest(text: str, where: str) -> Manifest:
+    """The Manifest in the text of a ``manifest.json``, of this or any older schema version.
+
+    Raises ``RunError`` where it is damaged, is not Trueline's, or comes from a newer Trueline.
+    """
+    try:
+        document: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RunError(
+            f"The manifest.json of '{where}' is damaged ({error}), so the Run cannot be opened. "
+            "Restore the file, or record again."
+        ) from None
+    if not isinstance(document, dict) or not isinstance(document.get("schema_version"), int):
+        raise RunError(
+            f"'{where}' is not a Trueline Run: its manifest.json has no 'schema_version'. Pass a directory that "
+            "trueline.watch or `trueline run` wrote."
+        )
+    check_version(document["schema_version"], where)
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise RunError(
+            f"The manifest.json of '{where}' has {first['input']!r} as '{key}' ({first['msg'].lower()}), so the Run "
+            "cannot be opened. Restore the file, or record again."
+        ) from None
+
+
+def check_version(version: int, where: str) -> None:
+    """Raise ``RunError`` for a schema version that this Trueline cannot read."""
+    if version > SCHEMA_VERSION:
+        raise RunError(
+            f"Run '{where}' has schema version {version}, and this Trueline reads up to {SCHEMA_VERSION}. "
+            "Upgrade with: pip install -U trueline."
+        )
+    if version < OLDEST_VERSION:
+        raise RunError(f"Run '{where}' has schema version {version}; versions start at {OLDEST_VERSION}. Record again.")
+
+
+def read_rows(tables: list[pa.Table]) -> pa.Table:
+    """Pieces of rows of any schema version under today's columns: those that did not exist then are null."""
+    return concatenate([_cast(table) for table in tables], WORKER_SCHEMA)
+
+
+def _cast(table: pa.Table) -> pa.Table:
+    known = [name for name in WORKER_SCHEMA.names if name in table.column_names]
+    return table.select(known).cast(pa.schema([WORKER_SCHEMA.field(name) for name in known]))

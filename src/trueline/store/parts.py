@@ -1,0 +1,47 @@
+"""Sealed parts: rows of one rank in one Parquet file, written once and never changed."""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trueline.store.layout import PartName
+
+
+class DamagedPart(Exception):
+    """The bytes of a part are not those that were sealed."""
+
+
+def encode_part(rows: pa.Table) -> bytes:
+    """The Parquet file for ``rows``; columns without any value are left out."""
+    present = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows.select(present),
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        use_byte_stream_split=True,
+        write_statistics=False,
+        write_page_checksum=True,
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def decode_part(data: bytes, name: PartName) -> pa.Table:
+    """The rows in a part, after the checksum in its name and those of its pages were verified.
+
+    Raises ``DamagedPart`` with what is wrong.
+    """
+    crc = zlib.crc32(data)
+    if crc != name.crc:
+        raise DamagedPart(f"its {len(data)} bytes have CRC32 {crc:08x} where {name.crc:08x} was sealed")
+    try:
+        rows = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedPart(f"it is not readable as Parquet ({error})") from None
+    if not {"step", "rank"} <= set(rows.column_names):
+        raise DamagedPart("it has no columns 'step' and 'rank'")
+    return rows

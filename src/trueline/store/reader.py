@@ -1,0 +1,256 @@
+"""Run: everything that one job left behind, read while it still writes or long after.
+
+T steps, N ranks, K values of a list column, R rows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import posixpath
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from pydantic import ValidationError
+
+from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.store import layout
+from trueline.store.migrate import read_manifest, read_rows
+from trueline.store.pieces import names_in, read_pieces
+from trueline.store.rows import WORKER_SCHEMA, MergedRows
+
+
+class Run:
+    """A Run at a path or fsspec URL, as it was at the moment of opening; it may be written to meanwhile.
+
+    Raises ``RunError`` where there is none, or one that this version cannot read. Whatever in it is damaged is skipped
+    and named in ``problems``; a Run without rows is legal.
+    """
+
+    path: str
+    manifest: Manifest
+    env: dict[int, RankEnv]
+    """What each rank said about itself; a rank that said nothing is missing."""
+    ranks: list[int]
+    """Global ranks that left rows or an environment, ascending: the columns of ``pivot`` and ``stack``."""
+    steps: np.ndarray
+    """[T] int64, distinct and ascending."""
+    problems: list[str]
+    """One line for each thing that was skipped or is missing."""
+    live_findings: list[Finding]
+    """What live checks said while the job ran, in order per rank."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._fs, self._root = url_to_fs(self.path)
+        self.manifest = _open_manifest(self._fs, self._root, self.path)
+        pieces = read_pieces(self._fs, self._root)
+        self.problems = pieces.problems
+        self._merged = MergedRows(read_rows(pieces.tables))
+        self._columns: dict[str, pa.Array] = {}
+        self.env = self._read_env()
+        self.live_findings = self._read_findings()
+        self.ranks = sorted({int(rank) for rank in np.unique(self._merged.ranks)} | set(self.env))
+        self.steps = np.unique(self._merged.steps)
+        self._name_missing_ranks()
+
+    @property
+    def world_size(self) -> int:
+        """Workers that the job had, whether or not each left something."""
+        return self.manifest.world_size
+
+    @cached_property
+    def _step_index(self) -> np.ndarray:
+        return np.searchsorted(self.steps, self._merged.steps)
+
+    @cached_property
+    def _rank_index(self) -> np.ndarray:
+        return np.searchsorted(np.asarray(self.ranks), self._merged.ranks)
+
+    def table(self) -> pa.Table:
+        """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
+        return pa.table([self._column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
+
+    def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """Values [T, N] float64 of a scalar column and where they were measured [T, N] bool.
+
+        What was not measured is NaN; a measured value may be NaN too. An int64 column loses what float64 cannot hold
+        (``time_ns``: below 256 ns). Raises ``RunError`` for a list column, or one of digests (see ``digests``).
+        """
+        values_R = self._scalars(column, digests=False)
+        return self._spread(values_R.cast(pa.float64(), safe=False), np.nan, np.float64)
+
+    def digests(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """Values [T, N] uint64 of a scalar uint64 column and where they were measured [T, N] bool; 0 elsewhere."""
+        return self._spread(self._scalars(column, digests=True), 0, np.uint64)
+
+    def stack(self, column: str, *, steps: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Values [T, N, K] of a list column and where they were measured [T, N] bool; float64, uint64 for digests.
+
+        What was not measured is NaN, or 0 for digests. ``steps`` takes some of the steps only: a sketch at every step
+        of a long Run does not fit into memory. Raises ``RunError`` where lengths differ (see ``lists``).
+        """
+        lists_R = self._lists(column)
+        rows, t, shape_T = self._rows_at(lists_R, steps)
+        taken = lists_R.take(pa.array(rows))
+        lengths = np.unique(taken.value_lengths().to_numpy(zero_copy_only=False))
+        if len(lengths) > 1:
+            raise RunError(
+                f"Column '{column}' of Run '{self.path}' has lists of {lengths.min()} to {lengths.max()} values, and "
+                "a stack needs equal lengths. Use Run.lists."
+            )
+        num_values = int(lengths[0]) if len(lengths) else 0
+        dtype, absent = (np.uint64, 0) if pa.types.is_uint64(lists_R.type.value_type) else (np.float64, np.nan)
+        values_TNK = np.full((shape_T, len(self.ranks), num_values), absent, dtype=dtype)
+        measured_TN = np.zeros((shape_T, len(self.ranks)), dtype=bool)
+        n = self._rank_index[rows]
+        values_TNK[t, n] = _flat(taken).reshape(len(rows), num_values)
+        measured_TN[t, n] = True
+        return values_TNK, measured_TN
+
+    def lists(self, column: str) -> dict[tuple[int, int], np.ndarray]:
+        """The values of a list column by (step, rank), each [K] with its own K, in the column's own dtype."""
+        lists_R = self._lists(column)
+        rows = np.flatnonzero(lists_R.is_valid().to_numpy(zero_copy_only=False))
+        taken = lists_R.take(pa.array(rows))
+        ends = np.cumsum(taken.value_lengths().to_numpy(zero_copy_only=False))
+        parts = np.split(_flat(taken), ends[:-1]) if len(rows) else []
+        keys = zip(self._merged.steps[rows].tolist(), self._merged.ranks[rows].tolist(), strict=True)
+        return dict(zip(keys, parts, strict=True))
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows that ``sql`` (DuckDB's) selects; the view ``workers`` is ``table()``. Raises ``RunError``."""
+        return self.query_named(sql)[1]
+
+    def query_named(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The column names of a query and its rows; see ``query``."""
+        import duckdb
+
+        with duckdb.connect() as connection:
+            connection.execute("SET python_enable_replacements = false")
+            connection.register("workers", self.table())
+            try:
+                result = connection.execute(sql)
+                return [entry[0] for entry in result.description or ()], result.fetchall()
+            except duckdb.Error as error:
+                reason = " ".join(str(error).split("\n\n")[0].split())
+                raise RunError(
+                    f"The query on Run '{self.path}' failed: {reason} The table is 'workers', with the columns of "
+                    "trueline.schema.workers."
+                ) from None
+
+    def _column(self, name: str) -> pa.Array:
+        if name not in self._columns:
+            if name not in WORKER_SCHEMA.names:
+                near = difflib.get_close_matches(name, WORKER_SCHEMA.names, n=1)
+                hint = f"Did you mean '{near[0]}'? " if near else ""
+                raise RunError(f"'{name}' is not a column of a Run. {hint}Columns: {', '.join(WORKER_SCHEMA.names)}.")
+            self._columns[name] = self._merged.column(name)
+        return self._columns[name]
+
+    def _scalars(self, column: str, *, digests: bool) -> pa.Array:
+        values_R = self._column(column)
+        if pa.types.is_list(values_R.type) or pa.types.is_uint64(values_R.type) is not digests:
+            wanted = "digests" if digests else "numbers"
+            raise RunError(
+                f"Column '{column}' holds {values_R.type}, not {wanted}. Use Run.pivot for numbers, "
+                "Run.digests for uint64, Run.stack or Run.lists for lists."
+            )
+        return values_R
+
+    def _lists(self, column: str) -> pa.Array:
+        lists_R = self._column(column)
+        if not pa.types.is_list(lists_R.type):
+            raise RunError(f"Column '{column}' holds {lists_R.type}, not lists. Use Run.pivot or Run.digests.")
+        return lists_R
+
+    def _spread(self, values_R: pa.Array, absent: float, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+        measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
+        values_TN = np.full((len(self.steps), len(self.ranks)), absent, dtype=dtype)
+        measured_TN = np.zeros(values_TN.shape, dtype=bool)
+        values_TN[self._step_index, self._rank_index] = values_R.fill_null(absent).to_numpy()
+        measured_TN[self._step_index, self._rank_index] = measured_R
+        return values_TN, measured_TN
+
+    def _rows_at(self, values_R: pa.Array, steps: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray, int]:
+        """Indices of the rows that were measured at ``steps``, the position of each one's step, how many steps."""
+        measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
+        if steps is None:
+            rows = np.flatnonzero(measured_R)
+            return rows, self._step_index[rows], len(self.steps)
+        positions = {int(step): position for position, step in enumerate(steps)}
+        position_R = np.array([positions.get(int(step), -1) for step in self._merged.steps], dtype=np.int64)
+        rows = np.flatnonzero(measured_R & (position_R >= 0))
+        return rows, position_R[rows], len(steps)
+
+    def _read_env(self) -> dict[int, RankEnv]:
+        env: dict[int, RankEnv] = {}
+        for name in names_in(self._fs, posixpath.join(self._root, layout.ENV_DIR)):
+            rank = layout.env_rank(name)
+            if rank is None:
+                continue
+            try:
+                text = self._fs.cat_file(posixpath.join(self._root, layout.ENV_DIR, name))
+                env[rank] = RankEnv.model_validate(json.loads(text))
+            except (OSError, ValueError, ValidationError) as error:
+                reason = str(error).split("\n", 1)[0]
+                self.problems.append(f"env/{name}: it is damaged ({reason}) and was skipped")
+        return env
+
+    def _read_findings(self) -> list[Finding]:
+        findings: list[Finding] = []
+        for name in names_in(self._fs, self._root):
+            if layout.findings_rank(name) is None:
+                continue
+            lines = self._fs.cat_file(posixpath.join(self._root, name)).split(b"\n")
+            for number, line in enumerate(lines, start=1):
+                try:
+                    findings += [Finding.from_json(json.loads(line))] if line else []
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    self.problems.append(f"{name}: line {number} is damaged and was skipped")
+        return findings
+
+    def _name_missing_ranks(self) -> None:
+        for rank in range(self.world_size):
+            if rank not in self.ranks:
+                self.problems.append(f"rank {rank}: it left nothing in this Run of {self.world_size} workers")
+            elif rank not in self.env:
+                self.problems.append(f"rank {rank}: it left rows but no environment file")
+
+
+def _flat(lists: pa.Array) -> np.ndarray:
+    values = lists.flatten()
+    if pa.types.is_uint64(values.type):
+        return values.fill_null(0).to_numpy()
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
+    if not fs.exists(root):
+        raise RunError(f"There is no Run at '{path}': nothing is there. Check the path.")
+    if not fs.isdir(root):
+        raise RunError(f"'{path}' is a file, and a Run is a directory. Pass the directory that holds manifest.json.")
+    names = names_in(fs, root)
+    if layout.MANIFEST not in names:
+        raise RunError(_not_a_run(fs, root, path, names))
+    text = fs.cat_file(posixpath.join(root, layout.MANIFEST)).decode("utf-8", errors="replace")
+    return read_manifest(text, path)
+
+
+def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:
+    if not names:
+        return f"'{path}' is an empty directory, not a Run. Check the path, or record into it first."
+    runs = [name for name in names if fs.exists(posixpath.join(root, name, layout.MANIFEST))]
+    if runs:
+        return f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them."
+    return (
+        f"'{path}' is not a Run: it has no manifest.json. Pass a directory that trueline.watch or `trueline run` wrote."
+    )

@@ -1,0 +1,258 @@
+"""RunWriter: one rank's share of a Run, crash-safe at every moment.
+
+A row is in the journal when ``write`` returns. Every 100 steps or 30 s the journal is sealed: its rows, merged, become
+a Parquet part under a temporary name, which is fsynced and renamed, and then an empty journal replaces the full one in
+the same way. The journal's header carries the number of the part it will become, so a reader that finds both knows
+that they hold the same rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from trueline.schema.errors import InputError, RunError, RunExistsError
+from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.store import layout
+from trueline.store.durable import append, replace_file, sync_directory
+from trueline.store.journal import FrameCodec, JournalWriter
+from trueline.store.migrate import read_manifest
+from trueline.store.parts import encode_part
+from trueline.store.rows import WORKER_SCHEMA, MergedRows, concatenate
+
+SEAL_STEPS = 100
+SEAL_S = 30.0
+
+
+class RunWriter:
+    """A Sink that writes the rows, environment and Findings of ``rank`` into the Run at ``path``.
+
+    Rank 0 creates the directory (before any other rank constructs its writer) and writes a provisional manifest at
+    once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an earlier Run, but never
+    files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only or gone; what was
+    written stays readable then, and the writer may go on once there is room.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int,
+        overwrite: bool = False,
+        seal_steps: int = SEAL_STEPS,
+        seal_s: float = SEAL_S,
+    ) -> None:
+        self.path: str = _local_path(path)
+        self._rank = rank
+        self._seal_steps = seal_steps
+        self._seal_s = seal_s
+        self._pid = os.getpid()
+        self._sequence = 0
+        self._codec = FrameCodec(WORKER_SCHEMA)
+        self._journal: JournalWriter | None = None
+        self._journal_path = os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(rank))
+        self._parts = os.path.join(self.path, layout.WORKERS_DIR)
+        self._busy = False
+        self._close_asked = False
+        self._closed = False
+        if rank == 0:
+            _claim(self.path, overwrite=overwrite)
+        else:
+            _claim_share(self.path, rank, overwrite=overwrite)
+        for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
+            os.makedirs(os.path.join(self.path, name), exist_ok=True)
+        if rank == 0:
+            self._write_manifest(Manifest())
+        self._forget_rows()
+        self._restart_journal()
+
+    def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
+        """Write, or replace, this rank's environment and on rank 0 the manifest."""
+        if manifest is not None:
+            self._write_manifest(manifest)
+        path = os.path.join(self.path, layout.ENV_DIR, layout.env_name(self._rank))
+        replace_file(path, _json_bytes(env.model_dump()))
+
+    def write(self, record: Mapping[str, Any] | Finding) -> None:
+        """Take a piece of a row, or a Finding; it survives a SIGKILL from the moment this returns.
+
+        List elements must not be None (NaN for a float that was not measured). Raises ``InputError`` for a column that
+        does not exist or a value that does not fit, ``OSError`` where it cannot be written.
+        """
+        if os.getpid() != self._pid:
+            return
+        if self._closed:
+            raise OSError(errno.EBADF, "The Run is closed and takes no more rows", self.path)
+        self._busy = True
+        try:
+            if isinstance(record, Finding):
+                self._write_finding(record)
+            else:
+                self._write_row(record)
+        finally:
+            self._busy = False
+            if self._close_asked:
+                self.close()
+
+    def close(self) -> None:
+        """Seal what is left and remove the journal. A second call, or one in a forked child, does nothing.
+
+        Called by a signal handler while ``write`` runs, it takes effect when that ends: everything is in the journal.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        if self._busy:
+            self._close_asked = True
+            return
+        self._closed = True
+        try:
+            self._seal_rows()
+            os.remove(self._journal_path)
+        finally:
+            self._close_journal()
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        replace_file(os.path.join(self.path, layout.MANIFEST), _json_bytes(manifest.model_dump()))
+
+    def _write_row(self, record: Mapping[str, Any]) -> None:
+        row = {name: value for name, value in record.items() if value is not None}
+        if "step" not in row:
+            raise InputError(f"A workers row needs 'step', got only {', '.join(row) or 'nothing'}.")
+        row["rank"] = self._rank
+        batch, frame = self._codec.encode(row)
+        if self._journal is None:
+            self._restart_journal()
+        self._journal.append(frame)
+        self._batches.append(batch)
+        self._steps.add(row["step"])
+        if len(self._steps) >= self._seal_at_steps or time.monotonic() >= self._seal_at_s:
+            self._seal()
+
+    def _write_finding(self, finding: Finding) -> None:
+        line = _json_bytes(finding.to_json(), indent=None)
+        path = os.path.join(self.path, layout.findings_name(self._rank))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            append(fd, line, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+    def _seal(self) -> None:
+        self._seal_at_steps += self._seal_steps
+        self._seal_at_s = time.monotonic() + self._seal_s
+        self._seal_rows()
+        self._restart_journal()
+
+    def _seal_rows(self) -> None:
+        """Make a part of the rows in the journal, which must not grow after that: it is closed here."""
+        if not self._batches:
+            return
+        pieces = concatenate([pa.Table.from_batches([batch]) for batch in self._batches], WORKER_SCHEMA)
+        data = encode_part(MergedRows(pieces).table())
+        path = os.path.join(self._parts, str(layout.PartName(self._rank, self._sequence, zlib.crc32(data))))
+        replace_file(path, data)
+        self._sequence += 1
+        self._forget_rows()
+        self._close_journal()
+        # Otherwise a power cut could keep the emptied journal and lose the part.
+        sync_directory(self._parts)
+
+    def _restart_journal(self) -> None:
+        self._journal = JournalWriter(self._journal_path, sequence=self._sequence, codec=self._codec)
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _forget_rows(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._steps: set[int] = set()
+        self._seal_at_steps = self._seal_steps
+        self._seal_at_s = time.monotonic() + self._seal_s
+
+
+def _local_path(path: str | os.PathLike[str]) -> str:
+    filesystem, local = url_to_fs(os.fspath(path))
+    if not isinstance(filesystem, LocalFileSystem):
+        raise InputError(f"A Run cannot be written to '{path}': only local paths can be appended to. Pass a local one.")
+    return local
+
+
+def _claim(path: str, *, overwrite: bool) -> None:
+    """Make ``path`` an empty place for a Run, or raise ``RunExistsError``."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise RunExistsError(f"'{path}' is a file, and a Run is a directory. Pass another path.")
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    if not names:
+        return
+    if not _is_run(path, names):
+        raise RunExistsError(
+            f"'{path}' is not empty and not a Trueline Run (it holds {_some(names)}), so it is left alone. "
+            "Pass a path that is empty or does not exist."
+        )
+    if not overwrite:
+        raise RunExistsError(f"'{path}' already holds a Run. Pass another path, or overwrite it with --overwrite.")
+    # The manifest goes last: a directory that is half removed must still be recognised as a Run.
+    for name in sorted(filter(layout.belongs_to_run, names), key=lambda name: name == layout.MANIFEST):
+        _remove(os.path.join(path, name))
+
+
+def _claim_share(path: str, rank: int, *, overwrite: bool) -> None:
+    """Make sure that nothing of ``rank`` is left in a Run from before: it would be mixed up with what comes."""
+    pattern = re.compile(rf"(part-r{rank:05d}-.*|rank-{rank:05d})\.(parquet|json|tlj)")
+    for folder in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
+        with contextlib.suppress(FileNotFoundError):
+            for name in filter(pattern.fullmatch, os.listdir(os.path.join(path, folder))):
+                if not overwrite:
+                    raise RunExistsError(
+                        f"'{path}' already holds '{folder}/{name}' of rank {rank}. Pass another path, or overwrite it "
+                        "with --overwrite."
+                    )
+                _remove(os.path.join(path, folder, name))
+
+
+def _is_run(path: str, names: list[str]) -> bool:
+    if layout.MANIFEST not in names:
+        return False
+    if all(map(layout.belongs_to_run, names)) and layout.JOURNAL_DIR in names:
+        return True
+    try:
+        with open(os.path.join(path, layout.MANIFEST), encoding="utf-8", errors="replace") as file:
+            read_manifest(file.read(), path)
+    except RunError:
+        return False
+    return True
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _json_bytes(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
+    return json.dumps(document, indent=indent, default=_plain, ensure_ascii=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as plain ones; anything else a framework puts into a dict as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
