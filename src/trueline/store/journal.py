@@ -10,6 +10,7 @@ also where the file's header is damaged and the reader has to try its own.
 
 from __future__ import annotations
 
+import os
 import reprlib
 import struct
 import zlib
