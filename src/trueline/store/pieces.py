@@ -17,10 +17,11 @@ from trueline.store.parts import DamagedPart, decode_part
 
 @dataclass(slots=True)
 class Pieces:
-    """Tables of row pieces, oldest first within each rank, and what had to be skipped."""
+    """Tables of row pieces, oldest first within each rank, what had to be skipped, and which ranks have a journal."""
 
     tables: list[pa.Table] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unclosed: list[int] = field(default_factory=list)
 
 
 def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
@@ -31,6 +32,7 @@ def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
     """
     pieces = Pieces()
     journals = _read_journals(fs, posixpath.join(root, layout.JOURNAL_DIR))
+    pieces.unclosed = sorted(journals)
     parts = _list_parts(fs, posixpath.join(root, layout.WORKERS_DIR), pieces.problems)
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)

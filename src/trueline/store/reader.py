@@ -45,6 +45,8 @@ class Run:
     """[T] int64, distinct and ascending."""
     problems: list[str]
     """One line for each thing that was skipped or is missing."""
+    unclosed: list[int]
+    """Ranks that have not closed their share: they are still writing, or were killed."""
     live_findings: list[Finding]
     """What live checks said while the job ran, in order per rank."""
 
@@ -54,6 +56,7 @@ class Run:
         self.manifest = _open_manifest(self._fs, self._root, self.path)
         pieces = read_pieces(self._fs, self._root)
         self.problems = pieces.problems
+        self.unclosed = pieces.unclosed
         self._merged = MergedRows(read_rows(pieces.tables))
         self._columns: dict[str, pa.Array] = {}
         self.env = self._read_env()
@@ -77,7 +80,17 @@ class Run:
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
-        return pa.table([self._column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
+        return pa.table([self.column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
+
+    def column(self, name: str) -> pa.Array:
+        """[R] one column of ``table()``, merged on first use; null where not measured."""
+        if name not in self._columns:
+            if name not in WORKER_SCHEMA.names:
+                near = difflib.get_close_matches(name, WORKER_SCHEMA.names, n=1)
+                hint = f"Did you mean '{near[0]}'? " if near else ""
+                raise RunError(f"'{name}' is not a column of a Run. {hint}Columns: {', '.join(WORKER_SCHEMA.names)}.")
+            self._columns[name] = self._merged.column(name)
+        return self._columns[name]
 
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Values [T, N] float64 of a scalar column and where they were measured [T, N] bool.
@@ -147,17 +160,8 @@ class Run:
                     "trueline.schema.workers."
                 ) from None
 
-    def _column(self, name: str) -> pa.Array:
-        if name not in self._columns:
-            if name not in WORKER_SCHEMA.names:
-                near = difflib.get_close_matches(name, WORKER_SCHEMA.names, n=1)
-                hint = f"Did you mean '{near[0]}'? " if near else ""
-                raise RunError(f"'{name}' is not a column of a Run. {hint}Columns: {', '.join(WORKER_SCHEMA.names)}.")
-            self._columns[name] = self._merged.column(name)
-        return self._columns[name]
-
     def _scalars(self, column: str, *, digests: bool) -> pa.Array:
-        values_R = self._column(column)
+        values_R = self.column(column)
         if pa.types.is_list(values_R.type) or pa.types.is_uint64(values_R.type) is not digests:
             wanted = "digests" if digests else "numbers"
             raise RunError(
@@ -167,7 +171,7 @@ class Run:
         return values_R
 
     def _lists(self, column: str) -> pa.Array:
-        lists_R = self._column(column)
+        lists_R = self.column(column)
         if not pa.types.is_list(lists_R.type):
             raise RunError(f"Column '{column}' holds {lists_R.type}, not lists. Use Run.pivot or Run.digests.")
         return lists_R

@@ -1,0 +1,135 @@
+"""`trueline info`: what is in a Run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    sql: Annotated[
+        str | None, typer.Option(help="Ask with DuckDB's SQL; the table is `workers`, one row per step and rank.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show what is in a Run: its ranks, steps, columns, what could not be watched and what is damaged.
+
+    In JSON, numbers that it has no form for are the texts "NaN", "Infinity" and "-Infinity"; null is not measured.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from trueline.store.reader import Run
+    from trueline.store.summary import summarize
+
+    with Console(stderr=True).status(f"Reading {escape(run)}"):
+        opened = Run(run)
+    if sql is not None:
+        names, rows = opened.query_named(sql)
+        if json:
+            _print_json({"columns": names, "rows": rows})
+        else:
+            _print_rows(names, rows)
+    elif json:
+        _print_json(summarize(opened))
+    else:
+        _print_summary(summarize(opened))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(_finite(document), allow_nan=False, default=str, ensure_ascii=False, indent=1))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for name in names:
+        table.add_column(Text(name))
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+    Console().print(table)
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    _print_head(console, summary)
+    _print_ranks(console, summary["ranks"])
+    _print_columns(console, summary["columns"])
+    for title, lines in (
+        ("Not watched", summary["manifest"]["notes"]),
+        ("Findings while it ran", [finding["claim"] for finding in summary["findings"]]),
+        ("Skipped or missing", summary["problems"]),
+    ):
+        if lines:
+            console.print(f"\n{title}:", style="bold")
+        for line in lines:
+            console.print(f"  {line}", markup=False, highlight=False)
+
+
+def _print_head(console: Console, summary: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    manifest, steps = summary["manifest"], summary["steps"]
+    span = f" ({steps['first']} to {steps['last']})" if steps["count"] else ""
+    facts = {
+        "Run": summary["run"],
+        "Started": manifest["started_at"],
+        "Command": " ".join(manifest["command"]),
+        "Watched by": f"Trueline {manifest['trueline_version']}, adapter {manifest['adapter'] or 'unknown'}",
+        "Workers": str(manifest["world_size"]),
+        "Steps": f"{steps['count']}{span}",
+    }
+    grid = Table.grid(padding=(0, 2))
+    for name, fact in facts.items():
+        if fact:
+            grid.add_row(Text(name, style="bold"), Text(fact))
+    console.print(grid)
+
+
+def _print_ranks(console: Console, ranks: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not ranks:
+        return
+    table = Table("rank", "steps", "host", "device", "parameters", "state", title="Ranks", title_justify="left")
+    for rank in ranks:
+        steps = rank["steps"]
+        span = f"{steps['count']} ({steps['first']} to {steps['last']})" if steps["count"] else "none"
+        state = "closed" if rank["closed"] else "open: writing or killed"
+        known = [rank["hostname"], rank["device"], rank["params"]]
+        table.add_row(str(rank["rank"]), span, *(Text("" if fact is None else str(fact)) for fact in known), state)
+    console.print(table)
+
+
+def _print_columns(console: Console, columns: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    if not columns:
+        console.print("No rows yet.")
+        return
+    table = Table("column", "measured", "unit", "meaning", title="Columns", title_justify="left")
+    for column in columns:
+        table.add_row(column["name"], str(column["measured"]), column["unit"], column["meaning"])
+    console.print(table)
