@@ -152,11 +152,13 @@ class Run:
             connection.register("workers", self.table())
             try:
                 result = connection.execute(sql)
+                if result is None:
+                    raise RunError(f"The query on Run '{self.path}' is empty. Try: select * from workers limit 5.")
                 return [entry[0] for entry in result.description or ()], result.fetchall()
             except duckdb.Error as error:
-                reason = " ".join(str(error).split("\n\n")[0].split())
+                reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
                 raise RunError(
-                    f"The query on Run '{self.path}' failed: {reason} The table is 'workers', with the columns of "
+                    f"The query on Run '{self.path}' failed: {reason}. The table is 'workers', with the columns of "
                     "trueline.schema.workers."
                 ) from None
 

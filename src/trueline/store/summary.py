@@ -1,0 +1,68 @@
+"""What is in a Run, in one JSON document: `trueline info`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trueline.schema.run_manifest import SCHEMA_VERSION
+from trueline.schema.workers import WORKER_COLUMNS
+from trueline.store.reader import Run
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """Manifest, steps, ranks, columns that hold anything, live Findings and problems of a Run, as plain values."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "run": run.path,
+        "manifest": run.manifest.model_dump(),
+        "steps": _span(run.steps),
+        "ranks": _ranks(run),
+        "columns": _columns(run),
+        "findings": [finding.to_json() for finding in run.live_findings],
+        "problems": run.problems,
+    }
+
+
+def _span(steps: np.ndarray) -> dict[str, int | None]:
+    first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
+    return {"count": len(steps), "first": first, "last": last}
+
+
+def _ranks(run: Run) -> list[dict[str, Any]]:
+    step_R, rank_R = run.column("step").to_numpy(), run.column("rank").to_numpy()
+    ranks: list[dict[str, Any]] = []
+    for rank in run.ranks:
+        env = run.env.get(rank)
+        ranks.append(
+            {
+                "rank": rank,
+                "steps": _span(step_R[rank_R == rank]),
+                "closed": rank not in run.unclosed,
+                "hostname": env.hostname if env else None,
+                "device": env.device if env else None,
+                "params": len(env.params) if env else None,
+                "groups": [group.name for group in env.groups] if env else None,
+                "notes": env.notes if env else [],
+            }
+        )
+    return ranks
+
+
+def _columns(run: Run) -> list[dict[str, Any]]:
+    columns: list[dict[str, Any]] = []
+    for column in WORKER_COLUMNS:
+        values_R = run.column(column.name)
+        measured = len(values_R) - values_R.null_count
+        if measured:
+            columns.append(
+                {
+                    "name": column.name,
+                    "type": column.type,
+                    "unit": column.unit,
+                    "measured": measured,
+                    "meaning": column.meaning,
+                }
+            )
+    return columns
