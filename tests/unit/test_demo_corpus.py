@@ -53,7 +53,7 @@ def test_a_documented_function_gives_a_description_and_a_body(library):
     header = 'def documented(value, env=os.environ, where=os.path.expanduser("~")):'
     docstring = "Return the value.\n\nIt stays as it is."
     assert Triple("Describe what this function of the module pkg does.", header, docstring) in triples
-    asked = "Write the body of the function documented, which is documented below."
+    asked = "Write the body of the function documented, which is described below."
     assert Triple(asked, f"{header}\n{docstring}", "\x0c\nlater = value\nreturn later") in triples
 
 
@@ -112,7 +112,13 @@ TRIPLES = [Triple("Add.", "1 + 1", "2"), Triple("Say hello.", "", "Hello."), Tri
         "\r\n\r\n".join(json.dumps(row) for row in ROWS) + "\n",
         "\n".join(json.dumps(row) for row in ROWS).replace("hello.", "he\u2028llo.").replace("\\u2028", "\u2028"),
     ],
-    ids=["array", "array with a mark and indents", "lines", "lines with blanks", "lines with a line separator in a text"],
+    ids=[
+        "array",
+        "array with a mark and indents",
+        "lines",
+        "lines with blanks",
+        "lines with a line separator in a text",
+    ],
 )
 def test_an_array_and_lines_are_both_read(tmp_path, text):
     (tmp_path / "data").write_text(text, encoding="utf-8")
@@ -132,7 +138,10 @@ BAD = {
     "an object around it": (b'{\n "rows": []\n}', "Line 1 .* is not JSON"),
     "one object of another kind": (b'{"rows": []}', "Line 1 .* has no 'instruction' \\(it has 'rows'\\)"),
     "not an object": (b'[{"instruction": "a", "output": "b"}, 7]', "Item 1 .* is a JSON number"),
-    "no instruction": (b'[{"prompt": "a", "output": "b"}]', "Item 0 .* has no 'instruction' \\(it has 'prompt', 'output'\\)"),
+    "no instruction": (
+        b'[{"prompt": "a", "output": "b"}]',
+        "Item 0 .* has no 'instruction' \\(it has 'prompt', 'output'\\)",
+    ),
     "no output": (b'\n{"instruction": "a"}', "Line 2 .* has no 'output'"),
     "empty object": (b"[{}]", "it has no field"),
     "a number as text": (b'[{"instruction": "a", "output": 3}]', "a JSON number as 'output'"),
@@ -157,5 +166,5 @@ def test_a_file_of_no_use_is_named_with_its_place_in_one_sentence(tmp_path, cont
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["missing", "a folder"])
 def test_a_path_that_is_no_file_is_named(tmp_path, make):
     make(tmp_path / "gone.json")
-    with pytest.raises(InputError, match="gone.json' cannot be read"):
+    with pytest.raises(InputError, match=r"gone\.json' cannot be read"):
         load_triples(tmp_path / "gone.json")

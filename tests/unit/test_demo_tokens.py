@@ -25,7 +25,9 @@ TRIPLES = [Triple(f"Write number {n}.", f"n = {n}", f"The number is {n}, and é.
 
 def letters(start_id=None):
     """A tokenizer of one token a character, so that counts can be done by hand."""
-    return Tokenizer(encode=lambda text: [ord(char) for char in text], start_id=start_id, end_id=1, pad_id=0, vocab_size=9)
+    return Tokenizer(
+        encode=lambda text: [ord(char) for char in text], start_id=start_id, end_id=1, pad_id=0, vocab_size=9
+    )
 
 
 def test_the_prompt_has_the_three_parts_and_leaves_out_an_empty_input():
@@ -49,7 +51,7 @@ def test_a_sample_never_exceeds_the_limit_and_always_has_response_tokens(asked, 
     sample = encode_triple(Triple("q" * asked, "", "a" * answer), letters(), max_length=64)
     counted = sample.labels != IGNORED
     assert len(sample.input_ids) == len(sample.labels) <= 64
-    assert 1 <= counted.sum()
+    assert counted.sum() >= 1
     assert not counted[0]
     if asked == 200:
         assert bytes(sample.input_ids[~counted].astype(np.uint8)).endswith(b"### Response:\n")
@@ -84,7 +86,8 @@ def test_equal_triples_give_equal_tokens_in_another_process():
         "print(train_tokenizer(triples, vocab_size=290).encode('The number is 7, and é. Write n = 3'))\n"
     )
     outputs = {
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout for _ in range(2)
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
     }
     assert outputs == {f"{train_tokenizer(TRIPLES, vocab_size=290).encode('The number is 7, and é. Write n = 3')}\n"}
 

@@ -44,9 +44,9 @@ class Triple:
 
 
 def library_triples(num_triples: int = NUM_TRIPLES, *, root: Path | None = None) -> list[Triple]:
-    """At most ``num_triples`` distinct triples, evenly spread over the library under ``root`` (default: the installed one).
+    """At most ``num_triples`` distinct triples, evenly spread over the library in ``root`` (None: the installed one).
 
-    The same Python version gives the same triples in the same order. Raises ``InputError`` where no source is installed.
+    One Python version gives the same triples in the same order. Raises ``InputError`` where no source is installed.
     """
     folder = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     found = dict.fromkeys(triple for path in _sources(folder) for triple in _triples_of(path, folder))
@@ -72,7 +72,8 @@ def load_triples(path: Path) -> list[Triple]:
         raise InputError(f"Data file '{path}' cannot be read ({reason}); expected a JSON or JSONL file.") from None
     except UnicodeDecodeError as error:
         raise InputError(
-            f"Data file '{path}' is not UTF-8 text (byte {error.start}); expected JSON or JSONL, {FIELDS_EXPECTED} each."
+            f"Data file '{path}' is not UTF-8 text (byte {error.start}); "
+            f"expected JSON or JSONL, {FIELDS_EXPECTED} each."
         ) from None
     if not text.strip():
         raise InputError(f"Data file '{path}' is empty; expected {FIELDS_EXPECTED}, as a JSON array or one a line.")
@@ -84,11 +85,7 @@ def load_triples(path: Path) -> list[Triple]:
 
 
 def _sources(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*.py")
-        if NOT_LIBRARY.isdisjoint(path.relative_to(folder).parts[:-1])
-    )
+    return sorted(path for path in folder.rglob("*.py") if NOT_LIBRARY.isdisjoint(path.relative_to(folder).parts[:-1]))
 
 
 def _triples_of(path: Path, folder: Path) -> Iterator[Triple]:
@@ -107,7 +104,9 @@ def _triples_of(path: Path, folder: Path) -> Iterator[Triple]:
             yield from _triples_of_function(node, module, lines)
 
 
-def _triples_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef, module: str, lines: list[str]) -> Iterator[Triple]:
+def _triples_of_function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, module: str, lines: list[str]
+) -> Iterator[Triple]:
     first = node.body[0]
     source = _quoted(lines, node.lineno, node.end_lineno)
     docstring = ast.get_docstring(node, clean=False)
@@ -120,7 +119,9 @@ def _triples_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef, module: s
     if header and text:
         yield Triple(f"Describe what this function of the module {module} does.", header, text)
     if header and text and body:
-        yield Triple(f"Write the body of the function {node.name}, which is documented below.", f"{header}\n{text}", body)
+        yield Triple(
+            f"Write the body of the function {node.name}, which is described below.", f"{header}\n{text}", body
+        )
 
 
 def _completion(source: str, module: str) -> Iterator[Triple]:
@@ -182,7 +183,7 @@ def _triple(row: Any, where: str) -> Triple:
         if not isinstance(value, str):
             raise InputError(f"{where} has a JSON {_json_name(value)} as '{field}'; expected {FIELDS_EXPECTED}.")
         if any("\ud800" <= char <= "\udfff" for char in value):
-            raise InputError(f"{where} has half of a surrogate pair in '{field}', which is no text; expected valid Unicode.")
+            raise InputError(f"{where} has half of a surrogate pair in '{field}'; expected valid Unicode.")
     return Triple(**values)
 
 

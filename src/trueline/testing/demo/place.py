@@ -12,9 +12,7 @@ from trueline.testing.demo.settings import SETTINGS
 
 MARKER = "demo.json"
 REPORT = "report.html"
-RUN_ENTRIES = frozenset(
-    {"manifest.json", "env", "workers", "records", "journal", "tensors", "stacks"}
-)
+RUN_ENTRIES = frozenset({"manifest.json", "env", "workers", "records", "journal", "tensors", "stacks"})
 
 
 def require_free(out: Path, *, overwrite: bool) -> None:
@@ -34,7 +32,8 @@ def require_free(out: Path, *, overwrite: bool) -> None:
         )
     if not overwrite:
         raise RunExistsError(
-            f"Output directory '{out}' holds an earlier demo; pass --overwrite to replace it, or --out DIR for another place."
+            f"Output directory '{out}' holds an earlier demo; "
+            "pass --overwrite to replace it, or --out DIR for another place."
         )
     foreign = [entry for run in _runs(out) for entry in _foreign_entries(run)]
     if foreign:
@@ -45,7 +44,7 @@ def require_free(out: Path, *, overwrite: bool) -> None:
 
 
 def claim(out: Path, *, overwrite: bool) -> None:
-    """Make ``out`` a demo directory without any Run; raises as ``require_free``, and ``InputError`` where it cannot write."""
+    """Make ``out`` a demo directory without Runs; raises as ``require_free``, and ``InputError`` if it cannot write."""
     try:
         require_free(out, overwrite=overwrite)
         for run in _runs(out):
@@ -56,12 +55,13 @@ def claim(out: Path, *, overwrite: bool) -> None:
         write_marker(out, {"finished": False})
     except OSError as error:
         raise InputError(
-            f"Output directory '{out}' cannot be written ({error.strerror or error}); pass --out DIR with a writable place."
+            f"Output directory '{out}' cannot be written ({error.strerror or error}); "
+            "pass --out DIR with a writable place."
         ) from None
 
 
 def write_marker(out: Path, document: dict[str, Any]) -> None:
-    """Leave ``document`` as `demo.json`: what marks ``out`` as the output of a demo, and what it found once it is done."""
+    """Leave ``document`` as `demo.json`: it marks ``out`` as output of a demo, and holds what it found once it is done."""
     content = {"trueline": "demo", **document}
     (out / MARKER).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -53,7 +53,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("s1-1", "healthy: every rank has the same sampler seed"),
     Setting("s1-2", "rank 0 has another seed than the others", seeds="rank-0-differs"),
     Setting("s1-3", "every rank has a seed of its own", seeds="all-differ"),
-    Setting("no-sampler", "no DistributedSampler: every rank reads the whole data in the same order", distributed_sampler=False),
+    Setting(
+        "no-sampler",
+        "no DistributedSampler: every rank reads the whole data in the same order",
+        distributed_sampler=False,
+    ),
     Setting("loss-scale", "the loss of rank {odd} is doubled", scaled_loss=2.0, judged=False),
     Setting("labels", "the labels of rank {odd} are shuffled", shuffled_labels=True, judged=False),
 )

@@ -100,7 +100,7 @@ def encode_triples(triples: Sequence[Triple], tokenizer: Tokenizer, *, max_lengt
 
 @dataclass(frozen=True, slots=True)
 class PaddingCollator:
-    """Samples to one batch of int64 ``[B, L]`` tensors: ``input_ids``, ``attention_mask`` (0 on padding), ``labels``."""
+    """Samples to a batch of int64 ``[B, L]`` tensors: ``input_ids``, ``attention_mask`` (0 on padding), ``labels``."""
 
     pad_id: int
 
