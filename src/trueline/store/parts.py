@@ -15,11 +15,10 @@ class DamagedPart(Exception):
 
 
 def encode_part(rows: pa.Table) -> bytes:
-    """The Parquet file for ``rows``; columns without any value are left out."""
-    present = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
+    """The Parquet file for ``rows``."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        rows.select(present),
+        rows,
         sink,
         compression="zstd",
         use_dictionary=False,

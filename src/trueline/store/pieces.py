@@ -13,6 +13,7 @@ from trueline.store import layout
 from trueline.store.journal import JournalContent, read_journal
 from trueline.store.layout import PartName
 from trueline.store.parts import DamagedPart, decode_part
+from trueline.store.rows import merge_batches
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
         sealed = _read_parts(fs, posixpath.join(root, layout.WORKERS_DIR), names, pieces)
         _name_missing_parts(rank, names, journal, pieces.problems)
         if journal is not None and journal.sequence not in sealed:
-            pieces.tables += _tables(journal.batches)
+            pieces.tables += [merge_batches(journal.batches)] if journal.batches else []
             pieces.problems += [f"journal/{layout.journal_name(rank)}: {problem}" for problem in journal.problems]
     return pieces
 
@@ -97,9 +98,3 @@ def _name_missing_parts(rank: int, names: list[PartName], journal: JournalConten
     if missing:
         numbers = ", ".join(map(str, missing))
         problems.append(f"workers: part {numbers} of rank {rank} is missing, and the rows in it with it")
-
-
-def _tables(batches: list[pa.RecordBatch]) -> list[pa.Table]:
-    if not batches:
-        return []
-    return [pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="default")]

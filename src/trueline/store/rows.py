@@ -24,17 +24,19 @@ WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) f
 
 
 class MergedRows:
-    """The rows that a table of pieces, oldest first, amounts to: sorted by (step, rank), later non-null values win.
+    """The rows that a table of pieces amounts to: sorted by (step, rank), later non-null values win.
 
-    NaN is a value and wins over an earlier number; null is the absence of one and never does.
+    ``written_T`` says in which order the pieces were written; by default the table has the oldest first. NaN is a
+    value and wins over an earlier number; null is the absence of one and never does.
     Columns are merged when they are asked for: most questions need a few of them.
     """
 
-    def __init__(self, pieces: pa.Table) -> None:
+    def __init__(self, pieces: pa.Table, written_T: np.ndarray | None = None) -> None:
         self._pieces = pieces
         step_T = pieces["step"].to_numpy()
         rank_T = pieces["rank"].to_numpy()
-        self._order = np.lexsort((rank_T, step_T))
+        written_T = np.arange(len(step_T)) if written_T is None else written_T
+        self._order = np.lexsort((written_T, rank_T, step_T))
         step_T, rank_T = step_T[self._order], rank_T[self._order]
         starts = np.ones(len(step_T), dtype=bool)
         starts[1:] = (step_T[1:] != step_T[:-1]) | (rank_T[1:] != rank_T[:-1])
@@ -57,6 +59,18 @@ class MergedRows:
     def table(self) -> pa.Table:
         """All columns, merged."""
         return pa.table([self.column(name) for name in self._pieces.column_names], schema=self._pieces.schema)
+
+
+def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
+    """The merged rows of record batches, oldest first, of which each may have other columns; at least one batch."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for index, batch in enumerate(batches):
+        alike.setdefault(tuple(batch.schema.names), []).append(index)
+    tables = [pa.Table.from_batches([batches[index] for index in indices]) for indices in alike.values()]
+    lengths = [batches[index].num_rows for indices in alike.values() for index in indices]
+    written_T = np.repeat([index for indices in alike.values() for index in indices], lengths)
+    pieces = pa.concat_tables([table.combine_chunks() for table in tables], promote_options="default")
+    return MergedRows(pieces, written_T).table()
 
 
 def concatenate(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:

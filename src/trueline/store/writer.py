@@ -31,7 +31,7 @@ from trueline.store.durable import append, replace_file, sync_directory
 from trueline.store.journal import FrameCodec, JournalWriter
 from trueline.store.migrate import read_manifest
 from trueline.store.parts import encode_part
-from trueline.store.rows import WORKER_SCHEMA, MergedRows, concatenate
+from trueline.store.rows import WORKER_SCHEMA, merge_batches
 
 SEAL_STEPS = 100
 SEAL_S = 30.0
@@ -160,8 +160,7 @@ class RunWriter:
         """Make a part of the rows in the journal, which must not grow after that: it is closed here."""
         if not self._batches:
             return
-        pieces = concatenate([pa.Table.from_batches([batch]) for batch in self._batches], WORKER_SCHEMA)
-        data = encode_part(MergedRows(pieces).table())
+        data = encode_part(merge_batches(self._batches))
         path = os.path.join(self._parts, str(layout.PartName(self._rank, self._sequence, zlib.crc32(data))))
         replace_file(path, data)
         self._sequence += 1
