@@ -29,7 +29,7 @@ bench: $(READY) ## measure what watching costs; rewrites the tables under benchm
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
 docs: $(READY) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 # torch goes first and alone; one that is already there is pinned as it is, whatever constraints.txt says, and so never replaced.
 $(READY): pyproject.toml constraints.txt

@@ -1,0 +1,144 @@
+"""mkdocs hook: pages and tables that are made from the source, so that they cannot disagree with it.
+
+A check's page is the docstring of its file; a table replaces its `<!-- generated: NAME -->` marker.
+Check files are read, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from trueline.schema.plan import Plan
+from trueline.schema.workers import WORKER_COLUMNS
+
+ROOT = Path(__file__).parents[1]
+CHECKS = ROOT / "src" / "trueline" / "analyze" / "checks"
+HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example")
+MARKER = re.compile(r"<!-- generated: (\w+) -->")
+
+
+@dataclass(frozen=True)
+class CheckManual:
+    """What the file of one check says about it; ``needs`` are columns of the workers table."""
+
+    code: str
+    first_line: str
+    body: str
+    needs: tuple[str, ...]
+
+
+def check_manuals() -> Iterator[CheckManual]:
+    """The manual of every check file, by code; raises ValueError for a file without docstring or CODE."""
+    for path in sorted(CHECKS.glob("[!_]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstring = ast.get_docstring(tree)
+        constants = {name: value for node in tree.body for name, value in _constant(node)}
+        if not docstring or "CODE" not in constants:
+            raise ValueError(f"{path.name} has no docstring or no CODE; a check file starts with its manual.")
+        first_line, _, body = docstring.partition("\n")
+        yield CheckManual(constants["CODE"], first_line, _with_headings(body), tuple(constants.get("NEEDS", ())))
+
+
+def check_page(manual: CheckManual) -> str:
+    """Markdown of the page of one check."""
+    needs = ", ".join(f"`{column}`" for column in manual.needs) or "no column of the workers table"
+    return (
+        f"# {manual.code}\n\n{manual.first_line}\n\n{manual.body.strip()}\n\n"
+        f"## What it reads\n\n{needs} (see [the workers table](../workers-table.md)).\n"
+    )
+
+
+def checks_table() -> str:
+    """One line a check: its code and its first sentence."""
+    rows = [f"| [`{manual.code}`](checks/{manual.code}.md) | {manual.first_line} |" for manual in check_manuals()]
+    return "\n".join(["| code | what it finds |", "|---|---|", *rows])
+
+
+def plan_table() -> str:
+    """The keys of a Plan with type, default and meaning."""
+    rows: list[str] = []
+    for key, schema in Plan.model_json_schema()["properties"].items():
+        default = json.dumps(schema.get("default"))
+        meaning = _cell(schema.get("description", ""))
+        rows.append(f"| `{key}` | {_type(schema)} | {'unset' if default == 'null' else f'`{default}`'} | {meaning} |")
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def workers_table() -> str:
+    """The columns of the workers table with type, unit and meaning."""
+    rows = [
+        f"| `{column.name}` | `{column.type}` | {_cell(column.unit)} | {_cell(column.meaning)} |"
+        for column in WORKER_COLUMNS
+    ]
+    return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *rows])
+
+
+TABLES: dict[str, Callable[[], str]] = {"plan": plan_table, "workers": workers_table, "checks": checks_table}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages of the checks to the navigation section of that name."""
+    pages = [{manual.code: f"checks/{manual.code}.md"} for manual in check_manuals()]
+    for section in config.nav or []:
+        if isinstance(section, dict) and "Checks" in section:
+            section["Checks"].extend(pages)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the checks."""
+    for manual in check_manuals():
+        files.append(File.generated(config, f"checks/{manual.code}.md", content=check_page(manual)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put every table in the place of its marker."""
+    return MARKER.sub(lambda found: TABLES[found[1]](), markdown)
+
+
+def _constant(node: ast.stmt) -> Iterator[tuple[str, Any]]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    for target in targets:
+        if isinstance(target, ast.Name) and target.id in ("CODE", "NEEDS"):
+            yield target.id, ast.literal_eval(node.value)
+
+
+def _with_headings(body: str) -> str:
+    names = "|".join(HEADINGS)
+    return re.sub(rf"^(?:#+ *)?({names}):?[ \t]*(?:\n[-=~]{{3,}})?$", r"\n## \1\n", body, flags=re.MULTILINE)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    kinds = schema.get("anyOf") or [schema]
+    return " or ".join(_kind(kind) for kind in kinds if kind.get("type") != "null")
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if schema["type"] == "array":
+        items = schema.get("prefixItems")
+        return " and ".join(_type(item) for item in items) if items else "list of text"
+    bounds = [
+        f"{sign} {schema[key]:g}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+        if key in schema
+    ]
+    kind = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}[schema["type"]]
+    return " ".join([kind, ", ".join(bounds)]).strip()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("[", "\\[")

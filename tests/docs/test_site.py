@@ -1,0 +1,135 @@
+"""The documentation names everything there is, builds without a warning, and loads nothing from elsewhere."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer.main
+
+from trueline.schema.plan import Plan
+from trueline.schema.workers import WORKER_COLUMNS
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REGISTERED_CHECKS: dict[str, str] = PROJECT["entry-points"]["trueline.checks"]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install '.[docs]')")
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install '.[docs]')")
+    built = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+def blocks(language: str) -> list:
+    found = [(page, text) for page in PAGES for kind, text in FENCED.findall(page.read_text()) if kind == language]
+    assert found, f"no {language} block was found: this test would prove nothing"
+    return [pytest.param(text, id=f"{page.name}-{index}") for index, (page, text) in enumerate(found)]
+
+
+def test_every_check_file_is_registered_under_its_code(generate: ModuleType) -> None:
+    manuals = {manual.code: manual for manual in generate.check_manuals()}
+
+    assert set(manuals) == set(REGISTERED_CHECKS)
+    assert {code: f"trueline.analyze.checks.{code.replace('-', '_')}" for code in manuals} == REGISTERED_CHECKS
+
+
+@pytest.mark.parametrize("code", sorted(REGISTERED_CHECKS))
+def test_every_check_is_its_own_manual(generate: ModuleType, code: str) -> None:
+    manual = {manual.code: manual for manual in generate.check_manuals()}[code]
+
+    missing = [heading for heading in generate.HEADINGS if f"## {heading}\n" not in manual.body]
+    assert not missing, f"{code} lacks the headings {missing}"
+    unknown = set(manual.needs) - {column.name for column in WORKER_COLUMNS}
+    assert not unknown, f"{code} needs columns that do not exist: {unknown}"
+
+
+def test_every_registered_check_has_a_page(site: Path) -> None:
+    assert {page.parent.name for page in site.glob("checks/*/index.html")} >= set(REGISTERED_CHECKS)
+
+
+def test_every_plan_key_and_column_is_explained(site: Path) -> None:
+    contract = (site / "contract/index.html").read_text()
+    table = (site / "workers-table/index.html").read_text()
+
+    assert [key for key in Plan.model_fields if f"<code>{key}</code>" not in contract] == []
+    assert [key for key, field in Plan.model_fields.items() if not field.description] == []
+    assert [column.name for column in WORKER_COLUMNS if f"<code>{column.name}</code>" not in table] == []
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    loading = re.compile(
+        r"<(?:script|img|iframe|source)[^>]+src=\"(?:https?:)?//[^\"]+|<link[^>]+href=\"(?:https?:)?//[^\"]+"
+    )
+    imports = re.compile(r"@import[^;]*//|url\((?:\"|')?(?:https?:)?//")
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > len(REGISTERED_CHECKS)
+
+    found = [(page.name, loading.findall(page.read_text())) for page in pages if loading.search(page.read_text())]
+    found += [(sheet.name, "css") for sheet in site.rglob("*.css") if imports.search(sheet.read_text())]
+    assert found == []
+
+
+def test_every_verb_and_option_is_documented() -> None:
+    from trueline.cli.main import app
+
+    rows = dict(re.findall(r"^\| `trueline (\w+)([^`]*)`", (ROOT / "docs/contract.md").read_text(), re.MULTILINE))
+    verbs = typer.main.get_command(app).commands
+
+    assert set(rows) == set(verbs)
+    for name, verb in verbs.items():
+        options = {text for option in verb.params for text in option.opts if text.startswith("--")}
+        assert options - {"--help", "--json"} == set(re.findall(r"--[a-z-]+\b", rows[name])), name
+
+
+@pytest.mark.parametrize("text", blocks("json"))
+def test_json_examples_parse(text: str) -> None:
+    json.loads(text)
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_plan_examples_are_valid_plans(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+
+    Plan.load(path)
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_examples_compile(text: str) -> None:
+    compile(text, "example", "exec")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name)
+def test_links_of_the_front_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+
+    assert [link for link in links if not (ROOT / link).exists()] == []
