@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
-from trueline.store.rows import WORKER_SCHEMA, concatenate
+from trueline.store.rows import WORKER_SCHEMA
 
 OLDEST_VERSION = 1
 
@@ -55,11 +56,10 @@ def check_version(version: int, where: str) -> None:
         raise RunError(f"Run '{where}' has schema version {version}; versions start at {OLDEST_VERSION}. Record again.")
 
 
-def read_rows(tables: list[pa.Table]) -> pa.Table:
-    """Pieces of rows of any schema version under today's columns: those that did not exist then are null."""
-    return concatenate([_cast(table) for table in tables], WORKER_SCHEMA)
-
-
-def _cast(table: pa.Table) -> pa.Table:
-    known = [name for name in WORKER_SCHEMA.names if name in table.column_names]
-    return table.select(known).cast(pa.schema([WORKER_SCHEMA.field(name) for name in known]))
+def to_current(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows of any schema version under columns ``names`` of today; one that did not exist then is null."""
+    schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
+    known = [name for name in names if name in rows.column_names]
+    columns = {name: rows[name].cast(schema.field(name).type) for name in known}
+    absent = {name: pa.nulls(rows.num_rows, schema.field(name).type) for name in names if name not in columns}
+    return pa.table(columns | absent).select(list(names)).cast(schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,8 +30,8 @@ def encode_part(rows: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode_part(data: bytes, name: PartName) -> pa.Table:
-    """The rows in a part, after the checksum in its name and those of its pages were verified.
+def decode_part(data: bytes, name: PartName, columns: Sequence[str]) -> pa.Table:
+    """Those of the columns that a part has, after the checksum in its name and those of the pages were verified.
 
     Raises ``DamagedPart`` with what is wrong.
     """
@@ -38,9 +39,8 @@ def decode_part(data: bytes, name: PartName) -> pa.Table:
     if crc != name.crc:
         raise DamagedPart(f"its {len(data)} bytes have CRC32 {crc:08x} where {name.crc:08x} was sealed")
     try:
-        rows = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        present = set(file.schema_arrow.names)
+        return file.read(columns=[column for column in columns if column in present], use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DamagedPart(f"it is not readable as Parquet ({error})") from None
-    if not {"step", "rank"} <= set(rows.column_names):
-        raise DamagedPart("it has no columns 'step' and 'rank'")
-    return rows

@@ -20,12 +20,12 @@ from fsspec.core import url_to_fs
 from pydantic import ValidationError
 
 from trueline.schema.errors import RunError
-from trueline.schema.finding import Finding
+from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store import layout
-from trueline.store.migrate import read_manifest, read_rows
+from trueline.store.migrate import read_manifest
 from trueline.store.pieces import names_in, read_pieces
-from trueline.store.rows import WORKER_SCHEMA, MergedRows
+from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
 
 
 class Run:
@@ -54,15 +54,15 @@ class Run:
         self.path = os.fspath(path)
         self._fs, self._root = url_to_fs(self.path)
         self.manifest = _open_manifest(self._fs, self._root, self.path)
-        pieces = read_pieces(self._fs, self._root)
-        self.problems = pieces.problems
-        self.unclosed = pieces.unclosed
-        self._merged = MergedRows(read_rows(pieces.tables))
+        self._pieces = read_pieces(self._fs, self._root)
+        self.problems = self._pieces.problems
+        self.unclosed = self._pieces.unclosed
+        self._rows = MergeOrder(*(column.to_numpy() for column in self._pieces.columns(["step", "rank"]).columns))
         self._columns: dict[str, pa.Array] = {}
         self.env = self._read_env()
         self.live_findings = self._read_findings()
-        self.ranks = sorted({int(rank) for rank in np.unique(self._merged.ranks)} | set(self.env))
-        self.steps = np.unique(self._merged.steps)
+        self.ranks = sorted({int(rank) for rank in np.unique(self._rows.ranks)} | set(self.env))
+        self.steps = np.unique(self._rows.steps)
         self._name_missing_ranks()
 
     @property
@@ -72,24 +72,22 @@ class Run:
 
     @cached_property
     def _step_index(self) -> np.ndarray:
-        return np.searchsorted(self.steps, self._merged.steps)
+        return np.searchsorted(self.steps, self._rows.steps)
 
     @cached_property
     def _rank_index(self) -> np.ndarray:
-        return np.searchsorted(np.asarray(self.ranks), self._merged.ranks)
+        return np.searchsorted(np.asarray(self.ranks), self._rows.ranks)
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
+        self._load([name for name in WORKER_SCHEMA.names if name not in self._columns])
         return pa.table([self.column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
 
     def column(self, name: str) -> pa.Array:
         """[R] one column of ``table()``, merged on first use; null where not measured."""
         if name not in self._columns:
-            if name not in WORKER_SCHEMA.names:
-                near = difflib.get_close_matches(name, WORKER_SCHEMA.names, n=1)
-                hint = f"Did you mean '{near[0]}'? " if near else ""
-                raise RunError(f"'{name}' is not a column of a Run. {hint}Columns: {', '.join(WORKER_SCHEMA.names)}.")
-            self._columns[name] = self._merged.column(name)
+            _known(name)
+            self._load([name])
         return self._columns[name]
 
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -108,35 +106,36 @@ class Run:
     def stack(self, column: str, *, steps: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Values [T, N, K] of a list column and where they were measured [T, N] bool; float64, uint64 for digests.
 
-        What was not measured is NaN, or 0 for digests. ``steps`` takes some of the steps only: a sketch at every step
-        of a long Run does not fit into memory. Raises ``RunError`` where lengths differ (see ``lists``).
+        What was not measured is NaN, or 0 for digests. ``steps`` makes T these steps only, and reads little else: a
+        sketch at every step of a long Run does not fit into memory. Raises ``RunError`` where lengths differ (see
+        ``lists``), or for a column without lists.
         """
-        lists_R = self._lists(column)
-        rows, t, shape_T = self._rows_at(lists_R, steps)
-        taken = lists_R.take(pa.array(rows))
-        lengths = np.unique(taken.value_lengths().to_numpy(zero_copy_only=False))
+        lists, rows = self._measured_lists(column, steps)
+        lengths = np.unique(lists.value_lengths().to_numpy())
         if len(lengths) > 1:
             raise RunError(
                 f"Column '{column}' of Run '{self.path}' has lists of {lengths.min()} to {lengths.max()} values, and "
                 "a stack needs equal lengths. Use Run.lists."
             )
         num_values = int(lengths[0]) if len(lengths) else 0
-        dtype, absent = (np.uint64, 0) if pa.types.is_uint64(lists_R.type.value_type) else (np.float64, np.nan)
-        values_TNK = np.full((shape_T, len(self.ranks), num_values), absent, dtype=dtype)
-        measured_TN = np.zeros((shape_T, len(self.ranks)), dtype=bool)
-        n = self._rank_index[rows]
-        values_TNK[t, n] = _flat(taken).reshape(len(rows), num_values)
-        measured_TN[t, n] = True
+        dtype, absent = (np.uint64, 0) if pa.types.is_uint64(lists.type.value_type) else (np.float64, np.nan)
+        positions = {int(step): position for position, step in enumerate(self.steps if steps is None else steps)}
+        values_TNK = np.full((len(positions), len(self.ranks), num_values), absent, dtype=dtype)
+        measured_TN = np.zeros(values_TNK.shape[:2], dtype=bool)
+        at = [positions[step] for step in self._rows.steps[rows].tolist()], self._rank_index[rows]
+        values_TNK[at] = _flat(lists).reshape(len(rows), num_values)
+        measured_TN[at] = True
         return values_TNK, measured_TN
 
-    def lists(self, column: str) -> dict[tuple[int, int], np.ndarray]:
-        """The values of a list column by (step, rank), each [K] with its own K, in the column's own dtype."""
-        lists_R = self._lists(column)
-        rows = np.flatnonzero(lists_R.is_valid().to_numpy(zero_copy_only=False))
-        taken = lists_R.take(pa.array(rows))
-        ends = np.cumsum(taken.value_lengths().to_numpy(zero_copy_only=False))
-        parts = np.split(_flat(taken), ends[:-1]) if len(rows) else []
-        keys = zip(self._merged.steps[rows].tolist(), self._merged.ranks[rows].tolist(), strict=True)
+    def lists(self, column: str, *, steps: Sequence[int] | None = None) -> dict[tuple[int, int], np.ndarray]:
+        """The values of a list column by (step, rank), each [K] with its own K, in the column's own dtype.
+
+        ``steps`` as in ``stack``. Raises ``RunError`` for a column without lists.
+        """
+        lists, rows = self._measured_lists(column, steps)
+        ends = np.cumsum(lists.value_lengths().to_numpy())
+        parts = np.split(_flat(lists), ends[:-1]) if len(rows) else []
+        keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
         return dict(zip(keys, parts, strict=True))
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
@@ -162,6 +161,10 @@ class Run:
                     "trueline.schema.workers."
                 ) from None
 
+    def _load(self, names: list[str]) -> None:
+        pieces = self._pieces.columns(names)
+        self._columns |= {name: self._rows.merge(pieces[name]) for name in names}
+
     def _scalars(self, column: str, *, digests: bool) -> pa.Array:
         values_R = self.column(column)
         if pa.types.is_list(values_R.type) or pa.types.is_uint64(values_R.type) is not digests:
@@ -172,11 +175,19 @@ class Run:
             )
         return values_R
 
-    def _lists(self, column: str) -> pa.Array:
-        lists_R = self.column(column)
-        if not pa.types.is_list(lists_R.type):
-            raise RunError(f"Column '{column}' holds {lists_R.type}, not lists. Use Run.pivot or Run.digests.")
-        return lists_R
+    def _measured_lists(self, column: str, steps: Sequence[int] | None) -> tuple[pa.Array, np.ndarray]:
+        """The lists of a column that were measured at ``steps`` (None: at all), and the index of each one's row."""
+        _known(column)
+        if column in SCALAR_NAMES:
+            raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
+        if steps is None:
+            lists_R = self.column(column)
+            wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False)
+        else:
+            lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
+            wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & np.isin(self._rows.steps, list(steps))
+        rows = np.flatnonzero(wanted_R)
+        return lists_R.take(pa.array(rows)), rows
 
     def _spread(self, values_R: pa.Array, absent: float, dtype: type) -> tuple[np.ndarray, np.ndarray]:
         measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
@@ -185,17 +196,6 @@ class Run:
         values_TN[self._step_index, self._rank_index] = values_R.fill_null(absent).to_numpy()
         measured_TN[self._step_index, self._rank_index] = measured_R
         return values_TN, measured_TN
-
-    def _rows_at(self, values_R: pa.Array, steps: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray, int]:
-        """Indices of the rows that were measured at ``steps``, the position of each one's step, how many steps."""
-        measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
-        if steps is None:
-            rows = np.flatnonzero(measured_R)
-            return rows, self._step_index[rows], len(self.steps)
-        positions = {int(step): position for position, step in enumerate(steps)}
-        position_R = np.array([positions.get(int(step), -1) for step in self._merged.steps], dtype=np.int64)
-        rows = np.flatnonzero(measured_R & (position_R >= 0))
-        return rows, position_R[rows], len(steps)
 
     def _read_env(self) -> dict[int, RankEnv]:
         env: dict[int, RankEnv] = {}
@@ -219,7 +219,7 @@ class Run:
             lines = self._fs.cat_file(posixpath.join(self._root, name)).split(b"\n")
             for number, line in enumerate(lines, start=1):
                 try:
-                    findings += [Finding.from_json(json.loads(line))] if line else []
+                    findings += [_finding(line)] if line else []
                 except (ValueError, KeyError, TypeError, AttributeError):
                     self.problems.append(f"{name}: line {number} is damaged and was skipped")
         return findings
@@ -230,6 +230,20 @@ class Run:
                 self.problems.append(f"rank {rank}: it left nothing in this Run of {self.world_size} workers")
             elif rank not in self.env:
                 self.problems.append(f"rank {rank}: it left rows but no environment file")
+
+
+def _known(column: str) -> None:
+    if column not in WORKER_SCHEMA.names:
+        near = difflib.get_close_matches(column, WORKER_SCHEMA.names, n=1)
+        hint = f"Did you mean '{near[0]}'? " if near else ""
+        raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(WORKER_SCHEMA.names)}.")
+
+
+def _finding(line: bytes) -> Finding:
+    finding = Finding.from_json(json.loads(line))
+    if finding.severity not in SEVERITIES:
+        raise ValueError(finding.severity)
+    return finding
 
 
 def _flat(lists: pa.Array) -> np.ndarray:

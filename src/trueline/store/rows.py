@@ -23,18 +23,17 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in WORKER_COLUMNS])
 
 
-class MergedRows:
-    """The rows that a table of pieces amounts to: sorted by (step, rank), later non-null values win.
+SCALAR_NAMES: list[str] = [field.name for field in WORKER_SCHEMA if not pa.types.is_list(field.type)]
 
-    ``written_T`` says in which order the pieces were written; by default the table has the oldest first. NaN is a
-    value and wins over an earlier number; null is the absence of one and never does.
-    Columns are merged when they are asked for: most questions need a few of them.
+
+class MergeOrder:
+    """How pieces amount to rows: sorted by (step, rank), later non-null values win.
+
+    ``written_T`` says in which order the pieces were written; by default the oldest comes first. NaN is a value and
+    wins over an earlier number; null is the absence of one and never does.
     """
 
-    def __init__(self, pieces: pa.Table, written_T: np.ndarray | None = None) -> None:
-        self._pieces = pieces
-        step_T = pieces["step"].to_numpy()
-        rank_T = pieces["rank"].to_numpy()
+    def __init__(self, step_T: np.ndarray, rank_T: np.ndarray, written_T: np.ndarray | None = None) -> None:
         written_T = np.arange(len(step_T)) if written_T is None else written_T
         self._order = np.lexsort((written_T, rank_T, step_T))
         step_T, rank_T = step_T[self._order], rank_T[self._order]
@@ -46,19 +45,15 @@ class MergedRows:
         self.ranks: np.ndarray = rank_T[self._first]
         """[R] int32, ascending within a step."""
 
-    def column(self, name: str) -> pa.Array:
-        """[R] merged values of a column."""
-        pieces = _contiguous(self._pieces[name])
+    def merge(self, pieces: pa.ChunkedArray) -> pa.Array:
+        """[R] merged values of a column of [T] pieces."""
         if not len(pieces):
-            return pieces
-        valid_T = pieces.is_valid().to_numpy(zero_copy_only=False)[self._order]
+            return pa.array([], type=pieces.type)
+        valid_T = pieces.is_valid().to_numpy()[self._order]
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)
-        return pieces.take(pa.array(self._order[np.maximum(last_R, 0)], mask=last_R < 0))
-
-    def table(self) -> pa.Table:
-        """All columns, merged."""
-        return pa.table([self.column(name) for name in self._pieces.column_names], schema=self._pieces.schema)
+        chosen_R = pa.array(self._order[np.maximum(last_R, 0)], mask=last_R < 0)
+        return contiguous(pieces).take(chosen_R)
 
 
 def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
@@ -66,18 +61,14 @@ def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
     alike: dict[tuple[str, ...], list[int]] = {}
     for index, batch in enumerate(batches):
         alike.setdefault(tuple(batch.schema.names), []).append(index)
+    written = [index for indices in alike.values() for index in indices]
     tables = [pa.Table.from_batches([batches[index] for index in indices]) for indices in alike.values()]
-    lengths = [batches[index].num_rows for indices in alike.values() for index in indices]
-    written_T = np.repeat([index for indices in alike.values() for index in indices], lengths)
     pieces = pa.concat_tables([table.combine_chunks() for table in tables], promote_options="default")
-    return MergedRows(pieces, written_T).table()
+    written_T = np.repeat(written, [batches[index].num_rows for index in written])
+    order = MergeOrder(pieces["step"].to_numpy(), pieces["rank"].to_numpy(), written_T)
+    return pa.table([order.merge(column) for column in pieces.columns], schema=pieces.schema)
 
 
-def concatenate(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    """The tables one after the other with the columns of ``schema``; a column that a table lacks is null there."""
-    return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
-
-
-def _contiguous(chunked: pa.ChunkedArray) -> pa.Array:
-    combined = chunked.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else combined.chunk(0)
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
