@@ -1,0 +1,70 @@
+"""Trueline tells when, where and why a distributed PyTorch training run stops being numerically right."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trueline.analyze.check_run import CheckReport
+    from trueline.capture.watch import Watch
+    from trueline.store.reader import Run
+
+__version__ = "0.1.0"
+__all__ = ["check", "open_run", "report", "watch"]
+
+
+def watch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    plan: Any = None,
+    process_group: Any = None,
+    overwrite: bool = False,
+) -> Watch:
+    """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
+
+    ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one process; call it on
+    every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a ``Plan``. Training is bitwise the
+    same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch) or ``InputError`` (``out`` exists or cannot
+    be written), on all ranks alike.
+    """
+    from trueline.capture.watch import Watch as Handle
+    from trueline.schema.plan import Plan
+    from trueline.store.writer import RunWriter
+
+    def make_sink(*, rank: int, first: bool) -> RunWriter:
+        return RunWriter(os.fspath(out), rank=rank, overwrite=overwrite and first)
+
+    return Handle(
+        model,
+        optimizer,
+        make_sink=make_sink,
+        run_path=os.fspath(out),
+        plan=Plan.load(plan),
+        process_group=process_group,
+        version=__version__,
+    )
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """The Run at ``path``, finished or still being written. Raises ``RunError`` where there is none."""
+    return importlib.import_module("trueline.store.reader").Run(os.fspath(path))
+
+
+def check(run: str | os.PathLike[str] | Run, ref: str | os.PathLike[str] | None = None) -> CheckReport:
+    """Run every check that ``run`` has data for. Raises ``RunError`` where there is no Run."""
+    return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref)
+
+
+def report(runs: Sequence[str | os.PathLike[str]] | str, out: str | os.PathLike[str]) -> Path:
+    """Write one self-contained HTML file about one or several Runs and return its path."""
+    several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
+    return importlib.import_module("trueline.view.report").write_report(several, Path(out))

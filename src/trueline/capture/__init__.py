@@ -1,1 +1,1 @@
-"""Watching a training process: adapters see the gradients, probes measure them, the recorder hands rows to sinks."""
+"""Watches a model while it trains and hands what it measured to the Sink it was given."""

@@ -1,1 +1,1 @@
-"""The vocabulary that all other packages share."""
+"""The vocabulary that every other package speaks: plain facts, no torch, no files."""

@@ -80,7 +80,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PlanError(f"Plan file '{path}' cannot be parsed: {error}. Expected TOML, or JSON in a .json file.") from None
+        raise PlanError(
+            f"Plan file '{path}' cannot be parsed: {error}. Expected TOML, or JSON in a .json file."
+        ) from None
     if not isinstance(content, dict):
         raise PlanError(f"Plan file '{path}' holds {type(content).__name__}, expected a table of keys.")
     return cast(dict[str, Any], content)

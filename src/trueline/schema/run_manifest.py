@@ -55,6 +55,7 @@ class RankEnv(BaseModel):
     sketch_length: int = 0
     grad_dtype: str = "torch.float32"
     reduce_hook: str = Field(default="", description="the user's comm hook, '' for the framework's own reduction")
+    reduce_known: bool = Field(default=True, description="False where user code reduces in a way we cannot know")
     reduce_lossy: bool = Field(default=False, description="the hook is known to be lossy (PowerSGD, quantisation)")
     token_source: str = ""
     loss_source: str = ""

@@ -45,10 +45,19 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("rng_device", "uint64", "", "Digest of the state of the device generator."),
     Column("grad_norm", "float64", "grad", "L2 norm of this worker's gradient before reduction."),
     Column("grad_nonfinite", "float64", "values", "1.0 if this worker's gradient before reduction holds NaN or inf."),
-    Column("param_grad_norms", "list<float64>", "grad", "[P] L2 norm per parameter, local; NaN where there was none."),
+    Column(
+        "param_grad_norms", "list<float64>", "grad", "[P] L2 norm per parameter, local; -1 where no gradient was seen."
+    ),
     Column("group_grad_norms", "list<float64>", "grad", "[G] L2 norm per group, local, before reduction."),
-    Column("group_seen", "list<float64>", "frac", "[G] fraction of the group's gradient elements seen before reduction."),
-    Column("used_param_norms", "list<float64>", "grad", "[P] L2 norm of the gradient the optimizer received."),
+    Column(
+        "group_seen", "list<float64>", "frac", "[G] fraction of the group's gradient elements seen before reduction."
+    ),
+    Column(
+        "used_param_norms",
+        "list<float64>",
+        "grad",
+        "[P] L2 norm of the gradient the optimizer received; -1 where none.",
+    ),
     Column("reduced_norm", "float64", "grad", "L2 norm of the reduced mean gradient, before clipping."),
     Column("group_reduced_norms", "list<float64>", "grad", "[G] the same per group."),
     Column("sketch", "list<float32>", "grad", "[G*k] sketch of the local gradient, on scheduled steps."),
@@ -58,16 +67,39 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("cosine_mean", "float64", "cosine", "Mean pairwise cosine over all workers; the same on every rank."),
     Column("cosine_se", "float64", "cosine", "Standard error that sketching gives `cosine_mean`."),
     Column("group_cosine_others", "list<float64>", "cosine", "[G] cosine to the mean of the others, per group."),
-    Column("group_reduce_residual", "list<float64>", "rel",
-           "[G] |sketch(reduced) - mean of sketches(local)| over the mean local norm."),
+    Column(
+        "group_reduce_residual",
+        "list<float64>",
+        "rel",
+        "[G] |sketch(reduced) - mean of sketches(local)| over the mean local norm.",
+    ),
     Column("group_reduce_floor", "list<float64>", "rel", "[G] how large rounding alone can make that residual."),
     Column("group_reduce_factor", "list<float64>", "", "[G] least-squares factor c of reduced = c * mean(local)."),
-    Column("group_reduce_shape_residual", "list<float64>", "rel", "[G] the residual left after that factor is taken out."),
-    Column("group_used_residual", "list<float64>", "rel",
-           "[G] |sketch(used) - mean over ranks of sketches(used)| over the mean used norm; replicas must agree."),
+    Column(
+        "group_reduce_shape_residual", "list<float64>", "rel", "[G] the residual left after that factor is taken out."
+    ),
+    Column(
+        "group_used_residual",
+        "list<float64>",
+        "rel",
+        "[G] |sketch(used) - mean over ranks of sketches(used)| over the mean used norm; replicas must agree.",
+    ),
     Column("group_used_floor", "list<float64>", "rel", "[G] how large rounding alone can make that residual."),
-    Column("group_used_local", "list<float64>", "rel",
-           "[G] |sketch(used) - c * own sketch(local)| over its norm, c fitted: 0 where the local gradient was used as it is."),
+    Column(
+        "group_used_factor", "list<float64>", "", "[G] least-squares factor c of used = c * reduced (clipping: < 1)."
+    ),
+    Column(
+        "group_used_shape_residual",
+        "list<float64>",
+        "rel",
+        "[G] |sketch(used) - c * sketch(reduced)| over its norm: 0 where the optimizer received the reduced gradient, scaled.",
+    ),
+    Column(
+        "group_used_local",
+        "list<float64>",
+        "rel",
+        "[G] |sketch(used) - c * own sketch(local)| over its norm, c fitted: 0 where the local gradient was used as it is.",
+    ),
     Column("exact_cosines", "list<float64>", "cosine", "[N] exact cosine to each worker, on exact steps."),
     Column("param_digests", "list<uint64>", "", "[P] digest of each parameter before the update of this step."),
     Column("buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the update of this step."),

@@ -1,1 +1,1 @@
-"""Torch maths on one tensor: no hooks, no ranks."""
+"""Torch maths on one tensor: norms, sketches, digests. Knows no hooks and no ranks."""

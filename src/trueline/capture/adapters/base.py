@@ -1,0 +1,50 @@
+"""What the recorder needs of a training framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+
+from trueline.capture.probes.gradients import GradientProbe
+
+Guard = Callable[[str], AbstractContextManager[None]]
+"""Opens a block whose exceptions become a Finding and whose time counts as Trueline's own."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is known, whether
+    it is known to be lossy, the dtype in which sums are formed, and how many roundings one element goes through at most."""
+
+    hook: str
+    known: bool
+    lossy: bool
+    dtype: str
+    roundings: int
+
+
+class Adapter(Protocol):
+    """One training framework. ``shards`` is W, the pieces in which a gradient is reduced; ``shard`` this rank's own."""
+
+    name: str
+    process_group: dist.ProcessGroup | None
+    shards: int
+    shard: int | None
+    local_is_grad: bool
+    notes: list[str]
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Let ``probe`` see gradients from now on; called again when the layout changes."""
+        ...
+
+    def reduction(self) -> Reduction:
+        """How gradients are averaged, as far as it is known now."""
+        ...
+
+    def detach(self) -> None:
+        """Leave the model as it was, as far as the framework allows."""
+        ...

@@ -1,0 +1,229 @@
+"""DistributedDataParallel: a comm hook that looks at each bucket and then lets the user's hook, or the default, reduce it.
+
+DDP takes one comm hook, ever. Ours is registered first and ``register_comm_hook`` of this instance is taken over, so that the
+user's later hook is chained behind it. Where a hook is taken already, gradients are seen by ``post_accumulate_grad`` hooks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.hook import Hook
+from trueline.capture.adapters.manual import watch_accumulation
+from trueline.capture.probes.gradients import GradientProbe
+
+UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
+
+_EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
+_LOSSY = ("powersgd", "quantization", "localsgd", "noop", "ddp_zero", "optimizer_overlap")
+
+
+class CommHook:
+    """The comm hook that DDP calls once a bucket. A copy of it (deepcopy, pickle of the model) reduces and watches nothing."""
+
+    __name__ = "trueline"
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self.__qualname__ = self.__name__  # DDP logs a hook by its names
+        self.user: UserHook | None = None
+        self.probe: GradientProbe | None = None
+        self.guard: Guard | None = None
+        self.aliased: frozenset[int] = frozenset()
+        self.storages: set[int] = set()
+        self._group = process_group
+
+    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        probe, guard = self.probe, self.guard
+        if probe is None or guard is None or not probe.active or bucket.buffer().layout != torch.strided:
+            return self._reduce(bucket)
+        places: list[tuple[Tensor, torch.Size, tuple[int, ...], int]] = []
+        with guard("gradients"):
+            start = bucket.buffer().storage_offset()
+            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                probe.see("local", param, gradient)
+                places.append((param, gradient.shape, gradient.stride(), gradient.storage_offset() - start))
+        future = self._reduce(bucket)
+
+        def look(done: torch.futures.Future[Any]) -> Tensor:
+            value = done.value()
+            flat: Tensor = value[0] if isinstance(value, (list, tuple)) else value
+            with guard("gradients"):
+                for param, shape, stride, offset in places:
+                    probe.see("reduced", param, flat.as_strided(shape, stride, flat.storage_offset() + offset))
+            return flat
+
+        return future.then(look)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CommHook":
+        return CommHook()
+
+    def __reduce__(self) -> "tuple[type[CommHook], tuple[()]]":
+        return (CommHook, ())
+
+    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        if self.user is not None:
+            state, hook = self.user
+            return hook(state, bucket)
+        group = self._group if self._group is not None else dist.group.WORLD
+        assert group is not None
+        self._divide(bucket, group.size())
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def _divide(self, bucket: dist.GradBucket, size: int) -> None:
+        """Divide as DDP's C++ reducer does, to the bit: it multiplies by 1/N while copying a gradient into the bucket, and
+        divides by N where the gradient lives in the bucket already (reducer.cpp, mark_variable_ready_dense)."""
+        self.storages.add(bucket.buffer().untyped_storage().data_ptr())
+        if not self.aliased:
+            bucket.buffer().mul_(1.0 / size)
+            return
+        for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if id(param) in self.aliased:
+                gradient.div_(size)
+            else:
+                gradient.mul_(1.0 / size)
+
+
+class DdpAdapter:
+    """Watches one DDP module."""
+
+    name = "ddp"
+    shards = 1
+    shard: int | None = None
+    local_is_grad = False
+
+    def __init__(self, ddp: nn.parallel.DistributedDataParallel) -> None:
+        self.process_group: dist.ProcessGroup | None = ddp.process_group
+        self.notes: list[str] = []
+        self._ddp = ddp
+        self._hook = CommHook(ddp.process_group)
+        self._handles: list[Any] = []
+        self._fallback = self._take_over()
+        size = dist.get_world_size(ddp.process_group)
+        if ddp.gradient_as_bucket_view and size & (size - 1) and not self._fallback:  # 1/N is exact for powers of two
+            ddp.register_forward_pre_hook(Hook(self._before_forward))
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Let the comm hook (or, where it was taken, accumulation hooks) report to ``probe``."""
+        self._hook.probe, self._hook.guard = probe, guard
+        if self._fallback:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = watch_accumulation(probe, guard, due=lambda: bool(self._ddp.require_backward_grad_sync))
+
+    def reduction(self) -> Reduction:
+        """The user's hook, and the dtype and number of roundings that it implies."""
+        size = dist.get_world_size(self.process_group)
+        dtype = _bucket_dtype(self._ddp)
+        if self._fallback:
+            return Reduction(hook=self._fallback, known=False, lossy=False, dtype=dtype, roundings=size + 2)
+        if self._hook.user is None:
+            return Reduction(hook="", known=True, lossy=False, dtype=dtype, roundings=size + 1)
+        hook = self._hook.user[1]
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        compressed = _compression(hook)
+        return Reduction(
+            hook=name,
+            known=name in _EXACT,
+            lossy=_is_lossy(hook),
+            dtype=str(compressed) if compressed is not None else dtype,
+            roundings=size + 2,
+        )
+
+    def detach(self) -> None:
+        """Stop looking; the comm hook stays (DDP cannot give it back) and only reduces."""
+        self._hook.probe = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before_forward(self, *_: Any) -> None:
+        """Remember which gradients live in a bucket already."""
+        storages = self._hook.storages
+        self._hook.aliased = frozenset(
+            id(param)
+            for param in self._ddp.module.parameters()
+            if param.grad is not None and param.grad.untyped_storage().data_ptr() in storages
+        )
+
+    def _take_over(self) -> str:
+        """Register our hook; '' on success, else what holds the place."""
+        ddp = self._ddp
+        taken = [getattr(hook, "__qualname__", "a hook") for hook, _ in ddp._comm_hooks]
+        if not taken:
+            try:
+                ddp.register_comm_hook(None, self._hook)  # type: ignore[arg-type]
+            except RuntimeError:
+                taken = ["a built-in comm hook"]
+        if taken:
+            self.notes.append(
+                f"DDP's one comm hook was taken by {taken[0]} before watching began: gradients are seen as they accumulate, "
+                "and the reduction is judged by what the optimizer receives."
+            )
+            return taken[0]
+        ddp.register_comm_hook = _Registrar(self._hook, _as_given)  # type: ignore[method-assign]
+        ddp._register_builtin_comm_hook = _Registrar(self._hook, _from_builtin)  # type: ignore[method-assign]
+        return ""
+
+
+class _Registrar:
+    """Stands for DDP's own registration methods on one instance and keeps their rule: one hook, once."""
+
+    def __init__(self, ours: CommHook | None = None, read: Callable[..., UserHook] | None = None) -> None:
+        self._ours = ours
+        self._read = read
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if self._ours is None or self._read is None:
+            return
+        if self._ours.user is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._ours.user = self._read(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Registrar":
+        return _Registrar()
+
+    def __reduce__(self) -> "tuple[type[_Registrar], tuple[()]]":
+        return (_Registrar, ())
+
+
+def _as_given(state: Any, hook: Any) -> UserHook:
+    return state, hook
+
+
+def _from_builtin(kind: dist.BuiltinCommHookType) -> UserHook:
+    if kind == dist.BuiltinCommHookType.FP16_COMPRESS:
+        return None, default_hooks.fp16_compress_hook
+    return None, default_hooks.allreduce_hook
+
+
+def _bucket_dtype(ddp: nn.parallel.DistributedDataParallel) -> str:
+    """The coarsest dtype among the trainable parameters: buckets are of their dtype."""
+    dtypes = {param.dtype for param in ddp.module.parameters() if param.requires_grad}
+    return str(max(dtypes, key=lambda dtype: torch.finfo(dtype).eps))
+
+
+def _inner(hook: Any) -> list[Any]:
+    """The hook and what it wraps (`fp16_compress_wrapper` keeps the inner hook in its closure)."""
+    cells = getattr(hook, "__closure__", None) or ()
+    return [hook, *(cell.cell_contents for cell in cells if callable(cell.cell_contents))]
+
+
+def _is_lossy(hook: Any) -> bool:
+    texts = [f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}".lower() for part in _inner(hook)]
+    return any(word in text for word in _LOSSY for text in texts)
+
+
+def _compression(hook: Any) -> torch.dtype | None:
+    for part in _inner(hook):
+        name = getattr(part, "__qualname__", "").split(".")[0]
+        if name in _EXACT:
+            return _EXACT[name]
+        if name in ("fp16_compress_wrapper", "bf16_compress_wrapper"):
+            return torch.float16 if name.startswith("fp16") else torch.bfloat16
+    return None

@@ -1,0 +1,183 @@
+"""FSDP2 ``fully_shard``: a reduce-scatter that looks at its input and output and lets the original one work.
+
+The input of a reduce-scatter is the worker's own full gradient in [W, shard] layout, the same on all ranks, so norms are exact
+in 1-D and HSDP; the output (after HSDP's all-reduce) is one shard of the mean, and the sketches of the shards add up to the
+sketch of the mean. Which parameters take part is read from FSDP's own parameter groups, whose names are private: where a
+version of torch lacks them, gradients are left out and a note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.probes.gradients import GradientProbe
+
+
+class Fsdp2Adapter:
+    """Watches one model to which ``fully_shard`` was applied, 1-D or HSDP."""
+
+    name = "fsdp2"
+    local_is_grad = False
+
+    def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+        self.notes: list[str] = []
+        self._probe: GradientProbe | None = None
+        self._guard: Guard | None = None
+        self._groups = list(_param_groups(model))
+        if not self._groups:
+            self.notes.append(
+                "this version of torch keeps FSDP2's parameter groups elsewhere: gradients are not watched."
+            )
+        mesh = _mesh(model)
+        self.shards = mesh.size(mesh.ndim - 1) if mesh is not None else 1
+        self.shard: int | None = mesh.get_local_rank(mesh.ndim - 1) if mesh is not None else 0
+        self.replicas = mesh.size() // self.shards if mesh is not None else 1
+        self.process_group = process_group
+        if mesh is not None and mesh.ndim == 1 and process_group is None:
+            self.process_group = mesh.get_group()
+        self._dtype = "torch.float32"
+        for group in self._groups:
+            self._take_over(group)
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Let the reduce-scatters report to ``probe``."""
+        self._probe, self._guard = probe, guard
+
+    def reduction(self) -> Reduction:
+        """FSDP's own reduction, in the dtype of the tensors that it reduced last."""
+        size = self.shards * self.replicas
+        return Reduction(hook="", known=True, lossy=False, dtype=self._dtype, roundings=size + 3)
+
+    def detach(self) -> None:
+        """Stop looking; the wrappers stay and only pass on."""
+        self._probe = None
+
+    def _take_over(self, group: Any) -> None:
+        original_comm = group._reduce_scatter_comm
+        group._reduce_scatter_comm = _watched_comm(original_comm, self, group)
+        if self.replicas > 1:
+            original_hook = group._all_reduce_hook
+
+            def after_all_reduce(output: Tensor) -> None:
+                if original_hook is not None:
+                    original_hook(output)
+                self.see_output(group, output)
+
+            group._all_reduce_hook = after_all_reduce
+        original_post = group.post_backward
+
+        def post_backward(*args: Any, **kwargs: Any) -> Any:
+            group._trueline_params = [param for param in group.fsdp_params if _has_gradient(param)]
+            return original_post(*args, **kwargs)
+
+        group.post_backward = post_backward
+
+    def see_input(self, group: Any, flat: Tensor, op: Any) -> None:
+        """The worker's own gradient of one parameter group, [W * shard] flat, before it is reduced."""
+        probe, guard = self._probe, self._guard
+        if probe is None or guard is None or not probe.active:
+            return
+        with guard("gradients"):
+            self._dtype = str(flat.dtype)
+            predivided = _predivide(flat.dtype, self.shards * self.replicas)
+            group._trueline_scale = predivided / (self.shards * self.replicas) if op == dist.ReduceOp.SUM else 1.0
+            x_WS = flat.view(self.shards, -1)
+            for param, offset, width in _pieces(group, x_WS.shape[1], self.shards):
+                piece_WC = x_WS[:, offset : offset + width]
+                if predivided != 1:
+                    piece_WC = piece_WC.float() * predivided
+                probe.see("local", param, piece_WC, add=True)
+
+    def see_output(self, group: Any, flat: Tensor) -> None:
+        """This rank's shard of the reduced gradient of one parameter group."""
+        probe, guard = self._probe, self._guard
+        if probe is None or guard is None or not probe.active:
+            return
+        with guard("gradients"):
+            scale = getattr(group, "_trueline_scale", 1.0)
+            for param, offset, width in _pieces(group, flat.numel(), self.shards):
+                index = probe.layout.index_of.get(id(param))
+                if index is not None:
+                    piece = flat[offset : offset + width]
+                    piece = piece if scale == 1.0 else piece.float() * scale
+                    probe.see_index("reduced", index, piece, add=True, shard=self.shard)
+
+
+def _watched_comm(original: Any, adapter: Fsdp2Adapter, group: Any) -> Any:
+    """A reduce-scatter of the same class as ``original`` that reports to ``adapter`` around it."""
+
+    class Watched(type(original)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.__dict__.update(original.__dict__)
+
+        def allocate(self, *args: Any, **kwargs: Any) -> Tensor:
+            return original.allocate(*args, **kwargs)
+
+        def __call__(
+            self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+        ) -> Any:
+            adapter.see_input(owner, input_tensor, op)
+            work = original(
+                output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=async_op
+            )
+            if adapter.replicas == 1 and not async_op:
+                adapter.see_output(owner, output_tensor)
+            return work
+
+    owner = group
+    return Watched()
+
+
+def _param_groups(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        state_of = getattr(module, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            single = getattr(state, "_fsdp_param_group", None)
+            groups = [single] if single is not None else []
+        yield from (group for group in groups if hasattr(group, "_reduce_scatter_comm"))
+
+
+def _mesh(model: nn.Module) -> Any:
+    for group in _param_groups(model):
+        return group.mesh_info.mesh
+    return None
+
+
+def _has_gradient(fsdp_param: Any) -> bool:
+    """Whether FSDP will reduce this parameter now: the condition of its own ``post_backward``."""
+    if not hasattr(fsdp_param, "_unsharded_param"):
+        return False
+    return fsdp_param.unsharded_accumulated_grad is not None or fsdp_param.unsharded_param.grad is not None
+
+
+def _pieces(group: Any, shard_numel: int, shards: int) -> Iterator[tuple[nn.Parameter, int, int]]:
+    """(parameter, offset, width) of each parameter within one shard of the flat buffer; raises ValueError if they do not fill it."""
+    offset = 0
+    for fsdp_param in getattr(group, "_trueline_params", group.fsdp_params):
+        size = fsdp_param._orig_size
+        padded_rows = -(-size[0] // shards) * shards if fsdp_param.fsdp_placement.dim == 0 else size[0]
+        width = padded_rows * (size.numel() // size[0]) // shards
+        yield fsdp_param.sharded_param, offset, width
+        offset += width
+    if offset != shard_numel:
+        raise ValueError(f"FSDP reduced {shard_numel} elements a shard where its parameters make {offset}.")
+
+
+def _predivide(dtype: torch.dtype, size: int) -> float:
+    """What FSDP2 divides by before it reduces in fp16, so that sums cannot overflow (its ``_get_gradient_divide_factors``)."""
+    if dtype in (torch.float32, torch.bfloat16, torch.float64):
+        return 1.0
+    factor = 1
+    while size % factor == 0 and size / factor > factor:
+        factor *= 2
+    return float(factor)

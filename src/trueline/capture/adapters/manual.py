@@ -1,0 +1,69 @@
+"""A plain module whose gradients the user averages: hooks that run when a gradient has accumulated, before any reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.hook import Hook
+from trueline.capture.probes.gradients import GradientProbe
+
+
+def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], bool]) -> list[Any]:
+    """Register a ``post_accumulate_grad`` hook on every watched parameter, in front of the user's own, and return handles.
+
+    ``due`` tells whether this backward is the one that is reduced (False under ``no_sync``).
+    """
+
+    def look(param: Tensor) -> None:
+        if probe.active and param.grad is not None and due():
+            with guard("gradients"):
+                probe.see("local", param, param.grad)
+
+    handles = []
+    for param in probe.layout.params:
+        handles.append(param.register_post_accumulate_grad_hook(Hook(look)))
+        hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
+        if hooks is not None and len(hooks) > 1:
+            hooks.move_to_end(next(reversed(hooks)), last=False)
+    return handles
+
+
+class ManualAdapter:
+    """Watches a module whose gradients are averaged by the user's own code between backward and the update."""
+
+    name = "manual"
+    shards = 1
+    shard: int | None = None
+    local_is_grad = False
+
+    def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
+        self.process_group = process_group
+        self.notes: list[str] = []
+        self._model = model
+        self._handles: list[Any] = []
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Let accumulation hooks report to ``probe``."""
+        self.detach()
+        self._handles = watch_accumulation(probe, guard, due=lambda: True)
+
+    def reduction(self) -> Reduction:
+        """Unknown code; one rounding a worker and two for scaling, in the coarsest gradient dtype."""
+        dtypes = {
+            param.dtype for param in self._model.parameters() if param.requires_grad and param.is_floating_point()
+        }
+        dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        size = dist.get_world_size(self.process_group)
+        return Reduction(hook="", known=True, lossy=False, dtype=str(dtype), roundings=size + 2)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []

@@ -1,0 +1,32 @@
+"""One process: what the optimizer receives is the worker's own gradient, so no hook is needed."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.probes.gradients import GradientProbe
+
+
+class SingleAdapter:
+    """Watches a model trained by one process: everything that does not need two workers."""
+
+    name = "single"
+    shards = 1
+    shard: int | None = None
+    local_is_grad = True
+    process_group: dist.ProcessGroup | None = None
+
+    def __init__(self, model: nn.Module) -> None:
+        self.notes: list[str] = []
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Nothing to hook: gradients are read just before the update."""
+
+    def reduction(self) -> Reduction:
+        """No reduction takes place."""
+        return Reduction(hook="", known=True, lossy=False, dtype="torch.float32", roundings=0)
+
+    def detach(self) -> None:
+        """Nothing to undo."""

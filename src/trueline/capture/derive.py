@@ -1,0 +1,256 @@
+"""From one worker's sketches and the sums over all workers to the columns that a step owes the others.
+
+Letters: N workers, G groups, k sketch length. All arrays are float64 on the host. Pure functions: no torch, no ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+SCALARS: tuple[str, ...] = ("step", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s")
+"""What every rank tells the others a sampled step, in this order."""
+
+_U32 = 2.0**-24
+LAMBDA = 8.0
+"""Roundings behave like independent errors: a bound of LAMBDA·√n·u fails with probability 2·exp(-LAMBDA²/2) = 2.5e-14
+(Higham & Mary, A New Approach to Probabilistic Rounding Error Analysis, SISC 41(5), 2019, theorem 2.4)."""
+
+SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(256 / 2)
+"""Relative rounding error of one sketch against its norm: signed sums of 256 float32 terms (`tensor.sketch.BLOCK_ROWS`)."""
+
+UNIT_ROUNDOFF: dict[str, float] = {
+    "torch.float64": 2.0**-53,
+    "torch.float32": _U32,
+    "torch.float16": 2.0**-11,
+    "torch.bfloat16": 2.0**-8,
+}
+UNDERFLOW: dict[str, float] = {
+    "torch.float64": 2.0**-1075,
+    "torch.float32": 2.0**-150,
+    "torch.float16": 2.0**-25,
+    "torch.bfloat16": 2.0**-134,
+}
+"""Half of the smallest subnormal: what one rounding of a tiny value can lose."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What this worker measured at a step: per-group norms [G] and sketches [G, k]; None where nothing was seen."""
+
+    local_norm: Array
+    local: Array
+    reduced: Array | None
+    used: Array | None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the collective brought: scalars [N, m] and, summed over workers, the rest."""
+
+    scalars: Array
+    local_norm: Array
+    local: Array
+    unit: Array
+    second: Array
+    used_norm: Array
+    reduced_norm2: Array
+
+
+def scalars(own: Own, *, step: int, spent: Mapping[str, float]) -> list[float]:
+    """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite."""
+    norm2 = float(np.sum(own.local_norm**2))
+    whole = math.isfinite(norm2) and all(
+        part is None or bool(np.all(np.isfinite(part))) for part in (own.reduced, own.used)
+    )
+    sketch_norm = float(np.linalg.norm(own.local))
+    values = {"step": float(step), "finite": float(whole), "norm2": norm2, "sketch_norm": sketch_norm}
+    values |= {"plain": spent["plain"], "sampled": spent["sampled"], "step_s": spent["step"]}
+    return [values[name] if math.isfinite(values[name]) else 0.0 for name in SCALARS]
+
+
+def pack(own: Own, *, reduced_norm2: Array | None, sharded: bool, replicas: int) -> Array:
+    """The vector that is summed over workers: [G] + [G*k] + [G*k] + [G*k] + [G] + [G]; zeros for what is not finite.
+
+    The fourth block is what the optimizer received, or, ``sharded``, this shard of the reduced gradient, which ``replicas``
+    workers hold alike and each counts as one part of.
+    """
+    flat = own.local.ravel()
+    norm = float(np.linalg.norm(flat))
+    unit = flat / norm if norm > 0 and math.isfinite(norm) else np.zeros_like(flat)
+    second = own.reduced if sharded else own.used
+    extra = np.zeros_like(flat) if second is None else second.ravel() / replicas
+    used_norm = np.zeros(len(own.local_norm)) if own.used is None else np.linalg.norm(own.used, axis=1)
+    shards = np.zeros(len(own.local_norm)) if reduced_norm2 is None else reduced_norm2 / replicas
+    return np.nan_to_num(
+        np.concatenate([own.local_norm, flat, unit, extra, used_norm, shards]), nan=0.0, posinf=0.0, neginf=0.0
+    )
+
+
+def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
+    """The inverse of ``pack`` on the summed vector."""
+    cuts = np.cumsum([groups, groups * k, groups * k, groups * k, groups])
+    norm, local, unit, second, used_norm, reduced = np.split(flat, cuts)
+    return Sums(
+        scalars=scalars,
+        local_norm=norm,
+        local=local.reshape(groups, k),
+        unit=unit.reshape(groups, k),
+        second=second.reshape(groups, k),
+        used_norm=used_norm,
+        reduced_norm2=reduced,
+    )
+
+
+def columns(
+    own: Own, sums: Sums, *, reduced_norm2: Array | None, sharded: bool, numel: Array, dtype: str, roundings: int
+) -> dict[str, object]:
+    """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient."""
+    out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings)
+    norm2 = sums.reduced_norm2 if sharded else reduced_norm2
+    if norm2 is not None and np.any(norm2 > 0):
+        out |= {"reduced_norm": math.sqrt(float(np.sum(norm2))), "group_reduced_norms": np.sqrt(norm2).tolist()}
+    held = _within(out.get("group_reduce_residual"), out.get("group_reduce_floor"))
+    reduced_norm = cast(float | None, out.get("reduced_norm")) if held else None
+    return out | cosines(own, sums, reduced_norm=reduced_norm)
+
+
+def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, object]:
+    """The direction columns of one worker. The mean pairwise cosine takes the exact total N²‖ḡ‖² = Σnᵢ² + Σ gᵢ·gⱼ as a
+    control variate where the reduced norm is known (docs: The maths): exact for equal norms, sketched for the rest."""
+    workers = sums.scalars.shape[0]
+    norm = float(np.linalg.norm(own.local))
+    if workers < 2 or norm == 0 or not math.isfinite(norm):
+        return {}
+    out: dict[str, object] = {
+        "cosine_others": _cosine(own.local, sums.local - own.local),
+        "cosine_reduced": _cosine(own.local, sums.local),
+        "cosine_pairs": float((np.vdot(own.local / norm, sums.unit) - 1) / (workers - 1)),
+        "group_cosine_others": [_cosine(mine, all_ - mine) for mine, all_ in zip(own.local, sums.local, strict=True)],
+    }
+    norms2 = sums.scalars[:, SCALARS.index("norm2")]
+    if np.any(norms2 <= 0):
+        return out
+    sketched = sums.scalars[:, SCALARS.index("sketch_norm")]
+    pairs = workers * (workers - 1)
+    mean = (float(np.vdot(sums.unit, sums.unit)) - workers) / pairs
+    weights = _pair_weights(sketched)
+    se = _pair_se(own, sums, k=own.local.shape[1])
+    if reduced_norm is not None and math.isfinite(reduced_norm):
+        sketch_total = _weighted(float(np.vdot(sums.local, sums.local)), sketched)
+        mean += _weighted((workers * reduced_norm) ** 2, np.sqrt(norms2)) - sketch_total
+        se *= math.sqrt(max(weights - 2 / pairs, 0.0))
+    else:
+        se *= math.sqrt(2 / pairs)
+    out["cosine_mean"] = mean
+    out["cosine_se"] = se
+    return out
+
+
+def reduction(own: Own, sums: Sums, *, sharded: bool, numel: Array, dtype: str, roundings: int) -> dict[str, object]:
+    """The columns that hold the reduction to its promise: reduced = mean of the local gradients, equal on all replicas."""
+    if np.any(sums.scalars[:, SCALARS.index("finite")] < 1):
+        return {}
+    workers = sums.scalars.shape[0]
+    mean = sums.local / workers
+    mean_norm = sums.local_norm / workers
+    reduced = sums.second if sharded else own.reduced if own.reduced is not None else own.used
+    out: dict[str, object] = {}
+    if reduced is not None and np.any(mean_norm > 0):
+        floor = _reduce_floor(mean_norm, numel=numel, k=mean.shape[1], dtype=dtype, roundings=roundings)
+        out |= {
+            "group_reduce_residual": _relative(reduced - mean, mean_norm),
+            "group_reduce_floor": floor.tolist(),
+        }
+        factor = _factors(reduced, mean)
+        out["group_reduce_factor"] = factor.tolist()
+        out["group_reduce_shape_residual"] = _relative(reduced - factor[:, None] * mean, mean_norm)
+    if own.used is not None and not sharded:
+        out |= _used(own, sums, reference=own.reduced if own.reduced is not None else mean)
+    return out
+
+
+def _used(own: Own, sums: Sums, *, reference: Array) -> dict[str, object]:
+    assert own.used is not None
+    workers = sums.scalars.shape[0]
+    mean_norm = sums.used_norm / workers
+    own_norm = np.linalg.norm(own.used, axis=1)
+    out: dict[str, object] = {
+        "group_used_residual": _relative(own.used - sums.second / workers, mean_norm),
+        "group_used_floor": [2 * SKETCH_FLOOR] * len(mean_norm),
+    }
+    factor = _factors(own.used, reference)
+    out["group_used_factor"] = factor.tolist()
+    out["group_used_shape_residual"] = _relative(own.used - factor[:, None] * reference, own_norm)
+    mine = _factors(own.used, own.local)
+    out["group_used_local"] = _relative(own.used - mine[:, None] * own.local, own_norm)
+    return out
+
+
+def _within(residual: object, floor: object) -> bool:
+    """Whether the reduced gradient is the mean of the local ones, so that its norm may stand for theirs."""
+    if not isinstance(residual, list) or not isinstance(floor, list):
+        return False
+    return all(
+        r is None or r <= f for r, f in zip(cast(list[float | None], residual), cast(list[float], floor), strict=True)
+    )
+
+
+def _cosine(a: Array, b: Array) -> float | None:
+    scale = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(np.vdot(a, b)) / scale if scale > 0 else None
+
+
+def _weighted(total2: float, norms_N: Array) -> float:
+    """Norm-weighted mean pairwise cosine from ‖Σg‖² and the norms."""
+    own = float(np.sum(norms_N**2))
+    cross = float(np.sum(norms_N)) ** 2 - own
+    return (total2 - own) / cross if cross > 0 else 0.0
+
+
+def _pair_weights(norms_N: Array) -> float:
+    """Σ over pairs of the squared weight that a pair has in the norm-weighted mean (2/(N(N-1)) for equal norms)."""
+    square = float(np.sum(norms_N**2))
+    cross = (float(np.sum(norms_N)) ** 2 - square) / 2
+    return (square**2 - float(np.sum(norms_N**4))) / 2 / cross**2 if cross > 0 else 0.0
+
+
+def _pair_se(own: Own, sums: Sums, *, k: int) -> float:
+    """Standard error of one sketched pair cosine, from this worker's shares of norm per group: √(Σ_g s_g²(1+c_g²)/k)."""
+    share = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
+    rest = sums.local - own.local
+    cosine = np.array([_cosine(mine, others) or 0.0 for mine, others in zip(own.local, rest, strict=True)])
+    return math.sqrt(float(np.sum(share**2 * (1 + cosine**2))) / k)
+
+
+def _factors(target_Gk: Array, base_Gk: Array) -> Array:
+    """Least-squares c of target = c * base per group; 0 where the base is zero."""
+    square = np.sum(base_Gk**2, axis=1)
+    return np.divide(np.sum(target_Gk * base_Gk, axis=1), square, out=np.zeros_like(square), where=square > 0)
+
+
+def _relative(difference_Gk: Array, scale_G: Array) -> list[float | None]:
+    """‖difference‖ / scale per group; None where the scale is zero and so is the difference, inf where only the scale is."""
+    size = np.linalg.norm(difference_Gk, axis=1)
+    return [float(d / s) if s > 0 else (None if d == 0 else math.inf) for d, s in zip(size, scale_G, strict=True)]
+
+
+def _reduce_floor(mean_norm: Array, *, numel: Array, k: int, dtype: str, roundings: int) -> Array:
+    """Largest |sketch(reduced) - mean of sketches| over the mean local norm that rounding explains, per group.
+
+    Every element of the sum goes through at most ``roundings`` roundings whatever the order, so the error of the mean is at
+    most γ·Σ|gᵢ|/N with γ = n·u/(1 - n·u) (Higham, Accuracy and Stability, 2nd ed., section 4.2), plus what underflow loses;
+    the sketch keeps the length of that error up to 1 + λ√(2/k), and both sketches add their own rounding.
+    """
+    unit = UNIT_ROUNDOFF.get(dtype, _U32)
+    growth = roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else math.inf
+    lost = roundings * UNDERFLOW.get(dtype, 0.0) * np.sqrt(numel)
+    relative_lost = np.divide(lost, mean_norm, out=np.zeros_like(mean_norm), where=mean_norm > 0)
+    return (growth + relative_lost) * (1 + LAMBDA * math.sqrt(2 / k)) + 2 * SKETCH_FLOOR

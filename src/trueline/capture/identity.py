@@ -1,0 +1,83 @@
+"""Who this rank is, kept up to date: the manifest (first rank) and the environment file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.environment import describe_rank
+from trueline.capture.exchange import Team
+from trueline.capture.layout import Layout
+from trueline.capture.probes import optimizer as optimizer_probe
+from trueline.capture.probes.batch import Batch
+from trueline.schema.run_manifest import Manifest, RankEnv
+
+
+class Identity:
+    """Holds what was last sent to the Sink and tells when it is out of date."""
+
+    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team) -> None:
+        self.manifest = manifest
+        self.env = RankEnv(rank=team.rank, world_size=team.size)
+        self.buffers: list[str] = []
+        self._adapter = adapter
+        self._team = team
+        self._known: object = None
+        self._layout: Layout | None = None
+
+    def update(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        optimizer: torch.optim.Optimizer,
+        data: dict[str, Any],
+        autocast: dict[str, Any],
+        batches: Sequence[Batch],
+        loss_source: str,
+    ) -> bool:
+        """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move every step
+        (schedules) are columns of the row and do not count as a change."""
+        reduction = self._adapter.reduction()
+        source = batches[0].token_source if batches else self.env.token_source
+        now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), tuple(self._adapter.notes))
+        if layout is self._layout and now == self._known:
+            return False
+        if layout is not self._layout:
+            key = "all" if layout.shards == 1 else f"shard {self._adapter.shard} of {layout.shards}"
+            self.env = describe_rank(model, layout, rank=self._team.rank, world_size=self._team.size, replica_key=key)
+        self._layout, self._known = layout, now
+        self.env = self.env.model_copy(
+            update={
+                "reduce_hook": reduction.hook,
+                "reduce_known": reduction.known,
+                "reduce_lossy": reduction.lossy,
+                "token_source": source,
+                "loss_source": loss_source or self.env.loss_source,
+                "autocast": autocast,
+                "data": data,
+                "buffers": self.buffers or self.env.buffers,
+                "optimizer": optimizer_probe.describe(optimizer),
+                "notes": list(self._adapter.notes),
+            }
+        )
+        if self.manifest is not None:
+            notes = list(dict.fromkeys([*self.manifest.notes, *self._adapter.notes]))
+            self.manifest = self.manifest.model_copy(update={"notes": notes})
+        return True
+
+    def note_interval(self, interval: int, *, step: int) -> bool:
+        """Say in the manifest which interval the budget chose; whether that is news. Only the first rank keeps a manifest."""
+        if self.manifest is None:
+            return False
+        note = f"gradients are sampled every {interval} steps: the smallest interval within the budget (chosen by step {step})."
+        kept = [line for line in self.manifest.notes if not line.startswith("gradients are sampled every")]
+        last = next((line for line in self.manifest.notes if line.startswith("gradients are sampled every")), "")
+        if last.startswith(f"gradients are sampled every {interval} "):
+            return False
+        self.manifest = self.manifest.model_copy(update={"notes": [*kept, note]})
+        return True

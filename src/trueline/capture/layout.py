@@ -1,0 +1,162 @@
+"""Which parameters are watched, in which groups, and which sketch signs belong to each."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from trueline.schema.errors import CaptureError
+from trueline.schema.run_manifest import GroupSpec
+from trueline.tensor.sketch import SignBank, signs_needed, sketch_length
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, groups and signs of the P watched parameters of one model, the same on every rank.
+
+    ``numels`` are of whole (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless FSDP).
+    """
+
+    names: tuple[str, ...]
+    params: tuple[nn.Parameter, ...]
+    numels: tuple[int, ...]
+    groups: tuple[GroupSpec, ...]
+    group_of: tuple[int, ...]
+    k: int
+    shards: int
+    bank: SignBank
+    index_of: dict[int, int]
+
+    def signs(self, index: int) -> Tensor:
+        """float32 signs of parameter ``index``, one a row and one a tail of each shard."""
+        needed = signs_needed(_padded(self.params[index], self.shards), k=self.k, shards=self.shards)
+        return self.bank.signs(self.names[index], needed)
+
+    def offset(self, index: int) -> int:
+        """Where in the sketch the first element of parameter ``index`` falls."""
+        return xxhash.xxh32_intdigest(self.names[index].encode()) % self.k
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the model still has exactly these parameters (people replace them after wrapping)."""
+        now = {id(param) for param in model.parameters() if param.requires_grad}
+        return now.issuperset(self.index_of) and len(now) == len({id(p) for p in self.params if p.requires_grad})
+
+
+def clean_name(name: str) -> str:
+    """The FQN without the components that wrappers (DDP, torch.compile, checkpoint) put in."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS) or name
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside DDP and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int, shards: int = 1) -> Layout:
+    """The Layout of the trainable floating-point parameters of ``model`` whose names match one of the globs.
+
+    Raises ``CaptureError`` for a model without trainable parameters and for globs that match none.
+    """
+    every = [
+        (clean_name(name), param)
+        for name, param in unwrap(model).named_parameters()
+        if param.requires_grad and (param.is_floating_point() or param.is_complex())
+    ]
+    if not every:
+        raise CaptureError(
+            f"{type(unwrap(model)).__name__} has no parameter that requires a gradient, so there is nothing to watch. "
+            "Pass the model that the optimizer trains."
+        )
+    chosen = [(name, param) for name, param in every if any(fnmatch.fnmatch(name, glob) for glob in patterns)]
+    if not chosen:
+        raise CaptureError(
+            f"names={list(patterns)} matches none of the {len(every)} parameters; "
+            f"the first are {', '.join(name for name, _ in every[:5])}."
+        )
+    names = tuple(name for name, _ in chosen)
+    params = tuple(param for _, param in chosen)
+    groups, group_of = _group(names, [param.numel() for param in params], max_groups=max_groups)
+    k = sketch_length(len(groups))
+    capacity = max(signs_needed(_padded(param, shards), k=k, shards=shards) for param in params)
+    return Layout(
+        names=names,
+        params=params,
+        numels=tuple(param.numel() for param in params),
+        groups=groups,
+        group_of=group_of,
+        k=k,
+        shards=shards,
+        bank=SignBank(capacity=capacity, device=local(params[0]).device),
+        index_of={id(param): index for index, param in enumerate(params)},
+    )
+
+
+def local(x: Tensor) -> Tensor:
+    """The tensor's own memory on this rank: the shard of a DTensor, the tensor itself otherwise."""
+    to_local = getattr(x, "to_local", None)
+    return to_local() if to_local is not None else x
+
+
+def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(clean FQN, buffer) for every registered buffer with elements."""
+    for name, buffer in unwrap(model).named_buffers():
+        if buffer.numel():
+            yield clean_name(name), buffer
+
+
+def _block(name: str) -> str:
+    """The block a parameter belongs to: the path up to its first layer index, else its module."""
+    parts = name.split(".")
+    for position, part in enumerate(parts[:-1]):
+        if part.isdigit():
+            return ".".join(parts[: position + 1])
+    return ".".join(parts[:-1]) or name
+
+
+def _padded(param: Tensor, shards: int) -> int:
+    """Elements of a parameter once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it."""
+    if shards == 1 or param.dim() == 0:
+        return max(param.numel(), shards)
+    return -(-param.shape[0] // shards) * shards * (param.numel() // max(param.shape[0], 1))
+
+
+def _group(
+    names: tuple[str, ...], numels: list[int], *, max_groups: int
+) -> tuple[tuple[GroupSpec, ...], tuple[int, ...]]:
+    blocks = list(dict.fromkeys(_block(name) for name in names))
+    per_group = -(-len(blocks) // max_groups)
+    merged = [blocks[start : start + per_group] for start in range(0, len(blocks), per_group)]
+    group_of_block = {block: index for index, group in enumerate(merged) for block in group}
+    group_of = tuple(group_of_block[_block(name)] for name in names)
+    specs = tuple(
+        GroupSpec(
+            name=group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}",
+            params=[name for name, of in zip(names, group_of, strict=True) if of == index],
+            numel=sum(numel for numel, of in zip(numels, group_of, strict=True) if of == index),
+        )
+        for index, group in enumerate(merged)
+    )
+    return specs, group_of
+
+
+def total_numel(layout: Layout) -> int:
+    """Elements of all watched parameters, unsharded."""
+    return sum(layout.numels)
+
+
+def device_of(layout: Layout) -> torch.device:
+    """Where the parameters live on this rank."""
+    return local(layout.params[0]).device

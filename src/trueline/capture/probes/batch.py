@@ -1,0 +1,103 @@
+"""Which samples a worker consumed: one digest per sample, in order, and how many tokens the loss averages over.
+
+Letters: B samples, T positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.tensor.digest import combine, digest_rows
+
+MASKS = ("attention_mask", "mask", "padding_mask")
+TARGETS = ("labels", "label", "label_ids", "targets", "target", "y", "decoder_input_ids")
+POSITIONS = ("position_ids", "token_type_ids", "cache_position", "inputs_embeds_mask")
+IGNORE_INDEX = -100
+"""What torch's cross entropy and Hugging Face leave out of the loss by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """int64 [B] digests on the batch's device; ``tokens`` float64 []; ``targets`` None where no labels were seen."""
+
+    samples: Tensor
+    targets: Tensor | None
+    tokens: Tensor | None
+    token_source: str
+
+
+def read_batch(*inputs: Any, **named: Any) -> Batch | None:
+    """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
+
+    The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a sample's
+    identity; an attention mask takes padding out of it. A pair of positional tensors is read as (inputs, targets).
+    """
+    items = list(_tensors(inputs, named))
+    items = [(name, x) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
+    if not items:
+        return None
+    rows = items[0][1].shape[0]
+    items = [(name, x) for name, x in items if x.shape[0] == rows]
+    mask = next((x for name, x in items if name in MASKS and x.dim() == 2), None)
+    targets = [x for name, x in items if name in TARGETS]
+    content = [(name, x) for name, x in items if name not in (*MASKS, *TARGETS, *POSITIONS)]
+    if not content:
+        content = items
+    samples = _digest(content, mask)
+    tokens, source = _tokens(content[0][1], targets, mask)
+    target_digests = _digest([("", x) for x in targets], mask) if targets else None
+    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
+
+
+def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:
+    total = None
+    for _, x in items:
+        fits = mask_BT is not None and x.shape == mask_BT.shape
+        digest = digest_rows(x, mask_BT.bool() if fits and mask_BT is not None else None)
+        total = digest if total is None else combine(total, digest)
+    assert total is not None
+    return total
+
+
+def _tokens(first: Tensor, targets: list[Tensor], mask: Tensor | None) -> tuple[Tensor | None, str]:
+    if targets and not targets[0].is_floating_point() and targets[0].dim() >= 2:
+        return (targets[0] != IGNORE_INDEX).sum().double(), "labels"
+    if mask is not None:
+        return mask.sum().double(), "attention_mask"
+    if not first.is_floating_point() and first.dim() == 2:
+        return torch.tensor(float(first.numel()), dtype=torch.float64), "inputs"
+    return torch.tensor(float(first.shape[0]), dtype=torch.float64), "samples"
+
+
+def _tensors(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    if len(inputs) == 1 and not isinstance(inputs[0], Tensor):
+        inputs = inputs[0] if isinstance(inputs[0], (tuple, list)) else inputs
+    if len(inputs) == 2 and not named and all(isinstance(x, Tensor) for x in inputs):
+        yield "", inputs[0]
+        yield "targets", inputs[1]
+        return
+    for value in inputs:
+        yield from _inside("", value, depth=0)
+    for name, value in named.items():
+        yield from _inside(name, value, depth=0)
+
+
+def _inside(name: str, value: Any, *, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif depth >= 3:
+        return
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _inside(str(key), inner, depth=depth + 1)
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _inside(name, inner, depth=depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _inside(field.name, getattr(value, field.name), depth=depth + 1)

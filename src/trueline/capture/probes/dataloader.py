@@ -1,0 +1,134 @@
+"""What the training DataLoader shows: the epoch, the sampler's settings, and a digest of rows held in memory.
+
+The dataset is never indexed (its ``__getitem__`` may draw random numbers or open files); only containers that it holds are
+looked at: lists, tuples, arrays, tensors, and ``Subset`` indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from trueline.capture import seams
+
+ROWS_LOOKED_AT = 64
+"""Rows, evenly spaced, that go into the digest of an in-memory dataset."""
+
+
+class DataLoaderProbe:
+    """Counts how often the training data was iterated, and describes the loader that did it.
+
+    The training loader is the one iterated last before the first training step; loaders over the same dataset object count as
+    the same (people build one per epoch), others (evaluation) do not.
+    """
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.epoch: int | None = None
+        self._dataset: Any = None
+        self._last: DataLoader[Any] | None = None
+        self._count: dict[int, int] = {}
+        seams.loader_iter.add(self._at_iter)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        seams.loader_iter.remove(self._at_iter)
+
+    def at_training_step(self) -> None:
+        """A training forward pass begins: the loader iterated last, if none is known yet, is the training loader."""
+        if self._dataset is None and self._last is not None:
+            self._dataset = self._last.dataset
+            self.epoch = self._count[id(self._dataset)] - 1
+            self.facts = describe_loader(self._last)
+
+    def _at_iter(self, loader: DataLoader[Any]) -> None:
+        key = id(loader.dataset)
+        self._count[key] = self._count.get(key, 0) + 1
+        self._last = loader
+        if self._dataset is not None and loader.dataset is self._dataset:
+            self.epoch = self._count[key] - 1
+
+
+def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The facts of ``RankEnv.data``; what cannot be read is left out."""
+    dataset, sampler = loader.dataset, _sampler(loader)
+    facts: dict[str, Any] = {
+        "dataset_type": type(dataset).__name__,
+        "sampler": type(sampler).__name__ if sampler is not None else "",
+        "batch_size": loader.batch_size,
+        "drop_last": bool(loader.drop_last),
+        "rows_digest": rows_digest(dataset),
+    }
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
+        facts["dataset_len"] = len(dataset)  # type: ignore[arg-type]
+    for name, key in (
+        ("num_replicas", "num_replicas"),
+        ("rank", "sampler_rank"),
+        ("seed", "seed"),
+        ("shuffle", "shuffle"),
+    ):
+        value = getattr(sampler, name, None)
+        if isinstance(value, (bool, int)):
+            facts[key] = value
+    return facts
+
+
+def rows_digest(dataset: Any) -> str:
+    """Hex digest of what an in-memory dataset holds, '' where it cannot be known without indexing it."""
+    if isinstance(dataset, Subset):
+        indices = _content(np.asarray(list(dataset.indices)))
+        return xxhash.xxh3_64_hexdigest((indices or b"") + rows_digest(dataset.dataset).encode())
+    found = _rows(dataset)
+    if found is None:
+        return ""
+    length = len(found)
+    picked = sorted(
+        {round(index * (length - 1) / max(ROWS_LOOKED_AT - 1, 1)) for index in range(min(ROWS_LOOKED_AT, length))}
+    )
+    contents = [_content(found[index]) for index in picked]
+    if any(content is None for content in contents):
+        return ""
+    return xxhash.xxh3_64_hexdigest(b"|".join([str(length).encode(), *(content or b"" for content in contents)]))
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    for holder in (loader, getattr(loader, "batch_sampler", None)):
+        sampler = getattr(holder, "sampler", None)
+        if sampler is not None and hasattr(sampler, "num_replicas"):
+            return sampler
+    return getattr(loader, "sampler", None)
+
+
+def _rows(dataset: Any) -> Any:
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[0]
+    if type(dataset) in (list, tuple, np.ndarray, torch.Tensor):
+        return dataset
+    if not hasattr(dataset, "__len__"):
+        return None
+    length = len(dataset)
+    held = getattr(dataset, "__dict__", {})
+    for value in held.values():
+        if type(value) in (list, tuple, np.ndarray, torch.Tensor) and len(value) == length > 0:
+            return value
+    return None
+
+
+def _content(value: Any) -> bytes | None:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return None if value.dtype == object else np.ascontiguousarray(value).tobytes()
+    if isinstance(value, (str, int, float, bool, bytes, np.generic, type(None))):
+        return repr(value).encode()
+    if isinstance(value, Mapping):
+        value = [item for pair in value.items() for item in pair]
+    if isinstance(value, (list, tuple)):
+        parts = [_content(item) for item in value]
+        return None if any(part is None for part in parts) else b",".join(part or b"" for part in parts)
+    return None

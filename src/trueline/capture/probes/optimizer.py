@@ -1,0 +1,42 @@
+"""The optimizer's hyper-parameters of a step: learning rates as they are, everything else as one digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import xxhash
+
+
+def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count as
+    not measured: reading them would synchronise."""
+    rates: list[float] = []
+    facts: list[object] = [type(optimizer).__name__]
+    for group in optimizer.param_groups:
+        plain = {key: plain_value(value) for key, value in group.items() if key != "params"}
+        rate = plain.get("lr")
+        rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
+        facts.append((len(group["params"]), sorted(plain.items(), key=lambda item: item[0])))
+    return {"lr": rates, "optimizer_digest": xxhash.xxh3_64_intdigest(repr(facts).encode())}
+
+
+def describe(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Class and hyper-parameters per group, for the environment file."""
+    return {
+        "class": type(optimizer).__name__,
+        "groups": [
+            {key: plain_value(value) for key, value in group.items() if key != "params"}
+            | {"num_params": len(group["params"])}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON can hold it; a host scalar tensor as its number, any other object as its type's name."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.device.type == "cpu" and value.numel() == 1 else f"tensor on {value.device.type}"
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

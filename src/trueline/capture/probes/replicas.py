@@ -1,0 +1,22 @@
+"""Digests of parameters and buffers, so that replicas can be held against each other bit by bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trueline.capture.layout import Layout, local, named_buffers
+from trueline.tensor.digest import digest_tensor
+
+
+def param_digests(layout: Layout) -> Tensor:
+    """int64 [P] digest of each watched parameter's own memory (its shard under FSDP), on its device."""
+    return torch.stack([digest_tensor(local(param.detach())) for param in layout.params])
+
+
+def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:
+    """Names and int64 [B] digests of the registered buffers; None without buffers."""
+    pairs = [(name, digest_tensor(local(buffer))) for name, buffer in named_buffers(model)]
+    if not pairs:
+        return [], None
+    return [name for name, _ in pairs], torch.stack([digest for _, digest in pairs])

@@ -1,0 +1,385 @@
+"""The recorder: opens and closes steps, asks the probes, and hands what they measured to a Sink.
+
+One step, on every rank: hooks measure gradients while backward runs; just before the optimizer's update everything is staged
+and copied to the host, and the sum over workers is started; after the update the row is written. The sum is read a step or
+more later and written as the second piece of the row. No step ever waits for another rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trueline.capture import derive, exchange, rows
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.exact import exact_cosines
+from trueline.capture.exchange import Pending, Team
+from trueline.capture.host_copy import HostCopy
+from trueline.capture.identity import Identity
+from trueline.capture.layout import Layout, device_of, make_layout
+from trueline.capture.probes.batch import Batch
+from trueline.capture.probes.dataloader import DataLoaderProbe
+from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.probes.loss import LossProbe
+from trueline.capture.probes.optimizer import hyper_parameters
+from trueline.capture.probes.replicas import buffer_digests, param_digests
+from trueline.capture.probes.streams import rng_digests
+from trueline.capture.schedule import Schedule
+from trueline.schema.finding import Finding
+from trueline.schema.plan import Plan
+from trueline.schema.roles import Sink
+from trueline.schema.run_manifest import Manifest
+
+_log = logging.getLogger("trueline")
+
+MAX_PENDING = 16
+"""Steps whose sum is still awaited before the oldest is given up: with this many outstanding a worker is gone."""
+
+
+@dataclass
+class StepRecord:
+    """One step between being measured and being written."""
+
+    row: dict[str, Any]
+    copy: HostCopy
+    interval: int
+    keeps_sketch: bool
+    own: derive.Own | None = None
+    pending: Pending | None = None
+    reduced_norm2: derive.Array | None = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer step."""
+        return int(self.row["step"])
+
+
+class Recorder:
+    """Watches one model on one rank. Made by ``capture.watch``; the methods are called by its hooks."""
+
+    def __init__(
+        self, model: nn.Module, *, adapter: Adapter, sink: Sink, plan: Plan, team: Team, manifest: Manifest | None
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.team = team
+        self.loader = DataLoaderProbe()
+        self.loss = LossProbe()
+        self.autocast: dict[str, Any] = {}
+        self.batch_given = False
+        self._adapter = adapter
+        self._sink: Sink | None = sink
+        self._schedule = Schedule(plan)
+        self._broken: set[str] = set()
+        self._spent: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
+        self._step = 0
+        self._own_s = 0.0
+        self._ended_at = time.perf_counter()
+        self._written: deque[StepRecord] = deque()
+        self._unwritten: deque[StepRecord] = deque()
+        self._shape_layout()
+        self._identity = Identity(manifest, adapter=adapter, team=team)
+        self._open()
+
+    # -- called by the hooks ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def guarded(self, part: str) -> Iterator[None]:
+        """Count the time inside as Trueline's own, and turn an exception of ours into a Finding: training goes on."""
+        begin = time.perf_counter()
+        try:
+            yield
+        except Exception as error:
+            self._break(part, error)
+        finally:
+            self._own_s += time.perf_counter() - begin
+
+    def consume(self, batch: Batch | None) -> None:
+        """Take the samples of one training forward pass."""
+        if batch is not None and self._schedule.within(self._step):
+            self._batches.append(batch)
+
+    def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
+        """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
+        if not self._schedule.within(self._step):
+            return
+        with self.guarded("optimizer"):
+            self._row |= hyper_parameters(optimizer)
+            self._describe(optimizer)
+        if self._schedule.digests_params(self._step) and "replicas" not in self._broken:
+            self._digest_replicas()
+        if gradients_ready:
+            self._gather()
+
+    def after_update(self) -> None:
+        """The update is done: the step ends, its row is written, the next one opens."""
+        if self._schedule.within(self._step):
+            if self._record is None:
+                self._gather()
+            self._end_row()
+        self._step += 1
+        with self.guarded("exchange"):
+            self.drain()
+        self._open()
+
+    def drain(self, *, patience_s: float = 0.0) -> None:
+        """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``."""
+        until = time.perf_counter() + patience_s
+        while self._unwritten and (self._unwritten[0].copy.ready() or patience_s > 0):
+            record = self._unwritten.popleft()
+            record.copy.wait()
+            self._write_row(record)
+            self._written.append(record)
+        while self._written:
+            pending = self._written[0].pending
+            left = until - time.perf_counter()
+            if pending is None or pending.ready() or (patience_s > 0 and pending.wait(max(left, 0.001))):
+                self._write_sum(self._written.popleft())
+            elif len(self._written) > MAX_PENDING or patience_s > 0:
+                late = self._written.popleft()
+                self._break("exchange", TimeoutError(f"the sum over workers of step {late.step} never arrived"))
+            else:
+                return
+
+    def close(self) -> None:
+        """Write what is left, close the Sink, and leave the model as it was."""
+        with self.guarded("close"):
+            self.drain(patience_s=exchange.PATIENCE_S)
+        self._adapter.detach()
+        self.loader.detach()
+        self.loss.detach()
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except OSError as error:
+                _log.warning("trueline: the last steps could not be written: %s", error)
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._batches: list[Batch] = []
+        self._row: dict[str, Any] = {"step": self._step}
+        self._staged: dict[str, Tensor] = {}
+        self._record: StepRecord | None = None
+        self.loss.begin()
+        self._await_decision()
+        self._sampled = self._schedule.samples(self._step) and "gradients" not in self._broken
+        self._keeps = self._sampled and self._schedule.keeps_sketches(self._step)
+        if self._sampled and not self.layout.fits(self.model):
+            with self.guarded("gradients"):
+                self._shape_layout()
+        self.gradients.begin(active=self._sampled, exact=self.plan.exact and self._keeps)
+
+    def _await_decision(self) -> None:
+        """Before a step is chosen, every sum that may change the interval from here on must be in: all ranks decide alike.
+
+        Such a sum is two samples old, so it is there; a rank that is gone costs ``PATIENCE_S`` once, then sums stop.
+        """
+        oldest = self._written[0] if self._written else None
+        if self.plan.every is None and oldest is not None and oldest.step + 2 * oldest.interval <= self._step:
+            if "exchange" not in self._broken:
+                with self.guarded("exchange"):
+                    self.drain(patience_s=exchange.PATIENCE_S)
+
+    def _shape_layout(self) -> None:
+        self.layout: Layout = make_layout(
+            self.model, patterns=self.plan.names, max_groups=self.plan.max_groups, shards=self._adapter.shards
+        )
+        self.gradients = GradientProbe(self.layout)
+        self._adapter.attach(self.gradients, self.guarded)
+
+    def _digest_replicas(self) -> None:
+        with self.guarded("replicas"):
+            self._staged["param_digests"] = param_digests(self.layout)
+            self._identity.buffers, digests = buffer_digests(self.model)
+            if digests is not None:
+                self._staged["buffer_digests"] = digests
+            self._row |= rng_digests(device_of(self.layout))
+
+    def _gather(self) -> None:
+        if self._sampled and "gradients" not in self._broken:
+            with self.guarded("gradients"), torch.no_grad():
+                self._gather_gradients()
+        with self.guarded("row"):
+            if self._batches:
+                self._staged["sample_digests"] = torch.cat([batch.samples for batch in self._batches])
+                targets = [batch.targets for batch in self._batches if batch.targets is not None]
+                if targets:
+                    self._staged["target_digests"] = torch.cat(targets)
+            self._staged |= self.loss.result(self._batches)
+            self._record = StepRecord(
+                self._row, HostCopy(self._staged), interval=self._schedule.interval, keeps_sketch=self._keeps
+            )
+        if self._record is not None and self._record.copy.ready():
+            self._start_sum(self._record)
+
+    def _gather_gradients(self) -> None:
+        if self._adapter.local_is_grad:
+            for param in self.layout.params:
+                if param.grad is not None:
+                    self.gradients.see("local", param, param.grad)
+        elif self._adapter.shards == 1:
+            self.gradients.see_used()
+        self._staged |= self.gradients.payload()
+        if self.gradients.exact and self.team.group is not None:
+            group = self._adapter.process_group
+            self._row["exact_cosines"] = exact_cosines(self.gradients.copies, self.layout, group=group)
+
+    def _start_sum(self, record: StepRecord) -> None:
+        """Begin the sum over workers of a sampled step, once its numbers are on the host."""
+        sampled = record.row.setdefault("_sampled", self._sampled)
+        if record.pending is not None or self.team.group is None or not sampled or "exchange" in self._broken:
+            return
+        with self.guarded("exchange"):
+            record.own = rows.own_measurement(record.copy.host, self.layout)
+            record.reduced_norm2 = rows.reduced_norm2(record.copy.host, self.layout)
+            sharded = self._adapter.shards > 1
+            replicas = self.team.size // self._adapter.shards if sharded else 1
+            record.pending = exchange.start(
+                self.team,
+                step=record.step,
+                scalars=derive.scalars(record.own, step=record.step, spent=self._spent),
+                sums=derive.pack(record.own, reduced_norm2=record.reduced_norm2, sharded=sharded, replicas=replicas),
+            )
+
+    def _end_row(self) -> None:
+        if self._record is None:
+            return
+        now = time.perf_counter()
+        own_s, step_s = self._own_s, now - self._ended_at
+        self._own_s, self._ended_at = 0.0, now
+        self._record.row |= {
+            "time_ns": time.time_ns(),
+            "step_s": step_s,
+            "own_s": own_s,
+            "epoch": self.loader.epoch,
+            "num_micro": len(self._batches) or None,
+        }
+        self._spent["sampled" if self._sampled else "plain"] = own_s
+        self._spent["step"] = step_s
+        self._unwritten.append(self._record)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _write_row(self, record: StepRecord) -> None:
+        self._start_sum(record)
+        host = record.copy.host
+        columns = {name: value for name, value in record.row.items() if not name.startswith("_")}
+        columns |= rows.gradient_columns(host, self.layout, sharded=self._adapter.shards > 1)
+        columns |= rows.digest_columns(host)
+        if record.keeps_sketch and record.own is not None:
+            columns["sketch"] = record.own.local.astype(np.float32).ravel()
+        self._write(columns)
+
+    def _write_sum(self, record: StepRecord) -> None:
+        result = record.pending.result() if record.pending is not None else None
+        if result is None or record.own is None:
+            return
+        sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
+        steps = sums.scalars[:, derive.SCALARS.index("step")]
+        if np.any(steps != record.step):
+            self._break("exchange", RuntimeError(f"workers were at different steps: {sorted(set(steps.tolist()))}"))
+            return
+        reduction = self._adapter.reduction()
+        columns = derive.columns(
+            record.own,
+            sums,
+            reduced_norm2=record.reduced_norm2,
+            sharded=self._adapter.shards > 1,
+            numel=np.array([spec.numel for spec in self.layout.groups], dtype=np.float64),
+            dtype=reduction.dtype,
+            roundings=reduction.roundings,
+        )
+        self._write({"step": record.step} | columns)
+        self._follow_budget(sums, record)
+
+    def _follow_budget(self, sums: derive.Sums, record: StepRecord) -> None:
+        worst = {name: float(sums.scalars[:, derive.SCALARS.index(name)].max()) for name in ("plain", "sampled")}
+        step_s = float(sums.scalars[:, derive.SCALARS.index("step_s")].min())
+        self._schedule.spent(plain_s=worst["plain"], sampled_s=worst["sampled"], step_s=step_s)
+        interval = self._schedule.decide(record.step, interval=record.interval)
+        if interval is not None and self._identity.note_interval(interval, step=record.step):
+            self._send_identity()
+
+    def _write(self, record: dict[str, Any] | Finding) -> None:
+        if self._sink is None:
+            return
+        try:
+            self._sink.write(record)
+        except OSError as error:
+            self._lose_sink(error)
+
+    def _describe(self, optimizer: torch.optim.Optimizer) -> None:
+        self.loader.at_training_step()
+        changed = self._identity.update(
+            self.model,
+            self.layout,
+            optimizer=optimizer,
+            data=self.loader.facts,
+            autocast=self.autocast,
+            batches=self._batches,
+            loss_source=self.loss.source,
+        )
+        if changed:
+            self._send_identity()
+
+    def _send_identity(self) -> None:
+        if self._sink is None:
+            return
+        try:
+            self._sink.describe(self._identity.manifest, self._identity.env)
+        except OSError as error:
+            self._lose_sink(error)
+
+    # -- what goes wrong -------------------------------------------------------------------------------------------
+
+    def _break(self, part: str, error: Exception) -> None:
+        """Detach one part after an exception of ours and say so once; never raises."""
+        if part in self._broken:
+            return
+        self._broken.add(part)
+        _log.debug("trueline: %s failed", part, exc_info=error)
+        if part == "gradients":
+            self.gradients.begin(active=False)
+        claim = f"Watching of {part} stopped on rank {self.team.rank} at step {self._step}: {type(error).__name__}: {error}."
+        _log.warning("trueline: %s Training goes on.", claim)
+        self._write(
+            Finding(
+                code="watch-degraded",
+                severity="info",
+                claim=claim,
+                ranks=(self.team.rank,),
+                step_first=self._step,
+                next=("Report this with the message above; the other signals are still recorded.",),
+            )
+        )
+
+    def _lose_sink(self, error: OSError) -> None:
+        """The Run cannot be written any more: training goes on, and the end of the Run says so if it still can."""
+        sink, self._sink = self._sink, None
+        claim = f"The Run could not be written from step {self._step} on rank {self.team.rank}: {error}."
+        _log.warning("trueline: %s Training goes on unwatched.", claim)
+        finding = Finding(
+            code="watch-degraded",
+            severity="warning",
+            claim=claim,
+            ranks=(self.team.rank,),
+            step_first=self._step,
+            next=("Free space or choose another --out, and start a new Run.",),
+        )
+        for last in (lambda: sink.write(finding), lambda: sink.close()):
+            try:
+                if sink is not None:
+                    last()
+            except OSError:
+                continue

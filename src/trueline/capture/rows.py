@@ -1,0 +1,92 @@
+"""From what arrived on the host to the columns of a workers row. Pure: numpy in, plain values out.
+
+Letters: P parameters, G groups, k sketch length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.capture.derive import Own
+from trueline.capture.layout import Layout
+from trueline.tensor.digest import unsigned
+
+Array = NDArray[np.float64]
+MISSING = -1.0
+"""Stands for "no gradient was seen" in a list of norms, where None cannot stand."""
+
+
+def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: bool) -> dict[str, Any]:
+    """The columns that one worker knows by itself: loss and tokens, and its ``local`` and ``used`` norms."""
+    out: dict[str, Any] = {name: float(host[name]) for name in ("loss", "tokens") if name in host}
+    if "local_norm2" in host:
+        norm2 = host["local_norm2"].numpy()
+        seen = norm2 != MISSING
+        total = float(norm2[seen].sum())
+        out["grad_norm"] = math.sqrt(total) if total >= 0 else math.nan
+        out["grad_nonfinite"] = float(not math.isfinite(total))
+        out["param_grad_norms"] = _roots(norm2).tolist()
+        out["group_grad_norms"] = np.sqrt(by_group(norm2, layout)).tolist()
+        out["group_seen"] = _seen_fraction(seen, layout)
+    elif "used_norm2" in host:
+        out["group_seen"] = [0.0] * len(layout.groups)
+    if "used_norm2" in host and not sharded:
+        out["used_param_norms"] = _roots(host["used_norm2"].numpy()).tolist()
+    return out
+
+
+def digest_columns(host: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The columns of uint64 digests that arrived as int64."""
+    names = ("sample_digests", "target_digests", "param_digests", "buffer_digests")
+    return {name: [unsigned(value) for value in host[name].tolist()] for name in names if name in host}
+
+
+def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
+    """This worker's norms and sketches as arrays; zeros for a local gradient that was not seen."""
+    shape = (len(layout.groups), layout.k)
+
+    def sketch(phase: str) -> Array | None:
+        found = host.get(f"{phase}_sketch")
+        return None if found is None else found.numpy().reshape(shape)
+
+    local = sketch("local")
+    norms = np.zeros(shape[0]) if local is None else np.sqrt(by_group(host["local_norm2"].numpy(), layout))
+    return Own(
+        local_norm=norms,
+        local=np.zeros(shape) if local is None else local,
+        reduced=sketch("reduced"),
+        used=sketch("used"),
+    )
+
+
+def reduced_norm2(host: Mapping[str, Tensor], layout: Layout) -> Array | None:
+    """Squared norm per group, float64 [G], of what the reduction returned (or, where that is not seen, of what was used)."""
+    for phase in ("reduced", "used"):
+        if f"{phase}_norm2" in host:
+            return by_group(host[f"{phase}_norm2"].numpy(), layout)
+    return None
+
+
+def by_group(norm2_P: Array, layout: Layout) -> Array:
+    """Sum of squares per group, float64 [G]; what was not seen adds nothing."""
+    out = np.zeros(len(layout.groups))
+    np.add.at(out, list(layout.group_of), np.where(norm2_P == MISSING, 0.0, norm2_P))
+    return out
+
+
+def _roots(norm2_P: Array) -> Array:
+    return np.where(norm2_P == MISSING, MISSING, np.sqrt(np.maximum(norm2_P, 0.0)))
+
+
+def _seen_fraction(seen_P: NDArray[np.bool_], layout: Layout) -> list[float]:
+    """Share of each group's elements whose gradient was seen before reduction."""
+    numels = np.asarray(layout.numels, dtype=np.float64)
+    count = np.zeros(len(layout.groups))
+    np.add.at(count, list(layout.group_of), np.where(seen_P, numels, 0.0))
+    return [float(part / max(spec.numel, 1)) for part, spec in zip(count, layout.groups, strict=True)]

@@ -1,0 +1,81 @@
+"""Which steps are sampled: decided from the Plan, the step number and sums that all ranks share, so all take part or none."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from trueline.schema.plan import Plan
+
+WARMUP = 4
+"""Steps sampled at the start whatever the budget: the first is where wrong starts show, the others measure the cost."""
+
+MAX_INTERVAL = 1_000
+KEPT = 16
+"""Latest measurements of cost whose median counts."""
+
+
+class Schedule:
+    """Answers, per optimizer step, whether gradients, parameters and sketches are taken.
+
+    With ``Plan.every`` the interval is fixed. Without, it starts at 1 and follows the measured cost: the smallest interval E
+    with (plain + (sampled - plain) / E) / step time <= budget, all in host seconds, the worst rank deciding. A new interval
+    takes effect two samples after the step that it was computed from, when every rank has that step's sum.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.interval = plan.every or 1
+        self._next = plan.steps[0]
+        self._window = -1
+        self._changes: list[tuple[int, int]] = []
+        self._plain: list[float] = []
+        self._sampled: list[float] = []
+        self._times: list[float] = []
+
+    def within(self, step: int) -> bool:
+        """Whether the Plan watches this step at all."""
+        first, end = self._plan.steps
+        return step >= first and (end is None or step < end)
+
+    def samples(self, step: int) -> bool:
+        """Whether gradients are measured at this step. Ask once a step, in order."""
+        if not self.within(step) or step < self._next:
+            return False
+        while self._changes and self._changes[0][0] <= step:
+            self.interval = self._changes.pop(0)[1]
+        self._next = step + (1 if step - self._plan.steps[0] < WARMUP and self._plan.every is None else self.interval)
+        return True
+
+    def digests_params(self, step: int) -> bool:
+        """Whether parameters and buffers are digested before the update of this step: the first, then every so many."""
+        return self.within(step) and (step - self._plan.steps[0]) % self._plan.params_every == 0
+
+    def keeps_sketches(self, step: int) -> bool:
+        """Whether a sampled step's sketch is kept (N x N cosines): the first sample in each window of ``matrix_every``."""
+        window = (step - self._plan.steps[0]) // self._plan.matrix_every
+        due = window > self._window
+        self._window = max(window, self._window)
+        return due
+
+    def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
+        """Take the host time that watching used in the latest plain and sampled step (0: none yet), of the worst rank, and
+        the step's own time."""
+        for values, value in ((self._plain, plain_s), (self._sampled, sampled_s), (self._times, step_s)):
+            if value > 0:
+                values.append(value)
+            del values[:-KEPT]
+
+    def decide(self, step: int, *, interval: int) -> int | None:
+        """The interval that the budget asks for, to hold from two samples after ``step`` (which was sampled at ``interval``).
+
+        None where the Plan fixes it. Must be called for the same steps, with the same history, on all ranks.
+        """
+        if self._plan.every is not None or not self._sampled or not self._times:
+            return None
+        sampled = statistics.median(self._sampled)
+        plain = statistics.median(self._plain) if self._plain else sampled / 4
+        room = self._plan.budget * statistics.median(self._times) - plain
+        wanted = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
+        self._changes.append((step + 2 * interval, wanted))
+        return wanted

@@ -1,0 +1,229 @@
+"""``Watch``: the handle a training script holds, and how watching is put on a model and taken off again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from trueline.capture.adapters import choose_adapter
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.environment import autocast_state
+from trueline.capture.exchange import Team, make_team
+from trueline.capture.hook import Hook
+from trueline.capture.layout import unwrap
+from trueline.capture.probes.batch import read_batch
+from trueline.capture.recorder import Recorder
+from trueline.schema.errors import CaptureError, InputError, TruelineError
+from trueline.schema.plan import Plan
+from trueline.schema.roles import Sink
+from trueline.schema.run_manifest import Manifest
+
+
+class SinkMaker(Protocol):
+    """Makes this rank's Sink; ``first`` is True on the one rank that creates the Run."""
+
+    def __call__(self, *, rank: int, first: bool) -> Sink: ...
+
+
+class Watch:
+    """Watching of one model. Every method is safe to call when watching has broken down: training never notices.
+
+    ``run_path`` is where the Run goes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
+        *,
+        make_sink: SinkMaker,
+        run_path: str,
+        plan: Plan,
+        process_group: dist.ProcessGroup | None = None,
+        version: str = "",
+    ) -> None:
+        self.run_path = run_path
+        adapter = choose_adapter(model, process_group)
+        team = make_team(adapter.process_group or process_group)
+        sink = _open_together(team, make_sink)
+        manifest = _manifest(adapter, team, plan=plan, version=version) if team.index == 0 else None
+        try:
+            self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, manifest=manifest)
+        except TruelineError:
+            adapter.detach()
+            sink.close()
+            raise
+        self._optimizers = _as_refs(optimizer)
+        self._marker: weakref.ref[torch.optim.Optimizer] | None = None
+        self._in_step = False
+        self._handles = self._hook(model, adapter)
+        self._closed = False
+        atexit.register(self.close)
+
+    @contextlib.contextmanager
+    def step(self, batch: Any = None) -> Iterator[Watch]:
+        """One training step (or micro-batch) on ``batch``, whose samples are digested here instead of at the forward pass."""
+        if batch is not None:
+            with self._recorder.guarded("batch"):
+                self._recorder.consume(read_batch(batch))
+            self._recorder.batch_given = True
+        try:
+            yield self
+        finally:
+            self._recorder.batch_given = False
+
+    def loss(self, loss: Tensor | float, tokens: float | Tensor | None = None) -> None:
+        """Take this worker's loss before any averaging, and the number of tokens that it is the mean over."""
+        with self._recorder.guarded("loss"):
+            self._recorder.loss.give(loss, tokens)
+
+    def close(self) -> None:
+        """Write what is left and take all hooks off. Called again, or at exit, it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for handle in self._handles:
+            handle.remove()
+        self._recorder.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hook(self, model: nn.Module, adapter: Adapter) -> list[Any]:
+        handles: list[Any] = [
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        ]
+        seen = _forward_module(model)
+        if seen is None:
+            adapter.notes.append(
+                "the model is compiled in place: its forward pass is not hooked, pass batches by watch.step(batch)."
+            )
+        else:
+            handles.append(seen.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True))
+            handles.append(seen.register_forward_hook(Hook(self._after_forward)))
+        return handles
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the samples of a training forward pass; evaluation and generation are left alone."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        recorder = self._recorder
+        with recorder.guarded("batch"):
+            recorder.autocast = autocast_state()
+            recorder.loader.at_training_step()
+            if not recorder.batch_given:
+                recorder.consume(read_batch(*args, **kwargs))
+
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            with self._recorder.guarded("loss"):
+                self._recorder.loss.from_output(output)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._marks_the_step(optimizer):
+            closure = kwargs.get("closure", args[0] if args else None)
+            self._recorder.before_update(optimizer, gradients_ready=closure is None)
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._marks_the_step(optimizer):
+            self._recorder.after_update()
+
+    def _marks_the_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this optimizer's update ends a step: the one that was given, else the first that trains the model."""
+        if self._marker is None:
+            watched = self._recorder.layout.index_of
+            trains = any(id(param) in watched for group in optimizer.param_groups for param in group["params"])
+            given = not self._optimizers or any(ref() is optimizer for ref in self._optimizers)
+            if not (trains and given):
+                return False
+            self._marker = weakref.ref(optimizer)
+        return self._marker() is optimizer
+
+
+def _as_refs(
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
+) -> tuple[weakref.ref[torch.optim.Optimizer], ...]:
+    if optimizer is None:
+        return ()
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return (weakref.ref(optimizer),)
+    inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap the optimizer under this name
+    if isinstance(inner, torch.optim.Optimizer):
+        return (weakref.ref(inner),)
+    if isinstance(optimizer, (list, tuple)) and all(isinstance(one, torch.optim.Optimizer) for one in optimizer):
+        return tuple(weakref.ref(one) for one in optimizer)
+    raise CaptureError(
+        f"optimizer is a {type(optimizer).__name__}. Pass a torch.optim.Optimizer, a list of them, or leave it out."
+    )
+
+
+def _forward_module(model: nn.Module) -> nn.Module | None:
+    """The module whose forward hooks run in eager mode once a training step: the innermost that is not compiled.
+
+    A hook inside a compiled region would be traced and could change what the compiler fuses, so the outermost wrapper is taken
+    where anything below it is compiled; None where the outermost is compiled in place.
+    """
+    chain = [model]
+    while (inner := _one_inside(chain[-1])) is not None:
+        chain.append(inner)
+    compiled = any(hasattr(module, "_orig_mod") or _compiled_in_place(module) for module in chain)
+    if not compiled:
+        return unwrap(model)
+    return None if _compiled_in_place(model) else model
+
+
+def _one_inside(model: nn.Module) -> nn.Module | None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _open_together(team: Team, make_sink: SinkMaker) -> Sink:
+    """Every rank's Sink, the first rank's first; where that fails all ranks raise, so that none waits for the others."""
+    failure: str | None = None
+    sink: Sink | None = None
+    if team.index == 0:
+        try:
+            sink = make_sink(rank=team.rank, first=True)
+        except (TruelineError, OSError) as error:
+            failure = str(error)
+    if team.group is not None:
+        told: list[Any] = [failure]
+        dist.broadcast_object_list(told, src=team.ranks[0], group=team.group)
+        failure = told[0]
+    if failure is not None:
+        raise InputError(failure)
+    return sink if sink is not None else make_sink(rank=team.rank, first=False)
+
+
+def _manifest(adapter: Adapter, team: Team, *, plan: Plan, version: str) -> Manifest:
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return Manifest(
+        trueline_version=version,
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        world_size=world,
+        data_parallel_ranks=list(team.ranks),
+        adapter=adapter.name,
+        command=list(sys.argv),
+        plan=plan.model_dump(mode="json"),
+        notes=list(adapter.notes),
+    )

@@ -1,0 +1,90 @@
+"""Digests: equal content, equal number; anything else, another."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trueline.tensor import digest
+from trueline.tensor.digest import combine, digest_rows, digest_tensor, unsigned
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
+def test_equal_tensors_have_equal_digests_and_one_flipped_bit_another(dtype):
+    x = (torch.arange(1000) % 7).to(dtype)
+    assert digest_tensor(x) == digest_tensor(x.clone())
+    y = x.clone()
+    y[500] = 1 if x[500] != 1 else 0
+    assert digest_tensor(x) != digest_tensor(y)
+
+
+def test_a_permutation_is_seen():
+    x = torch.randn(64)
+    assert digest_tensor(x) != digest_tensor(x.flip(0))
+    assert digest_rows(x[None])[0] != digest_rows(x.flip(0)[None])[0]
+
+
+def test_logical_order_counts_not_memory_order():
+    x = torch.randn(8, 9)
+    assert digest_tensor(x.t().contiguous().t()) == digest_tensor(x)
+
+
+def test_last_bit_of_one_float_is_seen_by_the_integer_hash():
+    x = torch.randn(3, 100)
+    y = x.clone()
+    y.view(torch.int32)[1, 50] ^= 1
+    a, b = digest_rows(x), digest_rows(y)
+    assert a[0] == b[0] and a[2] == b[2] and a[1] != b[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(0, 6), st.integers(0, 6))
+def test_padding_does_not_change_a_sample(tokens, left, right):
+    plain = torch.tensor([tokens])
+    padded = torch.tensor([[0] * left + tokens + [0] * right])
+    mask = torch.tensor([[False] * left + [True] * len(tokens) + [False] * right])
+    assert digest_rows(padded, mask)[0] == digest_rows(plain, torch.ones_like(plain, dtype=torch.bool))[0]
+
+
+def test_right_padding_without_a_mask_does_not_change_a_sample():
+    short = torch.tensor([[5, 6, 7, 0]])
+    long = torch.tensor([[5, 6, 7, 0, 0, 0]])
+    assert digest_rows(short)[0] == digest_rows(long)[0]
+
+
+def test_rows_of_one_length_stay_distinct():
+    rows = torch.cartesian_prod(*[torch.arange(3)] * 6)
+    assert digest_rows(rows).unique().numel() == 3**6
+
+
+def test_random_rows_do_not_collide():
+    rows = torch.randint(0, 4, (20_000, 24), generator=torch.Generator().manual_seed(0)).unique(dim=0)
+    assert digest_rows(rows).unique().numel() == rows.shape[0]
+
+
+def test_long_rows_take_the_byte_hash_and_still_differ():
+    x = torch.randn(4, 3, 64, 64)
+    y = x.clone()
+    y[2, 0, 0, 0] += 1
+    assert (digest_rows(x) == digest_rows(y)).tolist() == [True, True, False, True]
+
+
+def test_chunks_do_not_change_the_integer_hash(monkeypatch):
+    x = torch.randn(2, 300)
+    whole = digest_rows(x)
+    monkeypatch.setattr(digest, "_CHUNK", 64)
+    assert torch.equal(whole, digest_rows(x))
+
+
+def test_empty_things_have_a_digest():
+    assert digest_rows(torch.zeros(0, 4)).shape == (0,)
+    assert digest_rows(torch.zeros(2, 0)).shape == (2,)
+    assert digest_tensor(torch.zeros(0)) == digest_tensor(torch.zeros(0))
+
+
+def test_combine_is_ordered_and_unsigned_is_uint64():
+    a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
+    assert not torch.equal(combine(a, b), combine(b, a))
+    assert unsigned(-1) == 2**64 - 1
