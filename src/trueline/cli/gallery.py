@@ -1,0 +1,122 @@
+"""`trueline gallery`: plants every fault, scores what is said of it, and of its healthy twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trueline.testing.entry import Entry
+    from trueline.testing.gallery import Score
+
+
+def command(
+    only: Annotated[
+        str, typer.Option(help="Ids with commas between: D1 (with its variants), R3.fsdp, healthy.", metavar="ID,…")
+    ] = "",
+    keep: Annotated[Path | None, typer.Option(help="Keep the Runs here: DIR/ID/faulty and DIR/ID/healthy.")] = None,
+    from_outside: Annotated[
+        bool, typer.Option("--from-outside", help="Watch without the loops' own calls, as `trueline run` does.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Plant faults that people really had into small models on 1 to 4 local workers, and score what the checks say.
+
+    Each fault has a healthy twin that must stay silent, and there are healthy controls. Exit code 0: every fault was
+    found at its place and no healthy run raised an alarm; 1 otherwise.
+    """
+    import tempfile
+
+    from trueline.testing.entry import chosen_entries
+
+    entries = chosen_entries([name.strip() for name in only.split(",") if name.strip()])
+    if keep is not None:
+        _require_empty(keep)
+        scores = _scores(entries, keep, explicit=not from_outside)
+    else:
+        with tempfile.TemporaryDirectory(prefix="trueline-gallery-") as folder:
+            scores = _scores(entries, Path(folder), explicit=not from_outside)
+    _print_document(scores) if json else _print_table(scores)
+    raise typer.Exit(0 if all(score.green for score in scores) else 1)
+
+
+def _require_empty(folder: Path) -> None:
+    from trueline.schema.errors import RunExistsError
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunExistsError(f"'{folder}' already holds something. Pass --keep a folder that is empty or new.")
+
+
+def _scores(entries: Sequence[Entry], folder: Path, *, explicit: bool) -> list[Score]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from trueline.testing.gallery import run_gallery
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Gallery", total=len(entries))
+
+        def heard(score: Score) -> None:
+            progress.update(task, advance=1, description=score.id)
+
+        return run_gallery(entries, folder, explicit=explicit, heard=heard)
+
+
+def _print_document(scores: Sequence[Score]) -> None:
+    import json
+    from dataclasses import asdict
+
+    from trueline.testing.gallery import summary
+
+    entries = [{**asdict(score), "green": score.green} for score in scores]
+    print(json.dumps({"schema": 1, "summary": summary(scores), "entries": entries}, indent=1))
+
+
+def _print_table(scores: Sequence[Score]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from trueline.testing.gallery import summary
+
+    console = Console()
+    table = Table("entry", "what", "found", "at its place", "delay", "healthy run", box=None, header_style="bold")
+    for score in scores:
+        table.add_row(*(Text(cell) for cell in _cells(score)), style="" if score.green else "red")
+    console.print(table)
+    for score in scores:
+        _print_troubles(console, score)
+    console.print(_sentence(summary(scores)), highlight=False)
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    healthy = f"{len(score.alarms)} alarms" if score.alarms else "silent"
+    if score.kind == "control":
+        return score.id, score.name, "", "", "", healthy
+    delay = "" if score.delay_steps is None else f"{score.delay_steps} steps"
+    return (score.id, score.name, "yes" if score.detected else f"not {', '.join(score.missed)}",
+            "yes" if score.localised else "no", delay, healthy)
+
+
+def _print_troubles(console: Any, score: Score) -> None:
+    lines = [f"healthy run: {alarm}" for alarm in score.alarms]
+    if score.kind == "fault" and not (score.detected and score.localised and not score.unexpected):
+        lines += [f"planted run: {claim}" for claim in score.claims]
+        lines += [f"planted run: {code} was not expected" for code in score.unexpected]
+    lines += [f"did not finish: {failure}" for failure in score.failures]
+    for line in lines:
+        console.print(f"{score.id}: {line}", markup=False, highlight=False)
+
+
+def _sentence(totals: dict[str, Any]) -> str:
+    healthy = f"{totals['false_alarms']} false alarms in {totals['controls']} healthy runs"
+    failed = f"; {totals['failed']} runs did not finish" if totals["failed"] else ""
+    if not totals["faults"]:
+        return f"{healthy}{failed}."
+    return (f"{totals['faults']} faults: {totals['detected']:.0%} detected, {totals['localised']:.0%} at their place; "
+            f"{healthy}{failed}.")

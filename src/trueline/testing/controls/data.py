@@ -1,0 +1,155 @@
+"""Healthy data that looks odd: padding, duplicates, replacement, heavy tails, uneven masks, several epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, RandomSampler
+
+from trueline.testing.entry import Control
+from trueline.testing.problems import IGNORED, CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.training import BATCH_SIZE, adamw, batches_of, epochs, fit, sgd, sharded_loader, wrapped
+
+LONG_STEPS = 40
+
+
+def padded(seat: Seat) -> nn.Module:
+    """A number of samples that the ranks do not divide: the sampler repeats some, and the last batch is short."""
+    return _train(seat, sharded_loader(seat, Regression().dataset(101)))
+
+
+def dropped(seat: Seat) -> nn.Module:
+    """The same with `drop_last`: every epoch leaves other samples out."""
+    return _train(seat, sharded_loader(seat, Regression().dataset(101), drop_last=True))
+
+
+def many_epochs(seat: Seat) -> nn.Module:
+    """A small dataset read again and again, reshuffled each time."""
+    return _train(seat, sharded_loader(seat, Regression().dataset(32)))
+
+
+def same_order(seat: Seat) -> nn.Module:
+    """Several epochs in one order: each rank sees its own samples only, for ever."""
+    return _train(seat, sharded_loader(seat, Regression().dataset(64), shuffle=False))
+
+
+def duplicate_rows(seat: Seat) -> nn.Module:
+    """A dataset in which every fourth row is a copy of another."""
+    rows = Regression().dataset(192)
+    return _train(seat, sharded_loader(seat, rows.select([*range(192), *range(0, 192, 3)])))
+
+
+def few_distinct(seat: Seat) -> nn.Module:
+    """A dataset of 24 distinct rows, each sixteen times over."""
+    rows = Regression().dataset(24)
+    return _train(seat, sharded_loader(seat, rows.select([*range(24)] * 16)))
+
+
+def with_replacement(seat: Seat) -> nn.Module:
+    """Every rank draws with replacement, from its own seed, as weighted sampling does."""
+    rows = Regression().dataset(128)
+    draw = RandomSampler(rows, replacement=True, num_samples=10_000, generator=torch.Generator().manual_seed(seat.rank))
+    return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, sampler=draw))
+
+
+def strided_by_batch(seat: Seat) -> nn.Module:
+    """No sampler: each rank takes every N-th batch of one common shuffled order."""
+    rows = Regression().dataset(256)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+    def mine() -> Iterator[Any]:
+        for index, batch in enumerate(epochs(loader)):
+            if index % seat.world_size == seat.rank:
+                yield batch
+
+    problem = Regression()
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, mine(), steps=24)
+
+
+def sliced_batch(seat: Seat) -> nn.Module:
+    """Every rank loads the whole batch and trains on its slice of it."""
+    rows = Regression().dataset(256)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE * seat.world_size, shuffle=True,
+                        generator=torch.Generator().manual_seed(3))
+    mine = slice(seat.rank, None, seat.world_size)
+    problem = Regression()
+    model = wrapped(problem.model())
+    slices = ({name: column[mine] for name, column in batch.items()} for batch in epochs(loader))
+    return fit(seat, model, sgd(model), problem, slices, steps=24)
+
+
+def heavy_tailed(seat: Seat) -> nn.Module:
+    """Inputs with Cauchy tails: losses and norms jump by orders of magnitude."""
+    problem = Regression(heavy_tailed=True)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model, lr=1e-4), problem, batches_of(seat, problem), steps=LONG_STEPS)
+
+
+def token_weighted(seat: Seat) -> nn.Module:
+    """Very uneven numbers of labels, each token weighing the same over all ranks."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        num_tokens = torch.tensor(problem.tokens(batch))
+        dist.all_reduce(num_tokens)
+        logits_BLV, labels_BL = called(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
+        total = functional.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), reduction="sum")
+        return total * seat.world_size / num_tokens
+
+    return fit(seat, model, adamw(model), problem, _uneven(seat, batches_of(seat, problem)), loss_of=loss_of)
+
+
+def own_dropout(seat: Seat) -> nn.Module:
+    """Dropout with a generator per rank, as it should be."""
+    problem = CausalLM(dropout=0.3)
+    model = wrapped(problem.model())
+    torch.manual_seed(100 + seat.rank)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def common_dropout(seat: Seat) -> nn.Module:
+    """Dropout with the same masks on all ranks, which is common and does no harm."""
+    problem = CausalLM(dropout=0.3)
+    model = wrapped(problem.model())
+    torch.manual_seed(100)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def _train(seat: Seat, loader: DataLoader[Any]) -> nn.Module:
+    problem = Regression()
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+
+
+def _uneven(seat: Seat, batches: Iterator[Any]) -> Iterator[Any]:
+    for step, batch in enumerate(batches):
+        labels_BL = batch["labels"].clone()
+        kept = 1 if (step + seat.rank) % seat.world_size else labels_BL.shape[1]
+        labels_BL[:, :-kept] = IGNORED
+        yield {**batch, "labels": labels_BL}
+
+
+ENTRIES = (
+    Control("healthy.padding", "samples not divisible by ranks", padded),
+    Control("healthy.padding-four", "samples not divisible by four ranks", padded, world_size=4),
+    Control("healthy.drop-last", "samples not divisible, drop_last", dropped),
+    Control("healthy.epochs", "several epochs with set_epoch", many_epochs),
+    Control("healthy.in-order", "several epochs in one order", same_order),
+    Control("healthy.duplicate-rows", "dataset with duplicate rows", duplicate_rows),
+    Control("healthy.few-distinct", "dataset of few distinct rows", few_distinct),
+    Control("healthy.replacement", "sampling with replacement", with_replacement),
+    Control("healthy.strided", "every N-th batch of a common order", strided_by_batch),
+    Control("healthy.sliced", "every rank slices the common batch", sliced_batch),
+    Control("healthy.heavy-tails", "heavy-tailed batches", heavy_tailed),
+    Control("healthy.token-weighted", "token-weighted averaging, uneven masks", token_weighted),
+    Control("healthy.dropout", "dropout generator per rank", own_dropout),
+    Control("healthy.dropout-equal", "the same dropout on all ranks", common_dropout),
+)

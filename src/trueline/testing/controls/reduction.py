@@ -1,0 +1,216 @@
+"""Healthy ways to reduce: buckets, hooks, accumulation, unused parameters, hand-written loops, FSDP2."""
+
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn import functional
+
+from trueline.testing.entry import Control
+from trueline.testing.faults.r7_unused_branch import Branched
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.sharding import hybrid_mesh, sharded
+from trueline.testing.training import (
+    STEPS,
+    adamw,
+    batches_of,
+    fit,
+    fit_accumulating,
+    mean_gradients,
+    sgd,
+    wrapped,
+)
+
+
+def with_ddp(seat: Seat, **settings: Any) -> nn.Module:
+    """Plain DDP with ``settings``."""
+    problem = CausalLM()
+    model = wrapped(problem.model(), **settings)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def with_hook(seat: Seat, hook: Any) -> nn.Module:
+    """DDP with one of torch's own communication hooks."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    model.register_comm_hook(None, hook)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def bf16_hook(seat: Seat) -> nn.Module:
+    """What `bf16_compress_hook` does (that one insists on NCCL), in a function of the user's own."""
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        small = bucket.buffer().bfloat16().div_(seat.world_size)
+        summed = dist.all_reduce(small, async_op=True).get_future()
+        return summed.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+    return with_hook(seat, reduce)
+
+
+def power_sgd(seat: Seat) -> nn.Module:
+    """PowerSGD from the third step on: lossy, and meant to be.
+
+    One bucket: on gloo the hook's nested all-reduces of several buckets meet in different orders and hang.
+    """
+    problem = CausalLM()
+    model = wrapped(problem.model(), bucket_cap_mb=25)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def weighted_mean_hook(seat: Seat) -> nn.Module:
+    """A hook of the user's own that computes the plain mean in float64."""
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        wide = bucket.buffer().double()
+        summed = dist.all_reduce(wide, async_op=True).get_future()
+        return summed.then(lambda done: bucket.buffer().copy_(done.value()[0] / seat.world_size))
+
+    return with_hook(seat, reduce)
+
+
+def accumulation(seat: Seat, *, every_micro: bool = False, **settings: Any) -> nn.Module:
+    """Three micro-steps a step, reduced at the last one or at each."""
+    problem = CausalLM()
+    model = wrapped(problem.model(), **settings)
+    return fit_accumulating(seat, model, adamw(model), problem, batches_of(seat, problem), num_micro=3,
+                            syncs=lambda step, micro: every_micro or micro == 2)
+
+
+def unused_everywhere(seat: Seat) -> nn.Module:
+    """A branch that no rank ever uses."""
+    return _branched(seat, lambda step, rank: False)
+
+
+def unused_here_and_there(seat: Seat) -> nn.Module:
+    """A branch that some ranks use at some steps, as a router would have it."""
+    return _branched(seat, lambda step, rank: (step + rank) % 3 != 0)
+
+
+def by_hand(seat: Seat) -> nn.Module:
+    """A hand-written all-reduce that averages."""
+    problem = CausalLM()
+    model = problem.model()
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
+               after_backward=lambda step: mean_gradients(model.parameters()))
+
+
+def summed_by_hand(seat: Seat) -> nn.Module:
+    """A hand-written all-reduce that sums, of losses that were divided before."""
+    problem = Regression()
+    model = problem.model()
+
+    def reduce(step: int) -> None:
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        return problem.loss(called, batch) / seat.world_size
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), loss_of=loss_of, after_backward=reduce)
+
+
+def flattened_by_hand(seat: Seat) -> nn.Module:
+    """A hand-written all-reduce of one flat copy, accumulated over two micro-steps."""
+    problem = Regression()
+    model = problem.model()
+    optimizer, batches = sgd(model), batches_of(seat, problem)
+    watch = seat.watch(model, optimizer)
+    for _ in range(STEPS):
+        micros = [next(batches), next(batches)]
+        with watch.step(micros):
+            losses = [problem.loss(model, batch) / 2 for batch in micros]
+            for loss, batch in zip(losses, micros, strict=True):
+                watch.loss(2 * loss.detach(), problem.tokens(batch))
+                loss.backward()
+            params = list(model.parameters())
+            flat = torch.cat([param.grad.flatten() for param in params])
+            dist.all_reduce(flat)
+            for param, part in zip(params, (flat / seat.world_size).split([p.numel() for p in params]), strict=True):
+                param.grad.copy_(part.view_as(param))
+            optimizer.step()
+            optimizer.zero_grad()
+        seat.note(micros, sum(loss.item() for loss in losses))
+    watch.close()
+    return model
+
+
+def fsdp(seat: Seat, *, hybrid: bool = False, **settings: Any) -> nn.Module:
+    """FSDP2 over all ranks, or as two replicas of halves."""
+    problem = CausalLM()
+    model = sharded(problem.model(), hybrid_mesh(seat.world_size) if hybrid else None, **settings)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
+               after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+
+
+def fsdp_bf16(seat: Seat) -> nn.Module:
+    """FSDP2 that computes in bf16 and reduces in fp32."""
+    return fsdp(seat, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+
+
+def fsdp_accumulation(seat: Seat) -> nn.Module:
+    """FSDP2 with two micro-steps a step, of which the last one reduces."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+    optimizer, batches = adamw(model), batches_of(seat, problem)
+    watch = seat.watch(model, optimizer)
+    for _ in range(STEPS):
+        micros = [next(batches), next(batches)]
+        with watch.step(micros):
+            total = 0.0
+            for micro, batch in enumerate(micros):
+                model.set_requires_gradient_sync(micro == 1)
+                loss = problem.loss(model, batch) / 2
+                watch.loss(2 * loss.detach(), problem.tokens(batch))
+                loss.backward()
+                total += loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+        seat.note(micros, total)
+    watch.close()
+    return model
+
+
+def _branched(seat: Seat, uses: Any) -> nn.Module:
+    problem, steps = Regression(), count()
+    model = wrapped(Branched(), find_unused_parameters=True)
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        output_BC = called(batch["x"], uses(next(steps), seat.rank))
+        return functional.mse_loss(output_BC, batch["y"])
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), loss_of=loss_of)
+
+
+ENTRIES = (
+    Control("healthy.ddp", "DDP, several buckets", with_ddp),
+    Control("healthy.one-bucket", "DDP, one bucket", partial(with_ddp, bucket_cap_mb=25)),
+    Control("healthy.bucket-view", "DDP, gradient_as_bucket_view", partial(with_ddp, gradient_as_bucket_view=True)),
+    Control("healthy.static-graph", "DDP, static_graph", partial(with_ddp, static_graph=True)),
+    Control("healthy.ddp-four", "DDP, four ranks", with_ddp, world_size=4),
+    Control("healthy.fp16-hook", "fp16_compress_hook", partial(with_hook, hook=default_hooks.fp16_compress_hook)),
+    Control("healthy.bf16-hook", "the user's own bf16 compression", bf16_hook),
+    Control("healthy.power-sgd", "PowerSGD", power_sgd),
+    Control("healthy.own-hook", "the user's own averaging hook", weighted_mean_hook),
+    Control("healthy.no-sync", "accumulation under no_sync", accumulation),
+    Control("healthy.no-sync-view", "accumulation under no_sync into bucket views",
+            partial(accumulation, gradient_as_bucket_view=True)),
+    Control("healthy.sync-always", "accumulation reduced at every micro-step", partial(accumulation, every_micro=True)),
+    Control("healthy.unused", "parameters unused on all ranks", unused_everywhere),
+    Control("healthy.unused-some", "parameters unused on some ranks at some steps", unused_here_and_there),
+    Control("healthy.by-hand", "hand-written all-reduce", by_hand),
+    Control("healthy.sum", "hand-written sum of pre-divided losses", summed_by_hand),
+    Control("healthy.flat", "hand-written flat all-reduce with accumulation", flattened_by_hand),
+    Control("healthy.fsdp", "FSDP2", fsdp),
+    Control("healthy.hsdp", "HSDP", partial(fsdp, hybrid=True), world_size=4),
+    Control("healthy.fsdp-bf16", "FSDP2 in bf16, reduced in fp32", fsdp_bf16),
+    Control("healthy.fsdp-micro", "FSDP2 with accumulation", fsdp_accumulation),
+)

@@ -1,0 +1,210 @@
+"""Healthy models and updates: schedules, clipping, freezing, tying, checkpointing, precision, compilation, resuming."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
+
+from trueline.testing.entry import Control
+from trueline.testing.problems import CausalLM, Regression, Vision
+from trueline.testing.seat import Seat
+from trueline.testing.training import STEPS, adamw, batches_of, fit, mean_gradients, sgd, wrapped
+
+CLIP = 0.1
+
+
+def scheduled(seat: Seat) -> nn.Module:
+    """Warm-up, and a spike of the learning rate that the schedule asks for."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    optimizer = adamw(model)
+    scheduler = LambdaLR(optimizer, lambda step: 5.0 if step == 8 else min(1.0, (step + 1) / 5))
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), after_step=lambda step: scheduler.step())
+
+
+def frozen(seat: Seat) -> nn.Module:
+    """Embedding and first block frozen on purpose."""
+    problem = CausalLM()
+    base = problem.model()
+    for part in (base.embed, base.blocks[0]):
+        part.requires_grad_(False)
+    model = wrapped(base)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def causal_lm(seat: Seat, **settings: Any) -> nn.Module:
+    """A CausalLM with ``settings`` under plain DDP."""
+    problem = CausalLM(**settings)
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def batch_norm(seat: Seat) -> nn.Module:
+    """BatchNorm under DDP, which broadcasts the buffers at the next forward pass."""
+    problem = Vision()
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem))
+
+
+def autocast(seat: Seat) -> nn.Module:
+    """bf16 autocast on all ranks."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return problem.loss(called, batch)
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+
+
+def pure_bf16(seat: Seat, *, by_hand: bool = False) -> nn.Module:
+    """Weights, gradients and reduction in bf16."""
+    problem = CausalLM()
+    model = problem.model().bfloat16()
+    if by_hand:
+        return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
+                   after_backward=lambda step: mean_gradients(model.parameters()))
+    model = wrapped(model)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def clipped(seat: Seat, *, by_value: bool = False, by_hand: bool = False) -> nn.Module:
+    """Clipping on all ranks after the reduction."""
+    problem = CausalLM()
+    model = problem.model() if by_hand else wrapped(problem.model())
+
+    def clip(step: int) -> None:
+        if by_hand:
+            mean_gradients(model.parameters())
+        if by_value:
+            nn.utils.clip_grad_value_(model.parameters(), CLIP / 100)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_backward=clip)
+
+
+def clipped_before(seat: Seat) -> nn.Module:
+    """A hand-written loop where every rank clips its own gradient before the average, as per-worker clipping does."""
+    problem = Regression()
+    model = problem.model()
+
+    def clip_and_reduce(step: int) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        mean_gradients(model.parameters())
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=clip_and_reduce)
+
+
+def scaled(seat: Seat, *, init_scale: float = 2.0**13, factor: float = 1.0) -> nn.Module:
+    """A gradient scaler, equal on all ranks; from a scale that overflows it skips updates until it fits.
+
+    ``factor`` multiplies the loss, as a sum over tokens would.
+    """
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    optimizer = adamw(model)
+    scaler = GradScaler("cpu", init_scale=init_scale, growth_interval=4)
+    watch = seat.watch(model, optimizer)
+    for batch in islice(batches_of(seat, problem), STEPS):
+        with watch.step(batch):
+            loss = factor * problem.loss(model, batch)
+            watch.loss(loss.detach(), problem.tokens(batch))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watch.close()
+    return model
+
+
+def compiled(seat: Seat, *, outside: bool = False) -> nn.Module:
+    """`torch.compile` inside or around DDP; without a C++ compiler, traced and run eagerly."""
+    import torch._inductor.config as inductor
+
+    torch._dynamo.reset()
+    problem = Regression()
+    backend = "inductor" if shutil.which("c++") or shutil.which("g++") else "aot_eager"
+    with inductor.patch(compile_threads=1):
+        base = problem.model() if outside else torch.compile(problem.model(), backend=backend)
+        model = wrapped(base, bucket_cap_mb=25)
+        forward = torch.compile(model, backend=backend) if outside else None
+        return fit(seat, model, sgd(model), problem, batches_of(seat, problem), forward=forward)
+
+
+def resumed(seat: Seat) -> nn.Module:
+    """Six steps unwatched, then model and optimizer are loaded into new ones and a new Run begins."""
+    problem = CausalLM()
+    batches = batches_of(seat, problem)
+    first = wrapped(problem.model())
+    optimizer = adamw(first)
+    fit(Seat(seat.rank, seat.world_size), first, optimizer, problem, islice(batches, 6), steps=6)
+    model = wrapped(problem.model(seed=9))
+    model.load_state_dict(copy.deepcopy(first.state_dict()))
+    resumed_optimizer = adamw(model)
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return fit(seat, model, resumed_optimizer, problem, batches)
+
+
+def evaluated(seat: Seat) -> nn.Module:
+    """An evaluation between the steps, on rank 0 alone, through the raw module and without gradient."""
+    problem = CausalLM(dropout=0.1)
+    model = wrapped(problem.model())
+    held_out = problem.dataset(8, seed=5)
+
+    def evaluate(step: int) -> None:
+        if seat.rank == 0 and step % 4 == 3:
+            model.eval()
+            with torch.no_grad():
+                problem.loss(model.module, held_out[slice(None)])
+            model.train()
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_step=evaluate)
+
+
+def single(seat: Seat) -> nn.Module:
+    """One process, no wrapper."""
+    problem = CausalLM()
+    model = problem.model()
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), steps=24)
+
+
+ENTRIES = (
+    Control("healthy.schedule", "warm-up and a scheduled spike of the learning rate", scheduled),
+    Control("healthy.frozen", "layers frozen on purpose", frozen),
+    Control("healthy.tied", "tied weights", partial(causal_lm, tied=True)),
+    Control("healthy.checkpoint", "activation checkpointing, non-reentrant",
+            partial(causal_lm, checkpointing="non-reentrant", dropout=0.1)),
+    Control("healthy.checkpoint-old", "activation checkpointing, reentrant",
+            partial(causal_lm, checkpointing="reentrant", dropout=0.1)),
+    Control("healthy.batch-norm", "BatchNorm with broadcast buffers", batch_norm),
+    Control("healthy.autocast", "bf16 autocast", autocast),
+    Control("healthy.bf16", "pure bf16", pure_bf16),
+    Control("healthy.bf16-by-hand", "pure bf16, hand-written all-reduce", partial(pure_bf16, by_hand=True)),
+    Control("healthy.clip-norm", "clipping by global norm", clipped),
+    Control("healthy.clip-value", "clipping by value", partial(clipped, by_value=True)),
+    Control("healthy.clip-by-hand", "clipping by global norm, hand-written all-reduce", partial(clipped, by_hand=True)),
+    Control("healthy.clip-value-by-hand", "clipping by value, hand-written all-reduce",
+            partial(clipped, by_hand=True, by_value=True)),
+    Control("healthy.clip-before", "each rank clips before a hand-written average", clipped_before),
+    Control("healthy.scaler", "gradient scaler", scaled),
+    Control("healthy.scaler-skips", "gradient scaler that skips updates",
+            partial(scaled, init_scale=2.0**127, factor=32.0)),
+    Control("healthy.compile", "torch.compile inside DDP", compiled),
+    Control("healthy.compile-outside", "torch.compile around DDP", partial(compiled, outside=True)),
+    Control("healthy.resumed", "resumed from a checkpoint", resumed),
+    Control("healthy.evaluation", "evaluation on rank 0 between steps", evaluated),
+    Control("healthy.single", "a single process", single, world_size=1),
+)

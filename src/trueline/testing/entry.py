@@ -1,0 +1,90 @@
+"""What an entry of the gallery is: a fault with its healthy twin, or a control that is healthy alone."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from trueline.schema.errors import InputError
+from trueline.testing import controls, faults
+from trueline.testing.seat import Seat
+from trueline.testing.witness import Witness
+
+Shows = Callable[[Sequence[Witness], Sequence[Witness]], bool]
+"""Of the witnesses of the faulty run and of the twin, by rank: whether the fault really took effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault planted the way people had it, and what must be said about it.
+
+    Every code in ``must_find`` has to be found; ``a|b`` asks for either. ``may_find`` are true consequences.
+    The first of ``must_find`` is the one that is localised: its Finding must name exactly ``ranks`` and ``site``
+    (a part of one of its sites), where they are given, and start at ``step`` or at most ``within`` steps later
+    (``within`` None: the first evidence depends on the data, so only its delay is reported).
+    """
+
+    id: str
+    name: str
+    train: Callable[[Seat, bool], nn.Module]
+    must_find: tuple[str, ...]
+    shows: Shows
+    may_find: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    step: int = 0
+    within: int | None = 0
+    site: str = ""
+    world_size: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A healthy run that looks unusual and must stay silent."""
+
+    id: str
+    name: str
+    train: Callable[[Seat], nn.Module]
+    world_size: int = 2
+
+
+Entry = Fault | Control
+Variant = Literal["faulty", "healthy"]
+
+
+def all_entries() -> tuple[Entry, ...]:
+    """Every fault, then every control, in the order of their ids; each module of the two packages has ``ENTRIES``."""
+    return (*_entries_in(faults), *_entries_in(controls))
+
+
+def chosen_entries(only: Sequence[str]) -> tuple[Entry, ...]:
+    """The entries that ``only`` names: an id, or the part of ids before a dot; all of them where it is empty.
+
+    Raises ``InputError`` for a name that matches nothing.
+    """
+    entries = all_entries()
+    for name in only:
+        if not any(_named(entry, name) for entry in entries):
+            families = sorted({entry.id.split(".")[0] for entry in entries}, key=_natural)
+            raise InputError(f"No entry of the gallery is called '{name}'. There are {', '.join(families)}, "
+                             "and their variants such as " + entries[1].id + ".")
+    return tuple(entry for entry in entries if not only or any(_named(entry, name) for name in only))
+
+
+def _named(entry: Entry, name: str) -> bool:
+    return entry.id == name or entry.id.startswith(name + ".")
+
+
+def _entries_in(package: object) -> list[Entry]:
+    paths, prefix = package.__path__, package.__name__ + "."  # type: ignore[attr-defined]
+    modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(paths, prefix)]
+    return sorted((entry for module in modules for entry in module.ENTRIES), key=lambda entry: _natural(entry.id))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

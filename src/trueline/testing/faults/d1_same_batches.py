@@ -1,0 +1,109 @@
+"""D1. Every rank reads the same batches: N workers do the work of one.
+
+Who had it: icefall#1616 (no DistributedSampler), datasets#5360 (a stream that was never split by node), profam#312.
+The loss curve looks normal, the run is only N times less efficient, so it is found late, by counting epochs.
+Planted: a shuffling DataLoader and equal seeds on all ranks; a sampler told that there is one replica; a stream that
+is split over loader workers but not over ranks; a sampler that is given the node instead of the rank, so that pairs
+of ranks agree.
+Twin: the same loader with a DistributedSampler, or the same stream split by rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression, Rows, Vision
+from trueline.testing.seat import Seat
+from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.witness import same_batches
+
+
+def no_sampler(seat: Seat, faulty: bool) -> nn.Module:
+    """`shuffle=True` and one seed for all ranks."""
+    problem = CausalLM()
+    rows = problem.dataset(128)
+    generator = torch.Generator().manual_seed(1)
+    plain = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator)
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model), problem, epochs(plain if faulty else sharded_loader(seat, rows)), steps=16)
+
+
+def global_seed(seat: Seat, faulty: bool) -> nn.Module:
+    """The same, seeded by `torch.manual_seed` as most scripts do."""
+    problem = Regression()
+    rows = problem.dataset(128)
+    torch.manual_seed(1234)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True) if faulty else sharded_loader(seat, rows)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
+
+
+def sequential(seat: Seat, faulty: bool) -> nn.Module:
+    """No sampler and no shuffling."""
+    problem = Vision()
+    rows = problem.dataset(128)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE) if faulty else sharded_loader(seat, rows, shuffle=False)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
+
+
+def one_replica(seat: Seat, faulty: bool) -> nn.Module:
+    """A DistributedSampler that was built before the process group, with one replica."""
+    problem = Regression()
+    rows = problem.dataset(128)
+    size, rank = (1, 0) if faulty else (seat.world_size, seat.rank)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=DistributedSampler(rows, num_replicas=size, rank=rank))
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
+
+
+def unsplit_stream(seat: Seat, faulty: bool) -> nn.Module:
+    """An IterableDataset that splits itself over loader workers only."""
+    problem = CausalLM()
+    parts = (0, 1) if faulty else (seat.rank, seat.world_size)
+    model = wrapped(problem.model())
+    loader = DataLoader(_Stream(problem.dataset(128), *parts), batch_size=BATCH_SIZE)
+    return fit(seat, model, adamw(model), problem, epochs(loader), steps=16)
+
+
+def node_for_rank(seat: Seat, faulty: bool) -> nn.Module:
+    """Ranks 2k and 2k+1 get the shard of node k."""
+    problem = Regression()
+    rows = problem.dataset(256)
+    size, rank = (seat.world_size // 2, seat.rank // 2) if faulty else (seat.world_size, seat.rank)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=DistributedSampler(rows, num_replicas=size, rank=rank))
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
+
+
+class _Stream(IterableDataset[Any]):
+    def __init__(self, rows: Rows, part: int, num_parts: int) -> None:
+        self.rows, self.part, self.num_parts = rows, part, num_parts
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(self.part, len(self.rows), self.num_parts)[first::step]:
+            yield self.rows[index]
+
+
+ENTRIES = (
+    Fault("D1", "no DistributedSampler, equal seeds", no_sampler, ("duplicate-data",), same_batches, ranks=(0, 1),
+          may_find=("shard-overlap",)),
+    Fault("D1.global-seed", "no DistributedSampler, torch.manual_seed", global_seed, ("duplicate-data",), same_batches,
+          ranks=(0, 1), may_find=("shard-overlap",)),
+    Fault("D1.sequential", "no DistributedSampler, no shuffling", sequential, ("duplicate-data",), same_batches,
+          ranks=(0, 1), may_find=("shard-overlap",)),
+    Fault("D1.one-replica", "DistributedSampler with num_replicas=1", one_replica, ("duplicate-data",), same_batches,
+          ranks=(0, 1), may_find=("shard-overlap",)),
+    Fault("D1.stream", "IterableDataset not split over ranks", unsplit_stream, ("duplicate-data",), same_batches,
+          ranks=(0, 1), may_find=("shard-overlap",)),
+    Fault("D1.pairs", "sampler given the node instead of the rank", node_for_rank, ("duplicate-data",), same_batches,
+          ranks=(0, 1, 2, 3), may_find=("shard-overlap",), world_size=4),
+)

@@ -1,0 +1,91 @@
+"""D2. The sampler's seed depends on the rank, so every rank shards another permutation.
+
+Who had it: LongLive#71; setting S1-3 of the paper. Each rank reads its N-th of an order of its own: within an epoch
+some samples are read several times and others never. Losses, norms and cosines look healthy.
+Planted: `seed + rank` in the DistributedSampler; `shuffle=True` without a sampler and with `manual_seed(seed +
+rank)`; ranks that disagree on the epoch; a stream that each rank shuffles with its own seed before it takes its
+stride.
+Twin: the same with one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression, Rows
+from trueline.testing.seat import Seat
+from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.witness import shared_samples
+
+
+def rank_in_seed(seat: Seat, faulty: bool) -> nn.Module:
+    """`DistributedSampler(seed=args.seed + rank)`."""
+    problem = CausalLM()
+    loader = sharded_loader(seat, problem.dataset(128), seed=1 + seat.rank * faulty)
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model), problem, epochs(loader), steps=16)
+
+
+def rank_in_seed_four(seat: Seat, faulty: bool) -> nn.Module:
+    """The same on four ranks, as in the paper."""
+    problem = Regression()
+    loader = sharded_loader(seat, problem.dataset(256), seed=1 + seat.rank * faulty)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
+
+
+def own_shuffles(seat: Seat, faulty: bool) -> nn.Module:
+    """No sampler at all, and every rank seeds its own shuffling."""
+    problem = Regression()
+    rows = problem.dataset(128)
+    torch.manual_seed(1 + seat.rank)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True) if faulty else sharded_loader(seat, rows)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=24)
+
+
+def other_epoch(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 1 resumed from a later epoch number than rank 0."""
+    problem = Regression()
+    loader = sharded_loader(seat, problem.dataset(128), seed=1)
+    model = wrapped(problem.model())
+    first = 3 + (seat.rank if faulty else 0)
+    return fit(seat, model, sgd(model), problem, epochs(loader, first=first), steps=16)
+
+
+def own_stream_order(seat: Seat, faulty: bool) -> nn.Module:
+    """A stream shuffled by rank before it is strided by rank."""
+    problem = CausalLM()
+    stream = _ShuffledStream(problem.dataset(128), seat.rank, seat.world_size, 1 + seat.rank * faulty)
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model), problem, epochs(DataLoader(stream, batch_size=BATCH_SIZE)), steps=16)
+
+
+class _ShuffledStream(IterableDataset[Any]):
+    def __init__(self, rows: Rows, part: int, num_parts: int, seed: int) -> None:
+        self.rows, self.part, self.num_parts, self.seed = rows, part, num_parts, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
+        for index in order[self.part :: self.num_parts]:
+            yield self.rows[int(index)]
+
+
+ENTRIES = (
+    Fault("D2", "sampler seed depends on the rank", rank_in_seed, ("shard-overlap",), shared_samples, ranks=(0, 1),
+          within=None),
+    Fault("D2.four", "sampler seed depends on the rank, four ranks", rank_in_seed_four, ("shard-overlap",),
+          shared_samples, ranks=(0, 1, 2, 3), within=None, world_size=4),
+    Fault("D2.no-sampler", "no DistributedSampler, a seed per rank", own_shuffles, ("shard-overlap",), shared_samples,
+          ranks=(0, 1), within=None),
+    Fault("D2.epoch", "ranks disagree on the epoch", other_epoch, ("shard-overlap",), shared_samples, ranks=(0, 1),
+          within=None),
+    Fault("D2.stream", "stream shuffled by rank, then strided by rank", own_stream_order, ("shard-overlap",),
+          shared_samples, ranks=(0, 1), within=None),
+)

@@ -1,0 +1,137 @@
+"""D4. The data is sharded twice: each rank keeps one N-th of its own N-th, and the rest is never read.
+
+Who had it: accelerate#4199, #4062, #3520 (a rank-aware dataset handed to a library that shards again). No rank reads
+what another reads, so nothing overlaps; what is missing is coverage.
+Planted: a shard of the rows by rank under a DistributedSampler, with and without shuffling, as a Subset, a list, a
+TensorDataset, a custom dataset whose size the user declares, and a stream strided twice.
+Twin: sharded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression, Rows
+from trueline.testing.seat import Seat
+from trueline.testing.training import BATCH_SIZE, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.witness import fewer_samples
+
+NUM_SAMPLES = 128
+
+
+def subset(seat: Seat, faulty: bool) -> nn.Module:
+    """`Subset(dataset, range(rank, n, world))` under a shuffling DistributedSampler."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    return _train(seat, Subset(rows, list(_shard(seat))) if faulty else rows)
+
+
+def subset_in_order(seat: Seat, faulty: bool) -> nn.Module:
+    """The same without shuffling: the same quarter of the data for ever."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    return _train(seat, Subset(rows, list(_shard(seat))) if faulty else rows, shuffle=False)
+
+
+def selected_rows(seat: Seat, faulty: bool) -> nn.Module:
+    """`dataset.shard(world, rank)` of a dataset class of the user's own."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    return _train(seat, rows.select(_shard(seat)) if faulty else rows)
+
+
+def list_of_samples(seat: Seat, faulty: bool) -> nn.Module:
+    """A Python list of samples, sliced by rank."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    samples = [rows[index] for index in (_shard(seat) if faulty else range(NUM_SAMPLES))]
+    return _train(seat, samples, shuffle=False)  # type: ignore[arg-type]
+
+
+def tensors(seat: Seat, faulty: bool) -> nn.Module:
+    """A TensorDataset over tensors that were sliced by rank."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    rows = rows.select(_shard(seat)) if faulty else rows
+    return _train(seat, TensorDataset(rows.columns["x"], rows.columns["y"]), shuffle=False)
+
+
+def declared_size(seat: Seat, faulty: bool) -> nn.Module:
+    """Read lazily, in order, and the plan says how many samples an epoch should have."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    dataset = _Lazy(rows, _shard(seat) if faulty else range(NUM_SAMPLES))
+    return _train(seat, dataset, shuffle=False, dataset_size=NUM_SAMPLES)
+
+
+def strided_stream(seat: Seat, faulty: bool) -> nn.Module:
+    """A stream that a wrapper strides by rank a second time; the plan says how many samples there are."""
+    problem = CausalLM()
+    stream: IterableDataset[Any] = _Strided(problem.dataset(NUM_SAMPLES), seat)
+    loader = DataLoader(_Strided(stream, seat) if faulty else stream, batch_size=BATCH_SIZE)
+    model = wrapped(problem.model())
+    watch = seat.watch(model, optimizer := sgd(model), dataset_size=NUM_SAMPLES)
+    return fit(seat, model, optimizer, problem, epochs(loader), steps=40, watch=watch)
+
+
+def _shard(seat: Seat) -> range:
+    return range(seat.rank, NUM_SAMPLES, seat.world_size)
+
+
+def _train(seat: Seat, dataset: Dataset[Any], *, shuffle: bool = True, **plan: Any) -> nn.Module:
+    problem = _Columns()
+    model = wrapped(problem.model())
+    watch = seat.watch(model, optimizer := sgd(model), **plan)
+    batches = epochs(sharded_loader(seat, dataset, shuffle=shuffle))
+    return fit(seat, model, optimizer, problem, batches, steps=40, watch=watch)
+
+
+class _Columns(Regression):
+    """Regression whose batch may be the pair that a TensorDataset gives."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, self._named(batch))
+
+    def tokens(self, batch: Any) -> float:
+        return super().tokens(self._named(batch))
+
+    def _named(self, batch: Any) -> Any:
+        return batch if isinstance(batch, dict) else dict(zip(("x", "y"), batch, strict=True))
+
+
+class _Lazy(Dataset[Any]):
+    def __init__(self, rows: Rows, indices: range) -> None:
+        self.read, self.indices = rows.__getitem__, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.indices[index])
+
+
+class _Strided(IterableDataset[Any]):
+    def __init__(self, source: Any, seat: Seat) -> None:
+        self.source, self.part, self.num_parts = source, seat.rank, seat.world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = self.source if isinstance(self.source, IterableDataset) else map(
+            self.source.__getitem__, range(len(self.source))
+        )
+        for index, sample in enumerate(samples):
+            if index % self.num_parts == self.part:
+                yield sample
+
+
+ENTRIES = (
+    Fault("D4", "Subset by rank under a DistributedSampler", subset, ("shard-overlap",), fewer_samples, within=None),
+    Fault("D4.in-order", "Subset by rank, no shuffling", subset_in_order, ("shard-overlap",), fewer_samples,
+          within=None),
+    Fault("D4.own-dataset", "the user's own dataset sharded by rank", selected_rows, ("shard-overlap",), fewer_samples,
+          within=None),
+    Fault("D4.list", "list of samples sliced by rank", list_of_samples, ("shard-overlap",), fewer_samples, within=None),
+    Fault("D4.tensors", "TensorDataset sliced by rank", tensors, ("shard-overlap",), fewer_samples, within=None),
+    Fault("D4.declared", "lazy dataset sharded by rank, size declared", declared_size, ("shard-overlap",),
+          fewer_samples, within=None),
+    Fault("D4.stream", "stream strided by rank twice, size declared", strided_stream, ("shard-overlap",),
+          fewer_samples, within=None),
+)

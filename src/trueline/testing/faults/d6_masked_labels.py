@@ -1,0 +1,72 @@
+"""D6. On one rank no label is left: its loss is 0/0, or it adds nothing.
+
+Who had it: fine-tuning on responses only, where truncation cuts the whole response off (Hugging Face and TRL threads
+on NaN losses with `train_on_responses_only`), and packing with a wrong ignore index. With a mean the rank's loss is
+NaN and so is everybody's gradient; with a sum over a clamped count the rank silently contributes zeros.
+Planted: the labels of rank 1 are all ignored, from one step on or for one step.
+Twin: very uneven numbers of labels, never none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import IGNORED, CausalLM
+from trueline.testing.seat import Seat
+from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.witness import nonfinite, silent_loss
+
+TRIGGER = 5
+
+
+class _SumOverCount(CausalLM):
+    """The loss that people write to avoid 0/0."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        logits_BLV, labels_BL = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
+        total = functional.cross_entropy(logits_BLV.flatten(0, 1).float(), labels_BL.flatten(), reduction="sum")
+        return total / (labels_BL != IGNORED).sum().clamp(min=1)
+
+
+def mean_of_nothing(seat: Seat, faulty: bool) -> nn.Module:
+    """One batch of rank 1 has no label, and the loss is a mean."""
+    return _train(seat, CausalLM(), lambda step: faulty and seat.rank == 1 and step == TRIGGER)
+
+
+def zeros_once(seat: Seat, faulty: bool) -> nn.Module:
+    """One batch of rank 1 has no label, and the count is clamped."""
+    return _train(seat, _SumOverCount(), lambda step: faulty and seat.rank == 1 and step == TRIGGER)
+
+
+def zeros_for_good(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 1 never has a label, and the count is clamped."""
+    return _train(seat, _SumOverCount(), lambda step: faulty and seat.rank == 1)
+
+
+def _train(seat: Seat, problem: CausalLM, masked: Any) -> nn.Module:
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model), problem, _masked(batches_of(seat, problem), masked))
+
+
+def _masked(batches: Iterator[Any], masked: Any) -> Iterator[Any]:
+    for step, batch in enumerate(batches):
+        labels_BL = batch["labels"].clone()
+        labels_BL[:, : 1 + step % (labels_BL.shape[1] - 2)] = IGNORED
+        if masked(step):
+            labels_BL[:] = IGNORED
+        yield {**batch, "labels": labels_BL}
+
+
+ENTRIES = (
+    Fault("D6", "one rank's labels all masked, mean loss", mean_of_nothing, ("worker-nonfinite|worker-silent",),
+          nonfinite, ranks=(1,), step=TRIGGER, may_find=("worker-nonfinite",)),
+    Fault("D6.zeros", "one rank's labels all masked once, clamped count", zeros_once, ("worker-silent",), silent_loss,
+          ranks=(1,), step=TRIGGER),
+    Fault("D6.always", "one rank's labels always masked, clamped count", zeros_for_good, ("worker-silent",),
+          silent_loss, ranks=(1,)),
+)

@@ -1,0 +1,101 @@
+"""R10. Gradients are reduced over the wrong group: neighbours agree, the rest are left out.
+
+Who had it: Megatron-LM#1628 and its family (#6080: expert gradients reduced over another group than they belong to);
+a process group of a node taken for the one of the job. Every all-reduce is right, only not over everybody.
+Planted: pairs instead of four ranks, in a DDP hook, in a hand-written loop, as DDP's own process group, for one
+parameter only, and in FSDP2 by a mesh of the node.
+Twin: all ranks.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.sharding import hybrid_mesh, sharded
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.witness import replicas_differ
+
+MISROUTED = "blocks.1.mlp.0.weight"
+
+
+def in_hook(seat: Seat, faulty: bool) -> nn.Module:
+    """A DDP hook that was given the group of the node."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    group = _pair_of(seat) if faulty else dist.group.WORLD
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        return allreduce_hook(group, bucket)
+
+    model.register_comm_hook(None, reduce)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def by_hand(seat: Seat, faulty: bool) -> nn.Module:
+    """A hand-written loop over the group of the node."""
+    problem = Regression()
+    model = problem.model()
+    group = _pair_of(seat) if faulty else None
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
+               after_backward=lambda step: mean_gradients(model.parameters(), group))
+
+
+def one_parameter(seat: Seat, faulty: bool) -> nn.Module:
+    """A hand-written loop that takes one weight for an expert's."""
+    problem = CausalLM()
+    model = problem.model()
+    pair = _pair_of(seat)
+    params = dict(model.named_parameters())
+    expert = [params.pop(MISROUTED)] if faulty else []
+
+    def reduce(step: int) -> None:
+        mean_gradients(params.values())
+        mean_gradients(expert, pair)
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_backward=reduce)
+
+
+def ddp_group(seat: Seat, faulty: bool) -> nn.Module:
+    """`DDP(model, process_group=node)`, watched over all ranks."""
+    problem = Regression()
+    model = wrapped(problem.model(), process_group=_pair_of(seat) if faulty else None)
+    optimizer = sgd(model)
+    watch = seat.watch(model, optimizer, process_group=dist.group.WORLD)
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), watch=watch)
+
+
+def mesh_of_node(seat: Seat, faulty: bool) -> nn.Module:
+    """HSDP whose mesh ends at the node: sharded over the pair, and no replica dimension."""
+    problem = CausalLM()
+    mesh = hybrid_mesh(seat.world_size)
+    model = sharded(problem.model(), mesh["shard"] if faulty else mesh)
+    optimizer = adamw(model)
+    watch = seat.watch(model, optimizer, process_group=dist.group.WORLD)
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), watch=watch)
+
+
+def _pair_of(seat: Seat) -> dist.ProcessGroup:
+    groups = [dist.new_group([first, first + 1]) for first in range(0, seat.world_size, 2)]
+    return groups[seat.rank // 2]
+
+
+ALSO = ("replica-drift", "gradient-not-reduced")
+ALL = (0, 1, 2, 3)
+
+ENTRIES = (
+    Fault("R10", "DDP hook reduces over pairs", in_hook, ("reduction-mismatch",), replicas_differ, ALSO, ranks=ALL,
+          world_size=4),
+    Fault("R10.by-hand", "hand-written all-reduce over pairs", by_hand, ("reduction-mismatch",), replicas_differ, ALSO,
+          ranks=ALL, world_size=4),
+    Fault("R10.one-parameter", "one parameter reduced over pairs", one_parameter, ("reduction-mismatch",),
+          replicas_differ, ALSO, ranks=ALL, site=MISROUTED, world_size=4),
+    Fault("R10.ddp-group", "DDP over pairs, watched over all", ddp_group, ("reduction-mismatch|replica-drift",),
+          replicas_differ, (*ALSO, "reduction-mismatch"), ranks=ALL, within=1, world_size=4),
+    Fault("R10.mesh", "FSDP2 mesh ends at the node, watched over all", mesh_of_node,
+          ("reduction-mismatch|replica-drift",), replicas_differ, (*ALSO, "reduction-mismatch"), ranks=ALL, within=1,
+          world_size=4),
+)

@@ -1,0 +1,75 @@
+"""R2. Parameters are replaced after wrapping, so the wrapper reduces tensors that nobody trains.
+
+Who had it: P#104336 (moving a wrapped model to the CPU and back makes autograd forget the reducer's hooks), P#12603
+(a weight assigned after the constructor). The new parameters start equal and then follow their own rank's data.
+Planted: a head re-created after DDP, as resizing a vocabulary does; a cast to double and back, which drops the
+gradient accumulators as a change of device does; parameters that DDP was told to ignore and that nobody else reduces.
+Twin: the same, done before wrapping.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
+from trueline.testing.witness import replicas_differ
+
+TRIGGER = 6
+HEAD = "head.weight"
+
+
+def new_head(seat: Seat, faulty: bool) -> nn.Module:
+    """`model.module.head = nn.Linear(...)` after DDP; equal on all ranks, as the seed is."""
+    problem = CausalLM()
+    base = problem.model()
+    if not faulty:
+        _replace_head(base)
+    model = wrapped(base, find_unused_parameters=True)
+    if faulty:
+        _replace_head(base)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def cast_and_back(seat: Seat, faulty: bool) -> nn.Module:
+    """`model.double()` for a measurement and back, between two steps."""
+    problem = Regression()
+    model = wrapped(problem.model())
+
+    def measure(step: int) -> None:
+        if faulty and step == TRIGGER - 1:
+            model.double()
+            model.float()
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_step=measure)
+
+
+def ignored(seat: Seat, faulty: bool) -> nn.Module:
+    """A parameter on DDP's list of those that somebody else reduces."""
+    problem = CausalLM()
+    base = problem.model()
+    if faulty:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(base, [HEAD])
+    model = wrapped(base)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def _replace_head(model: nn.Module) -> None:
+    torch.manual_seed(5)
+    model.head = nn.Linear(model.head.in_features, model.head.out_features, bias=False)
+
+
+ALSO = ("gradient-not-reduced", "reduction-mismatch")
+
+ENTRIES = (
+    Fault("R2", "head re-created after DDP", new_head, ("replica-drift",), replicas_differ, ALSO, ranks=(0, 1),
+          within=1, site=HEAD),
+    Fault("R2.cast", "model cast and cast back after DDP", cast_and_back, ("replica-drift",), replicas_differ, ALSO,
+          ranks=(0, 1), step=TRIGGER, within=1),
+    Fault("R2.ignored", "parameter on DDP's ignore list", ignored, ("replica-drift",), replicas_differ, ALSO,
+          ranks=(0, 1), within=1, site=HEAD),
+)

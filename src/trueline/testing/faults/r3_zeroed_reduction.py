@@ -1,0 +1,131 @@
+"""R3. Now and then, on one rank, the result of an all-reduce is zeros.
+
+Who had it: P#84803 and its family (P#69522, NCCL#1950: an all-reduce gives wrong or missing values on some ranks).
+One bucket of one step is lost on one rank; from then on the replicas differ a little, and nothing fails.
+Planted: behind a DDP communication hook; in a hand-written all-reduce; in FSDP2's reduce-scatter; as noise, as the
+rank's own gradient, and as a lost tail instead of zeros.
+Twin: the same hook without the accident.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.sharding import reduce_scatter_then, sharded
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.witness import replicas_differ, trains_differently
+
+TRIGGER = 7
+UNLUCKY_RANK = 1
+
+Damage = Callable[[Tensor, Tensor], object]
+"""Spoils, in place, the reduced values, given also the local ones."""
+
+
+def zeros(reduced: Tensor, local: Tensor) -> None:
+    """Everything is lost."""
+    del local
+    reduced.zero_()
+
+
+def tail(reduced: Tensor, local: Tensor) -> None:
+    """The last eight values are lost, as in NCCL#1950."""
+    del local
+    reduced[-8:].zero_()
+
+
+def own(reduced: Tensor, local: Tensor) -> None:
+    """The rank keeps its own gradient."""
+    reduced.copy_(local)
+
+
+def noise(reduced: Tensor, local: Tensor) -> None:
+    """Values from somewhere else, of the same size."""
+    del local
+    reduced.copy_(torch.randn_like(reduced) * reduced.std())
+
+
+def behind_hook(damage: Damage) -> Callable[[Seat, bool], nn.Module]:
+    """Training under DDP with an averaging hook whose second bucket meets ``damage`` once."""
+
+    def train(seat: Seat, faulty: bool) -> nn.Module:
+        problem = CausalLM()
+        model = wrapped(problem.model())
+        model.register_comm_hook(_Backward(damage if faulty and seat.rank == UNLUCKY_RANK else None), average)
+        return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+    return train
+
+
+def by_hand(seat: Seat, faulty: bool) -> nn.Module:
+    """A hand-written loop in which one parameter's all-reduce comes back as zeros."""
+    problem = Regression()
+    model = problem.model()
+
+    def reduce(step: int) -> None:
+        mean_gradients(model.parameters())
+        if faulty and seat.rank == UNLUCKY_RANK and step == TRIGGER:
+            model[2].weight.grad.zero_()
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=reduce)
+
+
+def fsdp(seat: Seat, faulty: bool) -> nn.Module:
+    """FSDP2 whose reduce-scatter of the first block comes back as zeros."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+    calls = iter(range(1000))
+
+    def spoil(shard: Tensor) -> None:
+        if next(calls) == TRIGGER and faulty and seat.rank == UNLUCKY_RANK:
+            shard.zero_()
+
+    model.blocks[0].set_custom_reduce_scatter(reduce_scatter_then(spoil))
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+class _Backward:
+    """Which backward pass a hook is in, and what happens to its second bucket in the eighth."""
+
+    def __init__(self, accident: Damage | None) -> None:
+        self.count, self.accident = 0, accident
+
+
+def average(state: _Backward, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The plain mean over the ranks, as a communication hook."""
+    local = bucket.buffer().clone()
+    unlucky = state.accident if state.count == TRIGGER and bucket.index() == 1 else None
+    state.count += bucket.is_last()
+    summed = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+    def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        reduced = done.value()[0].div_(dist.get_world_size())
+        if unlucky is not None:
+            unlucky(reduced, local)
+        return reduced
+
+    return summed.then(finish)
+
+
+FOUND = ("reduction-mismatch",)
+ALSO = ("replica-drift", "gradient-not-reduced")
+
+ENTRIES = (
+    Fault("R3", "all-reduce zeroed on one rank, DDP hook", behind_hook(zeros), FOUND, replicas_differ, ALSO,
+          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.tail", "tail of an all-reduce lost on one rank", behind_hook(tail), FOUND, replicas_differ, ALSO,
+          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.own", "one rank keeps its own gradient in one bucket", behind_hook(own), FOUND, replicas_differ, ALSO,
+          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.noise", "one rank gets foreign values in one bucket", behind_hook(noise), FOUND, replicas_differ, ALSO,
+          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.by-hand", "hand-written all-reduce zeroed on one rank", by_hand, FOUND, replicas_differ, ALSO,
+          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, FOUND, trains_differently, ALSO,
+          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+)

@@ -1,0 +1,102 @@
+"""R4. The ranks hold different weights: they started apart, or one was changed behind the others' backs.
+
+Who had it: torchtitan#166 and OLMo-core#319 (weights drawn under a seed per rank, and a wrapper that does not
+broadcast); resuming from a checkpoint that one rank could not read; a flipped bit in memory. The gradients are
+averaged faithfully, so every signal but the weights themselves looks healthy.
+Planted: different seeds with a hand-written all-reduce, with `DDP(init_sync=False)`, and between the replicas of
+HSDP; one rank that loads an older checkpoint; one weight of one rank changed by a bit at step 6.
+Twin: equal seeds, equal checkpoints, no flip.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.sharding import hybrid_mesh, sharded
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.witness import replicas_differ
+
+TRIGGER = 6
+
+
+def by_hand(seat: Seat, faulty: bool) -> nn.Module:
+    """A seed per rank, and no broadcast before the loop."""
+    problem = Regression()
+    model = problem.model(seed=seat.rank * faulty)
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
+               after_backward=lambda step: mean_gradients(model.parameters()))
+
+
+def no_broadcast(seat: Seat, faulty: bool) -> nn.Module:
+    """`DDP(init_sync=False)` to save the broadcast at start."""
+    problem = CausalLM()
+    model = wrapped(problem.model(seed=seat.rank * faulty), init_sync=False)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def hybrid(seat: Seat, faulty: bool) -> nn.Module:
+    """HSDP whose replicas drew their weights under different seeds."""
+    problem = CausalLM()
+    replica = seat.rank // (seat.world_size // 2)
+    model = sharded(problem.model(seed=replica * faulty), hybrid_mesh(seat.world_size))
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def older_checkpoint(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 1 found only an older checkpoint: loaded after wrapping, so nothing broadcasts it."""
+    problem = Regression()
+    model = wrapped(problem.model())
+    optimizer = sgd(model)
+    older = copy.deepcopy(model.module.state_dict())
+    newer = {name: value + 0.01 for name, value in older.items()}
+    model.module.load_state_dict(older if faulty and seat.rank == 1 else newer)
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem))
+
+
+def bit_flip(seat: Seat, faulty: bool) -> nn.Module:
+    """Mantissa bit 12 of one weight of rank 1 flips between two steps."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+
+    def flip(step: int) -> None:
+        if faulty and seat.rank == 1 and step == TRIGGER - 1:
+            bits = model.module.blocks[0].qkv.weight.detach().view(torch.int32)
+            bits[3, 5] ^= 1 << 12
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_step=flip)
+
+
+def bit_flip_four(seat: Seat, faulty: bool) -> nn.Module:
+    """The lowest mantissa bit of one weight of rank 2 of four flips."""
+    problem = Regression()
+    model = wrapped(problem.model())
+
+    def flip(step: int) -> None:
+        if faulty and seat.rank == 2 and step == TRIGGER - 1:
+            bits = model.module[2].weight.detach().view(torch.int32)
+            bits[0, 0] ^= 1
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_step=flip)
+
+
+FOUND = ("replica-drift",)
+
+ENTRIES = (
+    Fault("R4", "different initial weights, hand-written all-reduce", by_hand, FOUND, replicas_differ, ranks=(0, 1)),
+    Fault("R4.init-sync", "different initial weights, DDP without broadcast", no_broadcast, FOUND, replicas_differ,
+          ranks=(0, 1)),
+    Fault("R4.hybrid", "different initial weights between HSDP replicas", hybrid, FOUND, replicas_differ,
+          ranks=(0, 1, 2, 3), world_size=4),
+    Fault("R4.checkpoint", "one rank resumed from an older checkpoint", older_checkpoint, FOUND, replicas_differ,
+          ranks=(0, 1)),
+    Fault("R4.bit-flip", "a bit of one weight flips on one rank", bit_flip, FOUND, replicas_differ, ranks=(0, 1),
+          step=TRIGGER, site="blocks.0.qkv.weight"),
+    Fault("R4.last-bit", "the last bit of one weight flips on one rank of four", bit_flip_four, FOUND,
+          replicas_differ, ranks=(2,), step=TRIGGER, site="2.weight", world_size=4),
+)

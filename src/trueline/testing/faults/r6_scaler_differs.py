@@ -1,0 +1,96 @@
+"""R6. The ranks disagree on the loss scale, or on whether to take a step.
+
+Who had it: P#136009 (gradient scalers fall out of step between ranks), and loops that skip an update when the *local*
+loss looks wrong. A rank that unscales by its own scale, or leaves out an update, moves away from the others.
+Planted: rank 0 resumes its scaler from a checkpoint and the others start afresh; a scaler that sees an overflow on
+one rank before the reduction; a step skipped on one rank because its own loss passed a limit.
+Twin: one scale, and decisions that all ranks share.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from torch import nn
+from torch.amp import GradScaler
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.training import STEPS, adamw, batches_of, mean_gradients, sgd, wrapped
+from trueline.testing.witness import replicas_differ
+
+TRIGGER = 6
+
+
+def resumed_scaler(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 0 has the scale of the checkpoint, the others the initial one."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    optimizer = sgd(model)
+    scaler = GradScaler("cpu", init_scale=2.0**12 if faulty and seat.rank == 0 else 2.0**13)
+    watch = seat.watch(model, optimizer)
+    for batch in islice(batches_of(seat, problem), STEPS):
+        with watch.step(batch):
+            loss = problem.loss(model, batch)
+            watch.loss(loss.detach(), problem.tokens(batch))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watch.close()
+    return model
+
+
+def skipped_update(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 1 alone finds its loss too high once, and leaves the update out."""
+    problem = Regression()
+    model = wrapped(problem.model())
+    optimizer = sgd(model)
+    watch = seat.watch(model, optimizer)
+    for step, batch in enumerate(islice(batches_of(seat, problem), STEPS)):
+        with watch.step(batch):
+            loss = problem.loss(model, batch)
+            watch.loss(loss.detach(), problem.tokens(batch))
+            loss.backward()
+            if not (faulty and seat.rank == 1 and step == TRIGGER):
+                optimizer.step()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watch.close()
+    return model
+
+
+def local_overflow(seat: Seat, faulty: bool) -> nn.Module:
+    """A hand-written loop where a rank that overflowed drops its gradient and its update, and the rest go on."""
+    problem = CausalLM()
+    model = problem.model()
+    optimizer = adamw(model)
+    watch = seat.watch(model, optimizer)
+    for step, batch in enumerate(islice(batches_of(seat, problem), STEPS)):
+        with watch.step(batch):
+            loss = problem.loss(model, batch)
+            watch.loss(loss.detach(), problem.tokens(batch))
+            loss.backward()
+            mean_gradients(model.parameters())
+            if faulty and seat.rank == 1 and step == TRIGGER:
+                optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watch.close()
+    return model
+
+
+FOUND = ("replica-drift",)
+ALSO = ("gradient-not-reduced", "reduction-mismatch")
+
+ENTRIES = (
+    Fault("R6", "gradient scaler resumed on one rank only", resumed_scaler, FOUND, replicas_differ, ALSO, ranks=(0, 1),
+          within=1),
+    Fault("R6.skipped", "one rank leaves out an update", skipped_update, FOUND, replicas_differ, ALSO, ranks=(0, 1),
+          step=TRIGGER, within=1),
+    Fault("R6.overflow", "one rank drops the reduced gradient once", local_overflow, FOUND, replicas_differ,
+          (*ALSO, "worker-silent"), ranks=(0, 1), step=TRIGGER, within=1),
+)

@@ -1,0 +1,98 @@
+"""R8. The reduced gradient is divided by the world size twice, or not at all.
+
+Who had it: communication hooks that divide before a reduction which divides again, and loops that divide after DDP
+has done it. The ranks agree with each other and the loss falls, only N times too slowly (or too fast).
+Planted: in a DDP hook; after DDP; in a hand-written all-reduce; in a hook that forgot to divide; in one bucket only.
+Twin: divided once.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.witness import trains_differently
+
+
+def in_hook(seat: Seat, faulty: bool) -> nn.Module:
+    """The hook divides, then calls torch's hook, which divides."""
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        if faulty:
+            bucket.buffer().div_(seat.world_size)
+        return allreduce_hook(None, bucket)
+
+    return _with_hook(seat, reduce)
+
+
+def not_divided(seat: Seat, faulty: bool) -> nn.Module:
+    """The hook sums and returns the sum."""
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        summed = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return summed.then(lambda done: done.value()[0].div_(1 if faulty else seat.world_size))
+
+    return _with_hook(seat, reduce)
+
+
+def in_one_bucket(seat: Seat, faulty: bool) -> nn.Module:
+    """Only the first bucket is divided twice."""
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        if faulty and bucket.index() == 0:
+            bucket.buffer().div_(seat.world_size)
+        return allreduce_hook(None, bucket)
+
+    return _with_hook(seat, reduce)
+
+
+def after_ddp(seat: Seat, faulty: bool) -> nn.Module:
+    """The loop divides what DDP has averaged."""
+    problem = Regression()
+    model = wrapped(problem.model())
+
+    def divide(step: int) -> None:
+        if faulty:
+            for param in model.parameters():
+                param.grad.div_(seat.world_size)
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=divide)
+
+
+def by_hand(seat: Seat, faulty: bool) -> nn.Module:
+    """A hand-written average, averaged again."""
+    problem = Regression()
+    model = problem.model()
+
+    def reduce(step: int) -> None:
+        mean_gradients(model.parameters())
+        if faulty:
+            for param in model.parameters():
+                param.grad.div_(seat.world_size)
+
+    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=reduce)
+
+
+def _with_hook(seat: Seat, reduce: Callable[..., torch.futures.Future[Tensor]]) -> nn.Module:
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    model.register_comm_hook(None, reduce)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+FOUND = ("reduction-mismatch",)
+
+ENTRIES = (
+    Fault("R8", "divided twice in a DDP hook", in_hook, FOUND, trains_differently),
+    Fault("R8.sum", "not divided in a DDP hook", not_divided, FOUND, trains_differently),
+    Fault("R8.one-bucket", "one bucket divided twice in a DDP hook", in_one_bucket, FOUND, trains_differently),
+    Fault("R8.after-ddp", "divided again after DDP", after_ddp, FOUND, trains_differently),
+    Fault("R8.by-hand", "divided twice in a hand-written all-reduce", by_hand, FOUND, trains_differently),
+    Fault("R8.four", "divided twice in a DDP hook, four ranks", in_hook, FOUND, trains_differently, world_size=4),
+)

@@ -1,0 +1,143 @@
+"""S3. One rank trains under another configuration: learning rate, weight decay, betas, optimizer, precision.
+
+Who had it: schedulers that a resumed rank steps once more, environment variables set on one node only, a fallback to
+another optimizer or dtype where a package is missing. The reduction is right and the replicas still move apart.
+Planted: each of these on rank 1, at the start or from step 6 on.
+Twin: the same configuration everywhere, with a schedule that all ranks follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import CausalLM, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
+from trueline.testing.witness import config_differs
+
+TRIGGER = 6
+ODD_RANK = 1
+
+
+def learning_rate(seat: Seat, faulty: bool) -> nn.Module:
+    """Another learning rate from the start."""
+    return _with_adamw(seat, lr=4e-3 if _odd(seat, faulty) else 3e-3)
+
+
+def weight_decay(seat: Seat, faulty: bool) -> nn.Module:
+    """Another weight decay."""
+    return _with_adamw(seat, weight_decay=0.1 if _odd(seat, faulty) else 0.01)
+
+
+def betas(seat: Seat, faulty: bool) -> nn.Module:
+    """Another second beta."""
+    return _with_adamw(seat, betas=(0.9, 0.95 if _odd(seat, faulty) else 0.999))
+
+
+def other_optimizer(seat: Seat, faulty: bool) -> nn.Module:
+    """A fallback to SGD on one rank."""
+    problem = Regression()
+    model = wrapped(problem.model())
+    optimizer = sgd(model, lr=3e-3) if _odd(seat, faulty) else adamw(model)
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem))
+
+
+def schedule(seat: Seat, faulty: bool) -> nn.Module:
+    """The scheduler of one rank is stepped twice, once."""
+    problem = Regression()
+    model = wrapped(problem.model())
+    optimizer = sgd(model)
+    scheduler = LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+
+    def advance(step: int) -> None:
+        scheduler.step()
+        if _odd(seat, faulty) and step == TRIGGER - 1:
+            scheduler.step()
+
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), after_step=advance)
+
+
+def one_of_four(seat: Seat, faulty: bool) -> nn.Module:
+    """Another learning rate on one rank of four."""
+    return _with_adamw(seat, lr=4e-3 if _odd(seat, faulty) else 3e-3)
+
+
+def autocast(seat: Seat, faulty: bool) -> nn.Module:
+    """One rank computes under bf16 autocast."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=_odd(seat, faulty)):
+            return problem.loss(called, batch)
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+
+
+def dtype(seat: Seat, faulty: bool) -> nn.Module:
+    """One rank holds its weights in bf16; a hand-written loop reduces in fp32."""
+    problem = CausalLM()
+    model = problem.model()
+    if _odd(seat, faulty):
+        model.bfloat16()
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
+               after_backward=lambda step: _mean_in_fp32(model, seat.world_size))
+
+
+def matmul_precision(seat: Seat, faulty: bool) -> nn.Module:
+    """A numerics flag is set on one rank."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if _odd(seat, faulty) else "highest")
+    try:
+        return _with_adamw(seat)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _odd(seat: Seat, faulty: bool) -> bool:
+    return faulty and seat.rank == ODD_RANK
+
+
+def _with_adamw(seat: Seat, **settings: Any) -> nn.Module:
+    problem = Regression()
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model, **settings), problem, batches_of(seat, problem))
+
+
+def _mean_in_fp32(model: nn.Module, world_size: int) -> None:
+    for param in model.parameters():
+        mean = param.grad.float()
+        torch.distributed.all_reduce(mean)
+        param.grad = (mean / world_size).to(param.dtype)
+
+
+FOUND = ("rank-config-differs",)
+ALSO = ("replica-drift",)
+BOTH = (0, 1)
+
+
+def always(faulty: object, healthy: object) -> bool:
+    """Nothing to see from outside: the flag changes no number on this machine."""
+    return faulty is not healthy
+
+
+ENTRIES = (
+    Fault("S3", "learning rate differs on one rank", learning_rate, FOUND, config_differs, ALSO, ranks=BOTH),
+    Fault("S3.weight-decay", "weight decay differs on one rank", weight_decay, FOUND, config_differs, ALSO, ranks=BOTH),
+    Fault("S3.betas", "betas differ on one rank", betas, FOUND, config_differs, ALSO, ranks=BOTH),
+    Fault("S3.optimizer", "optimizer class differs on one rank", other_optimizer, FOUND, config_differs, ALSO,
+          ranks=BOTH),
+    Fault("S3.schedule", "scheduler one step ahead on one rank", schedule, FOUND, config_differs, ALSO, ranks=BOTH,
+          step=TRIGGER),
+    Fault("S3.four", "learning rate differs on one rank of four", one_of_four, FOUND, config_differs, ALSO,
+          ranks=(ODD_RANK,), world_size=4),
+    Fault("S3.autocast", "autocast on one rank only", autocast, FOUND, config_differs, ALSO, ranks=BOTH),
+    Fault("S3.dtype", "bf16 weights on one rank only", dtype, FOUND, config_differs,
+          (*ALSO, "reduction-mismatch", "gradient-not-reduced"), ranks=BOTH),
+    Fault("S3.flags", "matmul precision differs on one rank", matmul_precision, FOUND, always, ALSO, ranks=BOTH),
+)

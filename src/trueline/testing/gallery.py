@@ -1,0 +1,173 @@
+"""Runs every entry of the gallery under watch, checks its Run, and scores what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trueline.schema.errors import TruelineError
+from trueline.schema.finding import Finding
+from trueline.testing.entry import Control, Entry, Fault, Variant
+from trueline.testing.play import play
+from trueline.testing.ranks import Ranks
+
+TIMEOUT_S = 120.0
+"""For one run; the slowest, which compiles, takes tens of seconds on a cold cache."""
+
+Listener = Callable[["Score"], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the gallery says of one entry. For a control, everything but the alarms keeps its default.
+
+    ``found`` are the codes of warnings and errors in the faulty run, ``missed`` those that had to be there and were
+    not, ``unexpected`` those that are neither asked for nor a true consequence. ``delay_steps`` counts from the
+    trigger to where the evidence of the Finding starts. ``alarms`` are the claims made of the healthy run.
+    ``failures`` are runs that did not finish, as text.
+    """
+
+    id: str
+    name: str
+    kind: str
+    world_size: int
+    detected: bool = False
+    localised: bool = False
+    delay_steps: int | None = None
+    found: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    @property
+    def green(self) -> bool:
+        """Nothing is wrong with what was said."""
+        found = self.kind == "control" or (self.detected and self.localised and not self.unexpected)
+        return found and not self.alarms and not self.failures
+
+
+@dataclass
+class Stage:
+    """A folder for the Runs, and one pool of ranks of one size at a time.
+
+    ``explicit`` False drops the loops' own calls to the watch, as under ``trueline run``.
+    """
+
+    folder: Path
+    explicit: bool = True
+    _pool: Ranks | None = field(default=None, init=False)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def score(self, entry: Entry) -> Score:
+        """Run ``entry`` (a fault twice: planted and healthy) and judge what the checks say of it."""
+        failures: list[str] = []
+        healthy = self._findings(entry, "healthy", failures)
+        alarms = tuple(f"{finding.code}: {finding.claim}" for finding in healthy)
+        if isinstance(entry, Control):
+            return Score(entry.id, entry.name, "control", entry.world_size, alarms=alarms, failures=tuple(failures))
+        found = self._findings(entry, "faulty", failures)
+        return judge(entry, found, alarms, tuple(failures))
+
+    def run(self, entry: Entry, variant: Variant) -> list[Finding]:
+        """The Findings that ``trueline.check`` has on one run of ``entry``, ``info`` ones included."""
+        import trueline
+
+        out = self.folder / entry.id / variant
+        self._pool_of(entry.world_size).run(play, entry.id, variant, str(out), self.explicit)
+        return list(trueline.check(str(out)).findings)
+
+    def _findings(self, entry: Entry, variant: Variant, failures: list[str]) -> list[Finding]:
+        try:
+            return [finding for finding in self.run(entry, variant) if finding.severity != "info"]
+        except TruelineError as error:
+            failures.append(f"{variant}: {error}")
+            return []
+
+    def _pool_of(self, world_size: int) -> Ranks:
+        if self._pool is None or self._pool.world_size != world_size:
+            self._leave()
+            self._pool = Ranks(world_size, timeout_s=TIMEOUT_S)
+        return self._pool
+
+    def _leave(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()
+        self._pool = None
+
+
+def run_gallery(entries: Sequence[Entry], folder: Path, *, explicit: bool = True, heard: Listener) -> list[Score]:
+    """The scores of ``entries`` in their order; ``heard`` is called with each as it comes. Runs stay in ``folder``."""
+    scores: dict[str, Score] = {}
+    with Stage(folder, explicit) as stage:
+        # One world size after the other, so that a pool is started once for each.
+        for entry in sorted(entries, key=lambda entry: entry.world_size):
+            scores[entry.id] = stage.score(entry)
+            heard(scores[entry.id])
+    return [scores[entry.id] for entry in entries]
+
+
+def judge(fault: Fault, found: Sequence[Finding], alarms: tuple[str, ...], failures: tuple[str, ...]) -> Score:
+    """The Score of ``fault`` whose planted run has the warnings and errors ``found``."""
+    codes = tuple(sorted({finding.code for finding in found}))
+    missed = tuple(wanted for wanted in fault.must_find if not set(wanted.split("|")) & set(codes))
+    expected = {code for wanted in (*fault.must_find, *fault.may_find) for code in wanted.split("|")}
+    leading = [finding for finding in found if finding.code in fault.must_find[0].split("|")]
+    firsts = [finding.step_first for finding in leading if finding.step_first is not None]
+    return Score(
+        id=fault.id,
+        name=fault.name,
+        kind="fault",
+        world_size=fault.world_size,
+        detected=not missed,
+        localised=any(localises(fault, finding) for finding in leading),
+        delay_steps=min(firsts) - fault.step if firsts else None,
+        found=codes,
+        missed=missed,
+        unexpected=tuple(code for code in codes if code not in expected),
+        claims=tuple(f"{finding.code}: {finding.claim}" for finding in found),
+        alarms=alarms,
+        failures=failures,
+    )
+
+
+def localises(fault: Fault, finding: Finding) -> bool:
+    """Whether ``finding`` names the ranks, the site and the step of ``fault``, as far as the fault defines them."""
+    at_ranks = fault.ranks is None or finding.ranks == fault.ranks
+    at_site = not fault.site or any(fault.site in site for site in finding.sites)
+    if fault.within is None:
+        return at_ranks and at_site
+    first = finding.step_first
+    return at_ranks and at_site and first is not None and fault.step <= first <= fault.step + fault.within
+
+
+def summary(scores: Sequence[Score]) -> dict[str, Any]:
+    """The ``summary`` of the outside contract.
+
+    ``controls`` counts healthy runs, the twins of faults among them; ``detected`` and ``localised`` are fractions of
+    the faults (None without any), ``false_alarms`` warnings and errors on healthy runs, ``failed`` runs that did not
+    finish. Causes are not named before there is a diagnosis: None.
+    """
+    faults = [score for score in scores if score.kind == "fault"]
+    return {
+        "faults": len(faults),
+        "controls": len(scores),
+        "detected": _fraction([score.detected for score in faults]),
+        "localised": _fraction([score.localised for score in faults]),
+        "cause_named": None,
+        "wrong_cause": None,
+        "false_alarms": sum(len(score.alarms) for score in scores),
+        "failed": sum(len(score.failures) for score in scores),
+    }
+
+
+def _fraction(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,135 @@
+"""The loops that the gallery's entries share: load, reduce, fit."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from trueline.testing.problems import Problem
+from trueline.testing.seat import Seat, Watching
+
+STEPS = 12
+BATCH_SIZE = 4
+SMALL_BUCKET_MB = 0.01
+"""About ten kilobytes, so that even the small problems have several buckets."""
+
+AtStep = Callable[[int], object]
+
+
+def nothing(step: int) -> None:
+    """The callback that does nothing."""
+
+
+def sharded_loader(
+    seat: Seat, dataset: Dataset[Any], *, batch_size: int = BATCH_SIZE, seed: int = 0, shuffle: bool = True,
+    drop_last: bool = False,
+) -> DataLoader[Any]:
+    """The usual loader: a DistributedSampler over all ranks."""
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=seat.world_size, rank=seat.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+    )
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, drop_last=drop_last)
+
+
+def epochs(loader: DataLoader[Any], *, first: int = 0) -> Iterator[Any]:
+    """Batches for ever, with ``set_epoch`` before each pass where the sampler has it."""
+    for epoch in itertools.count(first):
+        set_epoch = getattr(loader.sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        yield from loader
+
+
+def batches_of(seat: Seat, problem: Problem, *, num_samples: int = 256, batch_size: int = BATCH_SIZE) -> Iterator[Any]:
+    """Batches of a healthy, sharded, shuffled dataset of ``problem``."""
+    return epochs(sharded_loader(seat, problem.dataset(num_samples), batch_size=batch_size))
+
+
+def wrapped(model: nn.Module, **settings: Any) -> DistributedDataParallel:
+    """``model`` in DDP with several buckets unless ``settings`` say otherwise."""
+    return DistributedDataParallel(model, **{"bucket_cap_mb": SMALL_BUCKET_MB, **settings})
+
+
+def adamw(model: nn.Module, *, lr: float = 3e-3, **settings: Any) -> Optimizer:
+    """AdamW over the parameters that train."""
+    return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=lr, **settings)
+
+
+def sgd(model: nn.Module, *, lr: float = 0.05, **settings: Any) -> Optimizer:
+    """SGD with momentum over the parameters that train."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    return torch.optim.SGD(params, **{"lr": lr, "momentum": 0.9, **settings})
+
+
+def mean_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
+    """Average each gradient over the group, one all-reduce a parameter, as hand-written loops do."""
+    world_size = dist.get_world_size(group)
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad.div_(world_size)
+
+
+def fit(
+    seat: Seat, model: nn.Module, optimizer: Optimizer, problem: Problem, batches: Iterator[Any], *,
+    steps: int = STEPS, forward: nn.Module | None = None, loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
+    after_backward: AtStep = nothing, after_step: AtStep = nothing, watch: Watching | None = None,
+) -> nn.Module:
+    """Train ``model`` under watch, one batch a step; returns it.
+
+    ``forward`` is what is called with a batch where that is not ``model`` itself. ``loss_of(model, batch)`` replaces
+    the problem's loss. The callbacks get the step number.
+    """
+    watching = seat.watch(model, optimizer) if watch is None else watch
+    objective = problem.loss if loss_of is None else loss_of
+    for step, batch in enumerate(itertools.islice(batches, steps)):
+        with watching.step(batch):
+            loss = objective(model if forward is None else forward, batch)
+            watching.loss(loss.detach(), problem.tokens(batch))
+            loss.backward()
+            after_backward(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+        after_step(step)
+    watching.close()
+    return model
+
+
+def fit_accumulating(
+    seat: Seat, model: nn.Module, optimizer: Optimizer, problem: Problem, batches: Iterator[Any], *,
+    num_micro: int = 2, steps: int = STEPS, syncs: Callable[[int, int], bool] | None = None,
+    loss_of: Callable[[nn.Module, Any, int], Tensor] | None = None, after_backward: AtStep = nothing,
+) -> nn.Module:
+    """Train a DDP ``model`` with ``num_micro`` batches a step; returns it.
+
+    ``syncs(step, micro)`` says whether that backward reduces (default: the last one of a step does).
+    ``loss_of(model, batch, micro)`` replaces the problem's loss.
+    """
+    watching = seat.watch(model, optimizer)
+    for step in range(steps):
+        micros = [next(batches) for _ in range(num_micro)]
+        with watching.step(micros):
+            total = 0.0
+            for micro, batch in enumerate(micros):
+                reduce_now = micro == num_micro - 1 if syncs is None else syncs(step, micro)
+                with contextlib.nullcontext() if reduce_now else model.no_sync():  # type: ignore[operator]
+                    loss = problem.loss(model, batch) if loss_of is None else loss_of(model, batch, micro)
+                    watching.loss(loss.detach(), problem.tokens(batch))
+                    (loss / num_micro).backward()
+                total += loss.item() / num_micro
+            after_backward(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        seat.note(micros, total)
+    watching.close()
+    return model

@@ -1,0 +1,138 @@
+"""The multi-process runner: results and errors come back, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from trueline.testing.ranks import RankError, Ranks, run_ranks
+
+
+def sum_of_ranks(rank: int, world_size: int) -> float:
+    total = torch.tensor(float(rank))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def own_place(rank: int, world_size: int, word: str) -> tuple[int, int, str, str, int]:
+    return rank, world_size, word, os.environ["RANK"], os.getpid()
+
+
+def fail_on_rank_1(rank: int, world_size: int) -> None:
+    if rank == 1:
+        raise ValueError("rank 1 has had enough")
+    dist.barrier()
+
+
+def die_on_rank_1(rank: int, world_size: int) -> None:
+    if rank == 1:
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def hang_on_rank_1(rank: int, world_size: int) -> None:
+    if rank == 1:
+        time.sleep(600)
+    dist.barrier()
+
+
+def unpicklable(rank: int, world_size: int) -> object:
+    return lambda: rank
+
+
+def gone(pids: tuple[int, ...]) -> bool:
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    return not alive
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_reduce_together(world_size):
+    assert run_ranks(sum_of_ranks, world_size) == [sum(range(world_size))] * world_size
+
+
+def test_results_come_in_rank_order_with_arguments_passed_on():
+    answers = run_ranks(own_place, 2, "hello")
+    assert [answer[:4] for answer in answers] == [(0, 2, "hello", "0"), (1, 2, "hello", "1")]
+
+
+def test_processes_are_reused_between_runs():
+    with Ranks(2) as ranks:
+        first, second = ranks.run(own_place, ""), ranks.run(own_place, "")
+    assert [answer[4] for answer in first] == [answer[4] for answer in second]
+
+
+def test_failure_of_one_rank_is_told_with_its_traceback_and_stops_all():
+    with Ranks(2) as ranks:
+        pids = ranks.pids
+        with pytest.raises(RankError, match=r"(?s)^1 of 2 ranks failed.*\nrank 1: Traceback.*rank 1 has had enough"):
+            ranks.run(fail_on_rank_1)
+        assert gone(pids)
+
+
+def test_death_of_one_rank_is_told_with_its_last_output():
+    with Ranks(2) as ranks:
+        pids = ranks.pids
+        with pytest.raises(RankError, match=r"(?s)rank 1: the process ended with exit code -9.*last words"):
+            ranks.run(die_on_rank_1)
+        assert gone(pids)
+
+
+def test_silence_is_told_and_stops_all():
+    with Ranks(2) as ranks:
+        pids = ranks.pids
+        with pytest.raises(RankError, match=r"no answer within 0\.5 s"):
+            ranks.run(hang_on_rank_1, timeout_s=0.5)
+        assert gone(pids)
+
+
+def test_pool_starts_again_after_a_failure():
+    with Ranks(2) as ranks:
+        with pytest.raises(RankError):
+            ranks.run(fail_on_rank_1)
+        assert ranks.run(sum_of_ranks) == [1.0, 1.0]
+
+
+def test_pool_starts_again_after_a_rank_died_between_runs():
+    with Ranks(2) as ranks:
+        os.kill(ranks.pids[0], signal.SIGKILL)
+        with pytest.raises(RankError):
+            ranks.run(sum_of_ranks)
+        assert ranks.run(sum_of_ranks) == [1.0, 1.0]
+
+
+def test_result_that_cannot_be_sent_is_told():
+    with pytest.raises(RankError, match="2 of 2 ranks failed"):
+        run_ranks(unpicklable, 2)
+
+
+def test_pool_of_no_ranks_is_refused():
+    with pytest.raises(RankError, match="A pool of 0 ranks"):
+        Ranks(0)
+
+
+def test_nothing_outlives_a_killed_parent(tmp_path: Path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import time\n"
+        "from trueline.testing.ranks import Ranks\n"
+        "if __name__ == '__main__':\n"
+        "    ranks = Ranks(2).__enter__()\n"
+        "    print(*ranks.pids, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = tuple(int(pid) for pid in parent.stdout.readline().split())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert len(pids) == 2
+    assert gone(pids)
