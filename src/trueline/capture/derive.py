@@ -115,16 +115,28 @@ def columns(
     """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient."""
     out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings)
     norm2 = sums.reduced_norm2 if sharded else reduced_norm2
-    if norm2 is not None and np.any(norm2 > 0):
-        out |= {"reduced_norm": math.sqrt(float(np.sum(norm2))), "group_reduced_norms": np.sqrt(norm2).tolist()}
-    held = _within(out.get("group_reduce_residual"), out.get("group_reduce_floor"))
-    reduced_norm = cast(float | None, out.get("reduced_norm")) if held else None
+    if norm2 is None or not np.any(norm2 > 0):
+        return out | cosines(own, sums, reduced_norm=None)
+    if not sharded and own.reduced is None and own.used is not None:
+        norm2 = norm2 / _common_factor(own.used, sums) ** 2
+    out |= {"reduced_norm": math.sqrt(float(np.sum(norm2))), "group_reduced_norms": np.sqrt(norm2).tolist()}
+    held = _within(out.get("group_reduce_shape_residual"), out.get("group_reduce_floor"))
+    reduced_norm = cast(float, out["reduced_norm"]) if held else None
     return out | cosines(own, sums, reduced_norm=reduced_norm)
+
+
+def _common_factor(used: Array, sums: Sums) -> float:
+    """What the user's code multiplied the mean gradient with before the optimizer received it (clipping), 1 where unclear."""
+    mean = sums.local / sums.scalars.shape[0]
+    square = float(np.vdot(mean, mean))
+    factor = float(np.vdot(used, mean)) / square if square > 0 else 1.0
+    return factor if factor > 0 else 1.0
 
 
 def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, object]:
     """The direction columns of one worker. The mean pairwise cosine takes the exact total N²‖ḡ‖² = Σnᵢ² + Σ gᵢ·gⱼ as a
-    control variate where the reduced norm is known (docs: The maths): exact for equal norms, sketched for the rest."""
+    control variate where the reduced norm is known (docs: The maths): exact for equal norms, sketched for the rest.
+    """
     workers = sums.scalars.shape[0]
     norm = float(np.linalg.norm(own.local))
     if workers < 2 or norm == 0 or not math.isfinite(norm):

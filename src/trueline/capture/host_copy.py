@@ -10,7 +10,8 @@ from torch import Tensor
 
 class HostCopy:
     """Tensors on their way to host memory. On the CPU they are there at once; elsewhere the copy goes to pinned memory
-    behind the device's own queue, and ``ready`` asks an event instead of waiting."""
+    behind the device's own queue, and ``ready`` asks an event instead of waiting.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._event: torch.Event | None = None

@@ -41,7 +41,8 @@ class Identity:
         loss_source: str,
     ) -> bool:
         """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move every step
-        (schedules) are columns of the row and do not count as a change."""
+        (schedules) are columns of the row and do not count as a change.
+        """
         reduction = self._adapter.reduction()
         source = batches[0].token_source if batches else self.env.token_source
         now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), tuple(self._adapter.notes))

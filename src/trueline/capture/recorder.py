@@ -150,6 +150,12 @@ class Recorder:
             else:
                 return
 
+    def stop_exchange(self) -> None:
+        """The process groups go away: read the sums that are under way, and start no more."""
+        with self.guarded("exchange"):
+            self.drain(patience_s=exchange.PATIENCE_S)
+        self._broken.add("exchange")
+
     def close(self) -> None:
         """Write what is left, close the Sink, and leave the model as it was."""
         with self.guarded("close"):

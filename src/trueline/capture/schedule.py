@@ -7,10 +7,12 @@ import statistics
 
 from trueline.schema.plan import Plan
 
-WARMUP = 4
-"""Steps sampled at the start whatever the budget: the first is where wrong starts show, the others measure the cost."""
+ALLOWANCE_S = 2.0
+"""Host time that a run may spend on sampling every step before the budget rules: most faults show at the start, short runs are
+seen whole, and in a run of five minutes it is less than 1 %."""
 
-MAX_INTERVAL = 1_000
+MAX_INTERVAL = 100
+"""Never rarer than this, even where a budget asks for it: the manifest says so then."""
 KEPT = 16
 """Latest measurements of cost whose median counts."""
 
@@ -18,9 +20,10 @@ KEPT = 16
 class Schedule:
     """Answers, per optimizer step, whether gradients, parameters and sketches are taken.
 
-    With ``Plan.every`` the interval is fixed. Without, it starts at 1 and follows the measured cost: the smallest interval E
-    with (plain + (sampled - plain) / E) / step time <= budget, all in host seconds, the worst rank deciding. A new interval
-    takes effect two samples after the step that it was computed from, when every rank has that step's sum.
+    With ``Plan.every`` the interval is fixed. Without, it is 1 until ``ALLOWANCE_S`` is spent and then follows the measured
+    cost: the smallest interval E with (plain + (sampled - plain) / E) / step time <= budget, all in host seconds, the worst
+    rank deciding. A new interval takes effect two samples after the step that it was computed from, when every rank has that
+    step's sum.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -32,6 +35,7 @@ class Schedule:
         self._plain: list[float] = []
         self._sampled: list[float] = []
         self._times: list[float] = []
+        self._total_s = 0.0
 
     def within(self, step: int) -> bool:
         """Whether the Plan watches this step at all."""
@@ -44,7 +48,7 @@ class Schedule:
             return False
         while self._changes and self._changes[0][0] <= step:
             self.interval = self._changes.pop(0)[1]
-        self._next = step + (1 if step - self._plan.steps[0] < WARMUP and self._plan.every is None else self.interval)
+        self._next = step + self.interval
         return True
 
     def digests_params(self, step: int) -> bool:
@@ -60,7 +64,9 @@ class Schedule:
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
         """Take the host time that watching used in the latest plain and sampled step (0: none yet), of the worst rank, and
-        the step's own time."""
+        the step's own time.
+        """
+        self._total_s += sampled_s
         for values, value in ((self._plain, plain_s), (self._sampled, sampled_s), (self._times, step_s)):
             if value > 0:
                 values.append(value)
@@ -71,7 +77,7 @@ class Schedule:
 
         None where the Plan fixes it. Must be called for the same steps, with the same history, on all ranks.
         """
-        if self._plan.every is not None or not self._sampled or not self._times:
+        if self._plan.every is not None or self._total_s < ALLOWANCE_S:
             return None
         sampled = statistics.median(self._sampled)
         plain = statistics.median(self._plain) if self._plain else sampled / 4

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from trueline.capture import seams
 from trueline.capture.adapters import choose_adapter
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.environment import autocast_state
@@ -22,6 +23,7 @@ from trueline.capture.exchange import Team, make_team
 from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap
 from trueline.capture.probes.batch import read_batch
+from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.recorder import Recorder
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
@@ -68,6 +70,7 @@ class Watch:
         self._in_step = False
         self._handles = self._hook(model, adapter)
         self._closed = False
+        seams.destroy_groups.add(self._before_destroy)
         atexit.register(self.close)
 
     @contextlib.contextmanager
@@ -87,12 +90,18 @@ class Watch:
         with self._recorder.guarded("loss"):
             self._recorder.loss.give(loss, tokens)
 
+    def use_loader_probe(self, probe: DataLoaderProbe) -> None:
+        """Take the epoch from a probe that has listened since before watching began."""
+        self._recorder.loader.detach()
+        self._recorder.loader = probe
+
     def close(self) -> None:
         """Write what is left and take all hooks off. Called again, or at exit, it does nothing."""
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
+        seams.destroy_groups.remove(self._before_destroy)
         for handle in self._handles:
             handle.remove()
         self._recorder.close()
@@ -108,17 +117,17 @@ class Watch:
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
         ]
-        seen = _forward_module(model)
+        self.forward_module = seen = _forward_module(model)
         if seen is None:
             adapter.notes.append(
                 "the model is compiled in place: its forward pass is not hooked, pass batches by watch.step(batch)."
             )
         else:
-            handles.append(seen.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True))
+            handles.append(seen.register_forward_pre_hook(Hook(self.before_forward), with_kwargs=True))
             handles.append(seen.register_forward_hook(Hook(self._after_forward)))
         return handles
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the samples of a training forward pass; evaluation and generation are left alone."""
         if not (module.training and torch.is_grad_enabled()):
             return
@@ -142,6 +151,10 @@ class Watch:
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._marks_the_step(optimizer):
             self._recorder.after_update()
+
+    def _before_destroy(self, group: dist.ProcessGroup | None = None) -> None:
+        if group is None or group is self._recorder.team.group:
+            self._recorder.stop_exchange()
 
     def _marks_the_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer's update ends a step: the one that was given, else the first that trains the model."""

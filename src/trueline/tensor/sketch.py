@@ -26,7 +26,7 @@ LENGTHS: tuple[int, ...] = (4099, 2053, 1031, 521)
 
 
 def sketch_length(num_groups: int) -> int:
-    """k for a model with ``num_groups`` groups, so that all sketches together stay near 8,192 numbers."""
+    """K for a model with ``num_groups`` groups, so that all sketches together stay near 8,192 numbers."""
     for length in LENGTHS:
         if length * num_groups <= 8300:
             return length

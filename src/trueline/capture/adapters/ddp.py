@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from trueline.capture.adapters.base import Guard, Reduction
-from trueline.capture.hook import Hook
 from trueline.capture.adapters.manual import watch_accumulation
+from trueline.capture.hook import Hook
 from trueline.capture.probes.gradients import GradientProbe
 
 UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
@@ -59,6 +59,14 @@ class CommHook:
 
         return future.then(look)
 
+    def remember_aliases(self, ddp: nn.parallel.DistributedDataParallel, args: tuple[Any, ...]) -> None:
+        """Before the forward pass: which gradients live in a bucket already."""
+        self.aliased = frozenset(
+            id(param)
+            for param in ddp.module.parameters()
+            if param.grad is not None and param.grad.untyped_storage().data_ptr() in self.storages
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "CommHook":
         return CommHook()
 
@@ -77,7 +85,8 @@ class CommHook:
 
     def _divide(self, bucket: dist.GradBucket, size: int) -> None:
         """Divide as DDP's C++ reducer does, to the bit: it multiplies by 1/N while copying a gradient into the bucket, and
-        divides by N where the gradient lives in the bucket already (reducer.cpp, mark_variable_ready_dense)."""
+        divides by N where the gradient lives in the bucket already (reducer.cpp, mark_variable_ready_dense).
+        """
         self.storages.add(bucket.buffer().untyped_storage().data_ptr())
         if not self.aliased:
             bucket.buffer().mul_(1.0 / size)
@@ -104,9 +113,6 @@ class DdpAdapter:
         self._hook = CommHook(ddp.process_group)
         self._handles: list[Any] = []
         self._fallback = self._take_over()
-        size = dist.get_world_size(ddp.process_group)
-        if ddp.gradient_as_bucket_view and size & (size - 1) and not self._fallback:  # 1/N is exact for powers of two
-            ddp.register_forward_pre_hook(Hook(self._before_forward))
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let the comm hook (or, where it was taken, accumulation hooks) report to ``probe``."""
@@ -142,18 +148,13 @@ class DdpAdapter:
             handle.remove()
         self._handles = []
 
-    def _before_forward(self, *_: Any) -> None:
-        """Remember which gradients live in a bucket already."""
-        storages = self._hook.storages
-        self._hook.aliased = frozenset(
-            id(param)
-            for param in self._ddp.module.parameters()
-            if param.grad is not None and param.grad.untyped_storage().data_ptr() in storages
-        )
-
     def _take_over(self) -> str:
         """Register our hook; '' on success, else what holds the place."""
         ddp = self._ddp
+        ours = next((hook for hook, _ in ddp._comm_hooks if isinstance(hook, CommHook)), None)
+        if ours is not None:  # watched before: by `trueline run` at construction, or by a Watch that was closed
+            self._hook = ours
+            return ""
         taken = [getattr(hook, "__qualname__", "a hook") for hook, _ in ddp._comm_hooks]
         if not taken:
             try:
@@ -166,6 +167,9 @@ class DdpAdapter:
                 "and the reduction is judged by what the optimizer receives."
             )
             return taken[0]
+        size = dist.get_world_size(ddp.process_group)
+        if ddp.gradient_as_bucket_view and size & (size - 1):  # 1/N is exact for powers of two
+            ddp.register_forward_pre_hook(Hook(self._hook.remember_aliases))
         ddp.register_comm_hook = _Registrar(self._hook, _as_given)  # type: ignore[method-assign]
         ddp._register_builtin_comm_hook = _Registrar(self._hook, _from_builtin)  # type: ignore[method-assign]
         return ""

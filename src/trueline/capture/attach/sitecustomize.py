@@ -1,0 +1,57 @@
+"""Loaded by Python at its start in every process under ``trueline run``; waits for torch and then lets Trueline attach.
+
+It runs before the user's program, so it imports nothing heavy, chains the sitecustomize that it hides, and never fails.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for torch's loader once, and attaches when torch has been imported."""
+
+    def __init__(self):
+        self._loader = None
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch" or self._loader is not None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        self._loader = spec.loader
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        sys.meta_path.remove(self)
+        module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
+            from trueline.capture.launch import attach
+
+            attach()
+        except Exception as error:
+            print(f"trueline: not watching: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _chain():
+    """Run the sitecustomize that this one hides, if there is one."""
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if os.environ.get("TRUELINE_RUN"):
+    sys.meta_path.insert(0, _AfterTorch())
+_chain()
