@@ -204,7 +204,7 @@ def _claim(path: str, *, overwrite: bool) -> None:
             "Pass a path that is empty or does not exist."
         )
     if not overwrite:
-        raise RunExistsError(f"'{path}' already holds a Run. Pass another path, or overwrite it with --overwrite.")
+        raise RunExistsError(f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True).")
     # The manifest goes last: a directory that is half removed must still be recognised as a Run.
     for name in sorted(filter(layout.belongs_to_run, names), key=lambda name: name == layout.MANIFEST):
         _remove(os.path.join(path, name))
@@ -218,8 +218,8 @@ def _claim_share(path: str, rank: int, *, overwrite: bool) -> None:
             for name in filter(pattern.fullmatch, os.listdir(os.path.join(path, folder))):
                 if not overwrite:
                     raise RunExistsError(
-                        f"'{path}' already holds '{folder}/{name}' of rank {rank}. Pass another path, or overwrite it "
-                        "with --overwrite."
+                        f"'{path}' already holds '{folder}/{name}' of rank {rank}. Pass another path, or "
+                        "--overwrite (in Python: overwrite=True)."
                     )
                 _remove(os.path.join(path, folder, name))
 

@@ -1,0 +1,136 @@
+"""The journal's frames: what is torn or flipped costs that frame and no other, and is named."""
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trueline.schema.errors import InputError
+from trueline.store.journal import FrameCodec, JournalWriter, read_journal
+from trueline.store.rows import WORKER_SCHEMA
+
+NUM_FRAMES = 5
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    """The bytes of a journal of five rows, and where its frames start (and the last one ends)."""
+    path = tmp_path_factory.mktemp("journal") / "rank-00000.tlj"
+    codec = FrameCodec(WORKER_SCHEMA)
+    writer = JournalWriter(str(path), sequence=7, codec=codec)
+    offsets = [path.stat().st_size]
+    for step in range(NUM_FRAMES):
+        writer.append(codec.encode({"step": step, "rank": 0, "loss": step / 4, "lr": np.arange(step + 1.0)})[1])
+        offsets.append(path.stat().st_size)
+    writer.close()
+    return path.read_bytes(), offsets
+
+
+def steps_of(content):
+    return [batch["step"][0].as_py() for batch in content.batches]
+
+
+def test_frames_read_back_as_written(journal):
+    content = read_journal(journal[0])
+    assert content.sequence == 7
+    assert content.problems == []
+    assert steps_of(content) == list(range(NUM_FRAMES))
+    assert content.batches[3].to_pylist() == [{"step": 3, "rank": 0, "loss": 0.75, "lr": [0.0, 1.0, 2.0, 3.0]}]
+
+
+def test_every_truncation_loses_only_the_torn_frame(journal):
+    data, offsets = journal
+    for length in range(offsets[0], len(data)):
+        content = read_journal(data[:length])
+        whole = sum(end <= length for end in offsets[1:])
+        assert steps_of(content) == list(range(whole))
+        torn_bytes = length - offsets[whole]
+        assert [f"last {torn_bytes} bytes are an incomplete frame" in problem for problem in content.problems] == (
+            [True] if torn_bytes else []
+        )
+
+
+def test_every_flipped_byte_loses_only_its_frame(journal):
+    data, offsets = journal
+    for position in range(offsets[0], len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0xFF
+        content = read_journal(bytes(damaged))
+        hit = sum(start <= position for start in offsets[1:])
+        assert steps_of(content) == [step for step in range(NUM_FRAMES) if step != hit]
+        assert len(content.problems) == 1
+        if hit < NUM_FRAMES - 1:
+            assert content.problems == [f"bytes {offsets[hit]} to {offsets[hit + 1] - 1} are damaged and were skipped"]
+
+
+def test_every_flipped_byte_of_the_header_is_named_and_loses_nothing(journal):
+    data, offsets = journal
+    for position in range(offsets[0]):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        content = read_journal(bytes(damaged))
+        assert steps_of(content) == list(range(NUM_FRAMES))
+        assert content.problems == ["its header is damaged; the columns of this version were assumed"]
+        assert content.sequence is None
+
+
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF, 2**31, 12])
+def test_a_wrong_length_field_skips_one_frame(journal, length):
+    data, offsets = journal
+    damaged = bytearray(data)
+    struct.pack_into("<I", damaged, offsets[2] + 4, length)
+    content = read_journal(bytes(damaged))
+    assert steps_of(content) == [0, 1, 3, 4]
+    assert len(content.problems) == 1
+
+
+def test_a_lost_block_is_one_problem(journal):
+    data, offsets = journal
+    damaged = bytearray(data)
+    damaged[offsets[1] + 3 : offsets[3] + 5] = bytes(offsets[3] + 5 - offsets[1] - 3)
+    content = read_journal(bytes(damaged))
+    assert steps_of(content) == [0, 4]
+    assert content.problems == [f"bytes {offsets[1]} to {offsets[4] - 1} are damaged and were skipped"]
+
+
+@given(noise=st.binary(max_size=200))
+def test_no_bytes_make_reading_fail(noise):
+    content = read_journal(noise)
+    assert content.batches == []
+    assert content.problems
+
+
+def test_frames_of_other_columns_are_not_mistaken(journal):
+    """A frame is only taken under the schema that wrote it: the header's, or where that is damaged the reader's."""
+    data, _ = journal
+    other = FrameCodec(pa.schema([("step", pa.int64()), ("rank", pa.int32()), ("time_ns", pa.float64())]))
+    frame = other.encode({"step": 9, "rank": 0, "time_ns": 1.0})[1]
+    content = read_journal(data + frame)
+    assert steps_of(content) == list(range(NUM_FRAMES))
+    assert len(content.problems) == 1
+
+
+def test_a_journal_of_other_columns_is_read_under_its_own(tmp_path):
+    codec = FrameCodec(pa.schema([("rank", pa.int32()), ("weight", pa.float64()), ("step", pa.int64())]))
+    writer = JournalWriter(str(tmp_path / "j"), sequence=0, codec=codec)
+    writer.append(codec.encode({"step": 1, "rank": 0, "weight": 0.5})[1])
+    writer.close()
+    content = read_journal((tmp_path / "j").read_bytes())
+    assert content.batches[0].to_pylist() == [{"rank": 0, "weight": 0.5, "step": 1}]
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"step": 1, "los": 1.0}, "'los' is not a column"),
+        ({"step": 1, "loss": "high"}, "Column 'loss' of a workers row takes double, got 'high'"),
+        ({"step": 1, "rng_torch": -1}, "Column 'rng_torch' of a workers row takes uint64, got -1"),
+        ({"step": 1, "lr": np.ones((2, 2))}, "Column 'lr' of a workers row takes list"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused_in_a_sentence(record, words):
+    with pytest.raises(InputError, match=words):
+        FrameCodec(WORKER_SCHEMA).encode(record)
