@@ -204,7 +204,9 @@ def _claim(path: str, *, overwrite: bool) -> None:
             "Pass a path that is empty or does not exist."
         )
     if not overwrite:
-        raise RunExistsError(f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True).")
+        raise RunExistsError(
+            f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True)."
+        )
     # The manifest goes last: a directory that is half removed must still be recognised as a Run.
     for name in sorted(filter(layout.belongs_to_run, names), key=lambda name: name == layout.MANIFEST):
         _remove(os.path.join(path, name))
