@@ -118,21 +118,30 @@ def test_pool_of_no_ranks_is_refused():
         Ranks(0)
 
 
-def test_nothing_outlives_a_killed_parent(tmp_path: Path):
+PARENT = """
+import sys, time
+from pathlib import Path
+from trueline.testing.ranks import run_ranks
+
+def stay(rank, world_size, folder):
+    import os
+    (Path(folder) / f"{rank}.tmp").write_text(str(os.getpid()))
+    (Path(folder) / f"{rank}.tmp").rename(Path(folder) / f"{rank}.pid")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    run_ranks(stay, 2, sys.argv[1], timeout_s=600)
+"""
+
+
+def test_busy_ranks_do_not_outlive_a_killed_parent(tmp_path: Path):
     script = tmp_path / "parent.py"
-    script.write_text(
-        "import time\n"
-        "from trueline.testing.ranks import Ranks\n"
-        "if __name__ == '__main__':\n"
-        "    ranks = Ranks(2).__enter__()\n"
-        "    print(*ranks.pids, flush=True)\n"
-        "    time.sleep(600)\n"
-    )
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pids = tuple(int(pid) for pid in parent.stdout.readline().split())
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+    while len(notes := list(tmp_path.glob("*.pid"))) < 2:
+        assert parent.poll() is None
+        time.sleep(0.05)
+    pids = tuple(int(note.read_text()) for note in notes)
     parent.kill()
     parent.wait()
-    parent.stdout.close()
-    assert len(pids) == 2
     assert gone(pids)
