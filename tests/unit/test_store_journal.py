@@ -87,6 +87,16 @@ def test_a_wrong_length_field_skips_one_frame(journal, length):
     assert len(content.problems) == 1
 
 
+def test_the_mark_of_a_frame_within_damage_is_no_frame(journal):
+    data, offsets = journal
+    damaged = bytearray(data)
+    for position in (offsets[1] + 40, offsets[1] + 60):
+        damaged[position : position + 4] = data[offsets[0] : offsets[0] + 4]
+    content = read_journal(bytes(damaged))
+    assert steps_of(content) == [0, 2, 3, 4]
+    assert content.problems == [f"bytes {offsets[1]} to {offsets[2] - 1} are damaged and were skipped"]
+
+
 def test_a_lost_block_is_one_problem(journal):
     data, offsets = journal
     damaged = bytearray(data)

@@ -321,6 +321,23 @@ def test_missing_parts_and_strange_files_are_named(tmp_path):
     ]
 
 
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    path = write_run(tmp_path / "run", [[{"step": 0}]], close=False)
+    for name in ("journal/rank-00001.tlj", "findings.jsonl", "env/rank-00001.json"):
+        (path / name).mkdir()
+    run = Run(path)
+    assert run.steps.tolist() == [0]
+    assert [problem.split(": ")[0] for problem in run.problems] == [
+        "journal/rank-00001.tlj",
+        "env/rank-00001.json",
+        "findings.jsonl",
+    ]
+    (path / "manifest.json").unlink()
+    (path / "manifest.json").mkdir()
+    with pytest.raises(RunError, match=r"The manifest.json of .* cannot be read"):
+        Run(path)
+
+
 def test_a_part_that_changes_after_opening_is_an_error(tmp_path):
     path = write_run(tmp_path / "run", [[{"step": 0, "lr": [0.5]}]])
     run = Run(path)

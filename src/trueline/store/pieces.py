@@ -8,7 +8,6 @@ T pieces.
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +107,7 @@ def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
     the other way round it would not be seen at all.
     """
     pieces = Pieces(fs, root)
-    journals = _read_journals(fs, posixpath.join(root, layout.JOURNAL_DIR))
+    journals = _read_journals(fs, posixpath.join(root, layout.JOURNAL_DIR), pieces.problems)
     pieces.unclosed = sorted(journals)
     parts = _list_parts(fs, posixpath.join(root, layout.WORKERS_DIR), pieces.problems)
     for rank in sorted(set(journals) | set(parts)):
@@ -129,14 +128,18 @@ def names_in(fs: AbstractFileSystem, folder: str) -> list[str]:
     return sorted(posixpath.basename(entry.rstrip("/")) for entry in entries)
 
 
-def _read_journals(fs: AbstractFileSystem, folder: str) -> dict[int, JournalContent]:
+def _read_journals(fs: AbstractFileSystem, folder: str, problems: list[str]) -> dict[int, JournalContent]:
     journals: dict[int, JournalContent] = {}
     for name in names_in(fs, folder):
         rank = layout.journal_rank(name)
-        # A journal that is gone since it was listed was sealed: its rows are in a part, and those are read later.
-        with contextlib.suppress(FileNotFoundError):
-            if rank is not None:
-                journals[rank] = read_journal(fs.cat_file(posixpath.join(folder, name)))
+        if rank is None:
+            continue
+        try:
+            journals[rank] = read_journal(fs.cat_file(posixpath.join(folder, name)))
+        except FileNotFoundError:
+            pass  # It was sealed since it was listed: its rows are in a part, and parts are listed later.
+        except OSError as error:
+            problems.append(f"journal/{name}: it cannot be read ({error}) and was skipped")
     return journals
 
 

@@ -216,7 +216,11 @@ class Run:
         for name in names_in(self._fs, self._root):
             if layout.findings_rank(name) is None:
                 continue
-            lines = self._fs.cat_file(posixpath.join(self._root, name)).split(b"\n")
+            try:
+                lines = self._fs.cat_file(posixpath.join(self._root, name)).split(b"\n")
+            except OSError as error:
+                self.problems.append(f"{name}: it cannot be read ({error}) and was skipped")
+                continue
             for number, line in enumerate(lines, start=1):
                 try:
                     findings += [_finding(line)] if line else []
@@ -261,7 +265,10 @@ def _open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
     names = names_in(fs, root)
     if layout.MANIFEST not in names:
         raise RunError(_not_a_run(fs, root, path, names))
-    text = fs.cat_file(posixpath.join(root, layout.MANIFEST)).decode("utf-8", errors="replace")
+    try:
+        text = fs.cat_file(posixpath.join(root, layout.MANIFEST)).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"The manifest.json of '{path}' cannot be read ({error}). Check its permissions.") from None
     return read_manifest(text, path)
 
 
