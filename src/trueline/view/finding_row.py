@@ -1,0 +1,77 @@
+"""A Finding as one line of the report's table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.finding import Finding
+from trueline.view.wording import clipped, counted, false_alarm, number, ranks_words, steps_words
+
+_MAX_EVIDENCE = 16
+_MAX_SITES = 8
+_MAX_VALUE = 400
+"""Entries, sites and characters shown; the Run and `trueline check --json` have all."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """Texts of one Finding, and the ``number`` that charts mark it with."""
+
+    number: int
+    severity: str
+    code: str
+    claim: str
+    ranks: str
+    steps: str
+    measured: str
+    expected: str
+    unit: str
+    false_alarms: str
+    next: tuple[str, ...]
+    sites: tuple[str, ...]
+    evidence: tuple[tuple[str, str], ...]
+
+
+def finding_row(number_on_page: int, finding: Finding, all_ranks: Sequence[int]) -> FindingRow:
+    """The texts of ``finding``; ``all_ranks`` lets a Finding on every rank say so."""
+    sites = list(finding.sites[:_MAX_SITES])
+    if len(finding.sites) > _MAX_SITES:
+        sites.append(f"and {counted(len(finding.sites) - _MAX_SITES, 'more site')}")
+    return FindingRow(
+        number=number_on_page,
+        severity=finding.severity,
+        code=finding.code,
+        claim=finding.claim,
+        ranks=_bare(ranks_words(finding.ranks, all_ranks)),
+        steps=_bare(steps_words(finding.step_first, finding.step_last)),
+        measured=number(finding.measured),
+        expected="" if finding.expected is None else number(finding.expected),
+        unit=finding.unit,
+        false_alarms=false_alarm(finding.false_alarm_rate),
+        next=finding.next,
+        sites=tuple(sites),
+        evidence=_evidence(finding.evidence),
+    )
+
+
+def _bare(words: str) -> str:
+    """``ranks 0 and 1`` → ``0 and 1``: the column's heading says the rest."""
+    head, _, tail = words.partition(" ")
+    return tail if head in ("rank", "ranks", "step", "steps") else words
+
+
+def _evidence(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    entries = [(str(key), _text(value)) for key, value in list(evidence.items())[:_MAX_EVIDENCE]]
+    if len(evidence) > _MAX_EVIDENCE:
+        entries.append(("…", f"{len(evidence) - _MAX_EVIDENCE} more"))
+    return tuple(entries)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return clipped(text, _MAX_VALUE)

@@ -1,0 +1,95 @@
+"""Numbers, ranks and foreign text read as they should."""
+
+import math
+
+import pytest
+
+from trueline.view.wording import (
+    clipped,
+    false_alarm,
+    number,
+    ranks_words,
+    reading,
+    seconds_words,
+    steps_words,
+    visible,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (math.nan, "NaN"),
+        (math.inf, "inf"),
+        (-math.inf, "−inf"),
+        (0.0, "0"),
+        (1.0, "1"),
+        (0.0886, "0.0886"),
+        (0.00123456, "0.001235"),
+        (-2.5, "−2.5"),
+        (12345.6, "12,346"),
+        (3.2e-9, "3.2e−9"),
+        (2.5e7, "2.5e7"),
+    ],
+)
+def test_number_is_named_rounded_and_grouped(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_reading_keeps_its_digits() -> None:
+    assert reading(1.3) == "1.300"
+    assert reading(0.05) == "0.05000"
+    assert reading(-0.0416, 3) == "−0.042"
+    assert reading(math.nan, 3) == "NaN"
+    assert reading(None, 3) == "–"
+
+
+@pytest.mark.parametrize("rate", [3.14e-9, 1e-6, 0.0449, 9.99e-4, 0.5])
+def test_false_alarm_bound_is_never_rounded_down(rate: float) -> None:
+    shown = float(false_alarm(rate).removeprefix("≤ ").replace("−", "-"))
+
+    assert rate <= shown * (1 + 1e-9)
+    assert shown <= 1.11 * rate
+
+
+def test_exact_contradiction_has_no_false_alarms_and_an_unknown_rate_says_so() -> None:
+    assert false_alarm(0.0) == "none: exact"
+    assert false_alarm(None) == "not stated"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "rank 3"),
+        ([0, 1], "ranks 0 and 1"),
+        ([0, 1, 2, 5], "ranks 0–2 and 5"),
+        (range(8), "all 8 ranks"),
+    ],
+)
+def test_ranks_are_joined_to_spans(ranks: list[int], text: str) -> None:
+    assert ranks_words(list(ranks), range(8)) == text
+
+
+def test_steps_name_one_a_span_or_none() -> None:
+    assert [steps_words(None, None), steps_words(7, None), steps_words(7, 7), steps_words(0, 49)] == [
+        "",
+        "step 7",
+        "step 7",
+        "steps 0–49",
+    ]
+
+
+def test_durations_take_the_units_that_matter() -> None:
+    assert [seconds_words(0.824), seconds_words(185), seconds_words(8075)] == ["0.82 s", "3 min 5 s", "2 h 14 min"]
+
+
+def test_characters_that_hide_or_turn_text_become_visible() -> None:
+    assert visible("safe\u202etxt.exe\x00\ud800") == "safe\ufffdtxt.exe\ufffd\ufffd"
+    assert visible("Zeile\n\tzwei 漢字 🙂") == "Zeile\n\tzwei 漢字 🙂"
+
+
+def test_long_text_is_clipped_to_its_length() -> None:
+    assert clipped("abcdef", 6) == "abcdef"
+    assert clipped("abcdefg", 6) == "abcde…"
