@@ -31,10 +31,10 @@ def watch(
 ) -> Watch:
     """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
 
-    ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one process; call it on
-    every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a ``Plan``. Training is bitwise the
-    same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch) or ``InputError`` (``out`` exists or cannot
-    be written), on all ranks alike.
+    ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one
+    process; call it on every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a
+    ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
+    or ``InputError`` (``out`` exists or cannot be written), on all ranks alike.
     """
     from trueline.capture.watch import Watch as Handle
     from trueline.schema.plan import Plan

@@ -24,7 +24,9 @@ LAMBDA = 8.0
 (Higham & Mary, A New Approach to Probabilistic Rounding Error Analysis, SISC 41(5), 2019, theorem 2.4)."""
 
 SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(256 / 2)
-"""Relative rounding error of one sketch against its norm: signed sums of 256 float32 terms (`tensor.sketch.BLOCK_ROWS`)."""
+"""Relative rounding error of one sketch against its norm: signed sums of 256 float32 terms
+(`tensor.sketch.BLOCK_ROWS`).
+"""
 
 UNIT_ROUNDOFF: dict[str, float] = {
     "torch.float64": 2.0**-53,
@@ -79,8 +81,8 @@ def scalars(own: Own, *, step: int, spent: Mapping[str, float]) -> list[float]:
 def pack(own: Own, *, reduced_norm2: Array | None, sharded: bool, replicas: int) -> Array:
     """The vector that is summed over workers: [G] + [G*k] + [G*k] + [G*k] + [G] + [G]; zeros for what is not finite.
 
-    The fourth block is what the optimizer received, or, ``sharded``, this shard of the reduced gradient, which ``replicas``
-    workers hold alike and each counts as one part of.
+    The fourth block is what the optimizer received, or, ``sharded``, this shard of the reduced gradient, which
+    ``replicas`` workers hold alike and each counts as one part of.
     """
     flat = own.local.ravel()
     norm = float(np.linalg.norm(flat))
@@ -126,7 +128,9 @@ def columns(
 
 
 def _common_factor(used: Array, sums: Sums) -> float:
-    """What the user's code multiplied the mean gradient with before the optimizer received it (clipping), 1 where unclear."""
+    """What the user's code multiplied the mean gradient with before the optimizer received it (clipping), 1 where
+    unclear.
+    """
     mean = sums.local / sums.scalars.shape[0]
     square = float(np.vdot(mean, mean))
     factor = float(np.vdot(used, mean)) / square if square > 0 else 1.0
@@ -167,7 +171,9 @@ def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, ob
 
 
 def reduction(own: Own, sums: Sums, *, sharded: bool, numel: Array, dtype: str, roundings: int) -> dict[str, object]:
-    """The columns that hold the reduction to its promise: reduced = mean of the local gradients, equal on all replicas."""
+    """The columns that hold the reduction to its promise: reduced = mean of the local gradients, equal on all
+    replicas.
+    """
     if np.any(sums.scalars[:, SCALARS.index("finite")] < 1):
         return {}
     workers = sums.scalars.shape[0]
@@ -235,7 +241,9 @@ def _pair_weights(norms_N: Array) -> float:
 
 
 def _pair_se(own: Own, sums: Sums, *, k: int) -> float:
-    """Standard error of one sketched pair cosine, from this worker's shares of norm per group: √(Σ_g s_g²(1+c_g²)/k)."""
+    """Standard error of one sketched pair cosine, from this worker's shares of norm per group: √(Σ_g
+    s_g²(1+c_g²)/k).
+    """
     share = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
     rest = sums.local - own.local
     cosine = np.array([_cosine(mine, others) or 0.0 for mine, others in zip(own.local, rest, strict=True)])
@@ -249,7 +257,9 @@ def _factors(target_Gk: Array, base_Gk: Array) -> Array:
 
 
 def _relative(difference_Gk: Array, scale_G: Array) -> list[float | None]:
-    """‖difference‖ / scale per group; None where the scale is zero and so is the difference, inf where only the scale is."""
+    """‖difference‖ / scale per group; None where the scale is zero and so is the difference, inf where only the scale
+    is.
+    """
     size = np.linalg.norm(difference_Gk, axis=1)
     return [float(d / s) if s > 0 else (None if d == 0 else math.inf) for d, s in zip(size, scale_G, strict=True)]
 
@@ -257,9 +267,10 @@ def _relative(difference_Gk: Array, scale_G: Array) -> list[float | None]:
 def _reduce_floor(mean_norm: Array, *, numel: Array, k: int, dtype: str, roundings: int) -> Array:
     """Largest |sketch(reduced) - mean of sketches| over the mean local norm that rounding explains, per group.
 
-    Every element of the sum goes through at most ``roundings`` roundings whatever the order, so the error of the mean is at
-    most γ·Σ|gᵢ|/N with γ = n·u/(1 - n·u) (Higham, Accuracy and Stability, 2nd ed., section 4.2), plus what underflow loses;
-    the sketch keeps the length of that error up to 1 + λ√(2/k), and both sketches add their own rounding.
+    Every element of the sum goes through at most ``roundings`` roundings whatever the order, so the error of the mean
+    is at most γ·Σ|gᵢ|/N with γ = n·u/(1 - n·u) (Higham, Accuracy and Stability, 2nd ed., section 4.2), plus what
+    underflow loses; the sketch keeps the length of that error up to 1 + λ√(2/k), and both sketches add their own
+    rounding.
     """
     unit = UNIT_ROUNDOFF.get(dtype, _U32)
     growth = roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else math.inf

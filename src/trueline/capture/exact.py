@@ -1,7 +1,8 @@
-"""Exact cosines between all workers' gradients, by gathering them piece by piece: the slow truth that sketches stand for.
+"""Exact cosines between all workers' gradients, by gathering them piece by piece: the slow truth that sketches stand
+for.
 
-It keeps a float32 copy of the gradient and moves it over the wire once per worker; measured at 1.78 times a step. Only with
-``Plan.exact``, and only between backward and the update, never inside a hook.
+It keeps a float32 copy of the gradient and moves it over the wire once per worker; measured at 1.78 times a step.
+Only with ``Plan.exact``, and only between backward and the update, never inside a hook.
 """
 
 from __future__ import annotations

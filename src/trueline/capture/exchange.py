@@ -1,7 +1,8 @@
 """One small asynchronous all-reduce a sampled step, on a gloo group of its own, read a step late and never waited for.
 
-Every rank fills its own row of a [N, m] block and leaves zeros elsewhere, so that one sum is an all-gather of the scalars and
-an all-reduce of the sketches at once. gloo on host memory: it never touches the accelerator or its communicators.
+Every rank fills its own row of a [N, m] block and leaves zeros elsewhere, so that one sum is an all-gather of the
+scalars and an all-reduce of the sketches at once. gloo on host memory: it never touches the accelerator or its
+communicators.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Team:
-    """The N workers whose gradients are averaged together; ``group`` is Trueline's own gloo group, None for one worker."""
+    """The N workers whose gradients are averaged together; ``group`` is Trueline's own gloo group, None for one
+    worker.
+    """
 
     ranks: tuple[int, ...]
     rank: int
@@ -102,7 +105,9 @@ class Pending:
 
 
 def start(team: Team, *, step: int, scalars: Sequence[float], sums: Array) -> Pending:
-    """Begin the sum of one step: ``scalars`` (m float64) gathered, ``sums`` (float64, same length on all ranks) added."""
+    """Begin the sum of one step: ``scalars`` (m float64) gathered, ``sums`` (float64, same length on all ranks)
+    added.
+    """
     width = len(scalars)
     flat = np.zeros(team.size * width + sums.size, dtype=np.float64)
     flat[team.index * width : (team.index + 1) * width] = scalars

@@ -13,6 +13,7 @@ class Hook:
         self.call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call through."""
         return None if self.call is None else self.call(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:

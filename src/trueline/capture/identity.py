@@ -14,6 +14,7 @@ from trueline.capture.exchange import Team
 from trueline.capture.layout import Layout
 from trueline.capture.probes import optimizer as optimizer_probe
 from trueline.capture.probes.batch import Batch
+from trueline.capture.schedule import MAX_INTERVAL
 from trueline.schema.run_manifest import Manifest, RankEnv
 
 
@@ -40,8 +41,8 @@ class Identity:
         batches: Sequence[Batch],
         loss_source: str,
     ) -> bool:
-        """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move every step
-        (schedules) are columns of the row and do not count as a change.
+        """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
+        every step (schedules) are columns of the row and do not count as a change.
         """
         reduction = self._adapter.reduction()
         source = batches[0].token_source if batches else self.env.token_source
@@ -72,13 +73,17 @@ class Identity:
         return True
 
     def note_interval(self, interval: int, *, step: int) -> bool:
-        """Say in the manifest which interval the budget chose; whether that is news. Only the first rank keeps a manifest."""
+        """Say in the manifest which interval the budget chose; whether that is news. Only the first rank keeps a
+        manifest.
+        """
         if self.manifest is None:
             return False
-        note = f"gradients are sampled every {interval} steps: the smallest interval within the budget (chosen by step {step})."
-        kept = [line for line in self.manifest.notes if not line.startswith("gradients are sampled every")]
-        last = next((line for line in self.manifest.notes if line.startswith("gradients are sampled every")), "")
-        if last.startswith(f"gradients are sampled every {interval} "):
+        start = "gradients are sampled every "
+        kept = [line for line in self.manifest.notes if not line.startswith(start)]
+        last = next((line for line in self.manifest.notes if line.startswith(start)), "")
+        if last.startswith(f"{start}{interval} "):
             return False
+        why = "the smallest interval within the budget" if interval < MAX_INTERVAL else "the budget asks for fewer"
+        note = f"{start}{interval} steps since about step {step}: {why}."
         self.manifest = self.manifest.model_copy(update={"notes": [*kept, note]})
         return True

@@ -1,9 +1,9 @@
 """Attaching to a training script that knows nothing of Trueline, inside each of its processes.
 
-``trueline run`` puts ``attach/sitecustomize.py`` first on PYTHONPATH; that calls ``attach`` once torch is imported. From there:
-optimizers and DDP modules are noted as they are constructed, and at the first training forward pass of a model that one of
-these optimizers trains (or that one of these DDP modules wraps), watching begins. Nothing is created before that, so that
-launchers, data workers and evaluation scripts leave no trace.
+``trueline run`` puts ``attach/sitecustomize.py`` first on PYTHONPATH; that calls ``attach`` once torch is imported.
+From there: optimizers and DDP modules are noted as they are constructed, and at the first training forward pass of a
+model that one of these optimizers trains (or that one of these DDP modules wraps), watching begins. Nothing is
+created before that, so that launchers, data workers and evaluation scripts leave no trace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ RUN, PLAN, OVERWRITE = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE"
 
 
 def environment(*, out: str, plan: dict[str, Any], overwrite: bool, base: dict[str, str]) -> dict[str, str]:
-    """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on PYTHONPATH."""
+    """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on
+    PYTHONPATH.
+    """
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
     path = os.pathsep.join([here, *filter(None, [base.get("PYTHONPATH")])])
     return base | {
@@ -73,7 +75,9 @@ class Attachment:
         DdpAdapter(ddp)
 
     def _at_call(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        """Any module is about to run. The hooks that watching puts on see this very call: it has not looked for any yet."""
+        """Any module is about to run. The hooks that watching puts on see this very call: it has not looked for any
+        yet.
+        """
         if not (module.training and torch.is_grad_enabled()):
             return
         model = self._model_behind(module)
@@ -88,7 +92,9 @@ class Attachment:
             _log.warning("trueline: not watching: %s", error)
 
     def _model_behind(self, module: nn.Module) -> nn.Module | None:
-        """What to watch when ``module`` is called: itself, or the DDP module whose inside it is; None if it is not trained."""
+        """What to watch when ``module`` is called: itself, or the DDP module whose inside it is; None if it is not
+        trained.
+        """
         inside = unwrap(module)
         for ref in self._ddps:
             ddp = ref()

@@ -21,7 +21,8 @@ _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 class Layout:
     """Names, groups and signs of the P watched parameters of one model, the same on every rank.
 
-    ``numels`` are of whole (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless FSDP).
+    ``numels`` are of whole (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless
+    FSDP).
     """
 
     names: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The recorder: opens and closes steps, asks the probes, and hands what they measured to a Sink.
 
-One step, on every rank: hooks measure gradients while backward runs; just before the optimizer's update everything is staged
-and copied to the host, and the sum over workers is started; after the update the row is written. The sum is read a step or
-more later and written as the second piece of the row. No step ever waits for another rank.
+One step, on every rank: hooks measure gradients while backward runs; just before the optimizer's update everything is
+staged and copied to the host, and the sum over workers is started; after the update the row is written. The sum is
+read a step or more later and written as the second piece of the row. No step ever waits for another rank.
 """
 
 from __future__ import annotations
@@ -131,8 +131,10 @@ class Recorder:
             self.drain()
         self._open()
 
-    def drain(self, *, patience_s: float = 0.0) -> None:
-        """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``."""
+    def drain(self, *, patience_s: float = 0.0, decides_at: int | None = None) -> None:
+        """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and
+        with ``decides_at`` only for sums that may change the interval at that step.
+        """
         until = time.perf_counter() + patience_s
         while self._unwritten and (self._unwritten[0].copy.ready() or patience_s > 0):
             record = self._unwritten.popleft()
@@ -140,7 +142,10 @@ class Recorder:
             self._write_row(record)
             self._written.append(record)
         while self._written:
-            pending = self._written[0].pending
+            oldest = self._written[0]
+            pending = oldest.pending
+            if decides_at is not None and oldest.step + 2 * oldest.interval > decides_at:
+                return
             left = until - time.perf_counter()
             if pending is None or pending.ready() or (patience_s > 0 and pending.wait(max(left, 0.001))):
                 self._write_sum(self._written.popleft())
@@ -187,15 +192,16 @@ class Recorder:
         self.gradients.begin(active=self._sampled, exact=self.plan.exact and self._keeps)
 
     def _await_decision(self) -> None:
-        """Before a step is chosen, every sum that may change the interval from here on must be in: all ranks decide alike.
+        """Before a step is chosen, every sum that may change the interval from here on must be in: all ranks decide
+        alike.
 
         Such a sum is two samples old, so it is there; a rank that is gone costs ``PATIENCE_S`` once, then sums stop.
         """
         oldest = self._written[0] if self._written else None
-        if self.plan.every is None and oldest is not None and oldest.step + 2 * oldest.interval <= self._step:
-            if "exchange" not in self._broken:
-                with self.guarded("exchange"):
-                    self.drain(patience_s=exchange.PATIENCE_S)
+        decisive = oldest is not None and oldest.step + 2 * oldest.interval <= self._step
+        if self.plan.every is None and decisive and "exchange" not in self._broken:
+            with self.guarded("exchange"):
+                self.drain(patience_s=exchange.PATIENCE_S, decides_at=self._step)
 
     def _shape_layout(self) -> None:
         self.layout: Layout = make_layout(
@@ -357,7 +363,8 @@ class Recorder:
         _log.debug("trueline: %s failed", part, exc_info=error)
         if part == "gradients":
             self.gradients.begin(active=False)
-        claim = f"Watching of {part} stopped on rank {self.team.rank} at step {self._step}: {type(error).__name__}: {error}."
+        what = f"{type(error).__name__}: {error}"
+        claim = f"Watching of {part} stopped on rank {self.team.rank} at step {self._step}: {what}."
         _log.warning("trueline: %s Training goes on.", claim)
         self._write(
             Finding(

@@ -66,7 +66,9 @@ def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
 
 
 def reduced_norm2(host: Mapping[str, Tensor], layout: Layout) -> Array | None:
-    """Squared norm per group, float64 [G], of what the reduction returned (or, where that is not seen, of what was used)."""
+    """Squared norm per group, float64 [G], of what the reduction returned (or, where that is not seen, of what was
+    used).
+    """
     for phase in ("reduced", "used"):
         if f"{phase}_norm2" in host:
             return by_group(host[f"{phase}_norm2"].numpy(), layout)

@@ -1,4 +1,6 @@
-"""Which steps are sampled: decided from the Plan, the step number and sums that all ranks share, so all take part or none."""
+"""Which steps are sampled: decided from the Plan, the step number and sums that all ranks share, so all take part or
+none.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import statistics
 from trueline.schema.plan import Plan
 
 ALLOWANCE_S = 2.0
-"""Host time that a run may spend on sampling every step before the budget rules: most faults show at the start, short runs are
-seen whole, and in a run of five minutes it is less than 1 %."""
+"""Host time that a run may spend on sampling every step before the budget rules: most faults show at the start, short
+runs are seen whole, and in a run of five minutes it is less than 1 %.
+"""
 
 MAX_INTERVAL = 100
 """Never rarer than this, even where a budget asks for it: the manifest says so then."""
@@ -20,10 +23,10 @@ KEPT = 16
 class Schedule:
     """Answers, per optimizer step, whether gradients, parameters and sketches are taken.
 
-    With ``Plan.every`` the interval is fixed. Without, it is 1 until ``ALLOWANCE_S`` is spent and then follows the measured
-    cost: the smallest interval E with (plain + (sampled - plain) / E) / step time <= budget, all in host seconds, the worst
-    rank deciding. A new interval takes effect two samples after the step that it was computed from, when every rank has that
-    step's sum.
+    With ``Plan.every`` the interval is fixed. Without, it is 1 until ``ALLOWANCE_S`` is spent and then follows the
+    measured cost: the smallest interval E with (plain + (sampled - plain) / E) / step time <= budget, all in host
+    seconds, the worst rank deciding. A new interval takes effect two samples after the step that it was computed
+    from, when every rank has that step's sum.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -56,15 +59,17 @@ class Schedule:
         return self.within(step) and (step - self._plan.steps[0]) % self._plan.params_every == 0
 
     def keeps_sketches(self, step: int) -> bool:
-        """Whether a sampled step's sketch is kept (N x N cosines): the first sample in each window of ``matrix_every``."""
+        """Whether a sampled step's sketch is kept (N x N cosines): the first sample in each window of
+        ``matrix_every``.
+        """
         window = (step - self._plan.steps[0]) // self._plan.matrix_every
         due = window > self._window
         self._window = max(window, self._window)
         return due
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
-        """Take the host time that watching used in the latest plain and sampled step (0: none yet), of the worst rank, and
-        the step's own time.
+        """Take the host time that watching used in the latest plain and sampled step (0: none yet), of the worst
+        rank, and the step's own time.
         """
         self._total_s += sampled_s
         for values, value in ((self._plain, plain_s), (self._sampled, sampled_s), (self._times, step_s)):
@@ -73,7 +78,8 @@ class Schedule:
             del values[:-KEPT]
 
     def decide(self, step: int, *, interval: int) -> int | None:
-        """The interval that the budget asks for, to hold from two samples after ``step`` (which was sampled at ``interval``).
+        """The interval that the budget asks for, to hold from two samples after ``step`` (which was sampled at
+        ``interval``).
 
         None where the Plan fixes it. Must be called for the same steps, with the same history, on all ranks.
         """

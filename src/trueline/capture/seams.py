@@ -1,8 +1,8 @@
 """The few places of torch that have no hook of their own. A seam is patched while someone listens and put back after.
 
-``Tensor.backward`` tells the loss, ``GradScaler.scale`` the loss before it is scaled, ``DataLoader.__iter__`` the epoch,
-``destroy_process_group`` that no more sums can be made; under ``trueline run`` the constructors of optimizers and DDP modules
-tell what is trained. A listener that raises is dropped: training never sees it.
+``Tensor.backward`` tells the loss, ``GradScaler.scale`` the loss before it is scaled, ``DataLoader.__iter__`` the
+epoch, ``destroy_process_group`` that no more sums can be made; under ``trueline run`` the constructors of optimizers
+and DDP modules tell what is trained. A listener that raises is dropped: training never sees it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _log = logging.getLogger("trueline")
 
 
 class Seam:
-    """One attribute of a class or module, wrapped so that listeners are called before it (or ``after``), with its arguments."""
+    """One attribute of a class or module, wrapped so that listeners are called before it (or ``after``), with its
+    arguments.
+    """
 
     def __init__(self, owner: Any, name: str, *, after: bool = False) -> None:
         self._owner = owner

@@ -34,7 +34,9 @@ from trueline.schema.run_manifest import Manifest
 class SinkMaker(Protocol):
     """Makes this rank's Sink; ``first`` is True on the one rank that creates the Run."""
 
-    def __call__(self, *, rank: int, first: bool) -> Sink: ...
+    def __call__(self, *, rank: int, first: bool) -> Sink:
+        """The Sink of ``rank``."""
+        ...
 
 
 class Watch:
@@ -75,7 +77,9 @@ class Watch:
 
     @contextlib.contextmanager
     def step(self, batch: Any = None) -> Iterator[Watch]:
-        """One training step (or micro-batch) on ``batch``, whose samples are digested here instead of at the forward pass."""
+        """One training step (or micro-batch) on ``batch``, whose samples are digested here instead of at the forward
+        pass.
+        """
         if batch is not None:
             with self._recorder.guarded("batch"):
                 self._recorder.consume(read_batch(batch))
@@ -188,8 +192,8 @@ def _as_refs(
 def _forward_module(model: nn.Module) -> nn.Module | None:
     """The module whose forward hooks run in eager mode once a training step: the innermost that is not compiled.
 
-    A hook inside a compiled region would be traced and could change what the compiler fuses, so the outermost wrapper is taken
-    where anything below it is compiled; None where the outermost is compiled in place.
+    A hook inside a compiled region would be traced and could change what the compiler fuses, so the outermost wrapper
+    is taken where anything below it is compiled; None where the outermost is compiled in place.
     """
     chain = [model]
     while (inner := _one_inside(chain[-1])) is not None:
@@ -211,7 +215,9 @@ def _compiled_in_place(module: nn.Module) -> bool:
 
 
 def _open_together(team: Team, make_sink: SinkMaker) -> Sink:
-    """Every rank's Sink, the first rank's first; where that fails all ranks raise, so that none waits for the others."""
+    """Every rank's Sink, the first rank's first; where that fails all ranks raise, so that none waits for the
+    others.
+    """
     failure: str | None = None
     sink: Sink | None = None
     if team.index == 0:

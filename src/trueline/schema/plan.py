@@ -18,9 +18,9 @@ PRESETS: tuple[str, ...] = ("workers",)
 class Plan(BaseModel):
     """Which steps and ranks are watched, how deeply, and what it may cost.
 
-    ``every`` is the interval, in optimizer steps, of the gradient signals; ``None`` lets the recorder choose the smallest
-    one that keeps its own host time under ``budget`` (fraction of step time). Losses and sample digests are taken at every
-    step: coverage cannot be judged from a sample of it.
+    ``every`` is the interval, in optimizer steps, of the gradient signals; ``None`` lets the recorder choose the
+    smallest one that keeps its own host time under ``budget`` (fraction of step time). Losses and sample digests are
+    taken at every step: coverage cannot be judged from a sample of it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,7 +74,8 @@ class Plan(BaseModel):
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise PlanError(
-            f"Plan '{path}' is neither a preset ({', '.join(PRESETS)}) nor a file. Pass one of these, or a TOML or JSON file."
+            f"Plan '{path}' is neither a preset ({', '.join(PRESETS)}) nor a file. "
+            "Pass one of these, or a TOML or JSON file."
         )
     text = path.read_text(encoding="utf-8", errors="replace")
     try:

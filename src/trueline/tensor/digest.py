@@ -1,7 +1,7 @@
 """Digests: equal content gives equal numbers, one flipped bit or a permutation other ones.
 
-All digests are 64 bits held in int64 tensors or Python ints. Different contents collide with probability about 2⁻⁶⁴ a pair
-(they are hashes, not proofs), which is stated wherever a Finding rests on them.
+All digests are 64 bits held in int64 tensors or Python ints. Different contents collide with probability about 2⁻⁶⁴ a
+pair (they are hashes, not proofs), which is stated wherever a Finding rests on them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def digest_tensor(x: Tensor) -> Tensor:
 def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:
     """int64 [B] digest of each row of ``x_BX`` ([B, ...], any dtype), on its device, without synchronising.
 
-    ``keep_BT`` (bool [B, T], for a tensor [B, T]) marks what counts: the digest depends on the kept values in order and on
-    nothing else, so that one sample padded to different lengths, left or right, keeps its digest. Without it, a trailing run of
-    one repeated integer counts once, which has the same effect for right padding; rows of one length stay distinct.
+    ``keep_BT`` (bool [B, T], for a tensor [B, T]) marks what counts: the digest depends on the kept values in order
+    and on nothing else, so that one sample padded to different lengths, left or right, keeps its digest. Without it,
+    a trailing run of one repeated integer counts once, which has the same effect for right padding; rows of one
+    length stay distinct.
     """
     rows = x_BX.shape[0]
     x_BX = x_BX.detach()

@@ -2,10 +2,10 @@
 
 Letters: W shards (1 for a whole tensor), C elements a shard, R rows of k elements a shard, k sketch length.
 
-The sketch of x multiplies each row of k consecutive elements with one random sign and adds the rows up; the tail that does
-not fill a row gets a sign of its own. It is linear in x, E[sketch(a)·sketch(b)] = a·b, and the standard error of a cosine c
-from self-normalised sketches is (1 - c²)/√k, measured on real gradients (docs: The maths). k must be prime: at k = 4,096
-rows line up with weight rows and the error is 3 to 7 times larger.
+The sketch of x multiplies each row of k consecutive elements with one random sign and adds the rows up; the tail that
+does not fill a row gets a sign of its own. It is linear in x, E[sketch(a)·sketch(b)] = a·b, and the standard error of
+a cosine c from self-normalised sketches is (1 - c²)/√k, measured on real gradients (docs: The maths). k must be
+prime: at k = 4,096 rows line up with weight rows and the error is 3 to 7 times larger.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class SignBank:
 
 
 def signs_needed(numel: int, *, k: int, shards: int = 1) -> int:
-    """How many signs a tensor of ``numel`` elements in ``shards`` equal shards takes: a row each, and one for each tail."""
+    """How many signs a tensor of ``numel`` elements in ``shards`` equal shards takes: a row each, and one for each
+    tail.
+    """
     per_shard = -(-numel // shards)
     return shards * (per_shard // k + 1)
 
@@ -67,10 +69,11 @@ def signs_needed(numel: int, *, k: int, shards: int = 1) -> int:
 def measure(x: Tensor, signs: Tensor, *, k: int, offset: int = 0, shards: int = 1) -> tuple[Tensor, Tensor]:
     """(‖x‖² as float64 [], sketch of x as float64 [k]) of a floating tensor, on its device, without synchronising.
 
-    ``x`` is read in logical order, flat; with ``shards`` W > 1 it must be [W, C], and W sketches of the shards add up to this one.
-    ``signs`` is [W * (C // k + 1)] float32; ``offset`` rotates the sketch, so that the tails of many small parameters do not
-    fall on the same cells. ‖x‖² is taken row by row in float32 and added in float64 (relative error about 1e-8; a flat
-    float32 norm over 9M elements is wrong by 1e-3). A row whose square sum exceeds float32 (norm 1.8e19) gives inf.
+    ``x`` is read in logical order, flat; with ``shards`` W > 1 it must be [W, C], and W sketches of the shards add up
+    to this one. ``signs`` is [W * (C // k + 1)] float32; ``offset`` rotates the sketch, so that the tails of many
+    small parameters do not fall on the same cells. ‖x‖² is taken row by row in float32 and added in float64 (relative
+    error about 1e-8; a flat float32 norm over 9M elements is wrong by 1e-3). A row whose square sum exceeds float32
+    (norm 1.8e19) gives inf.
     """
     x_WC = x if shards > 1 else x.reshape(1, -1)
     width = x_WC.shape[1]
@@ -102,8 +105,10 @@ def _add_part(x_WC: Tensor, signs_WR: Tensor, norm2: Tensor, total_k: Tensor, *,
 
 
 def _signed_rows(body_WRk: Tensor, signs_WR: Tensor) -> Tensor:
-    """Σ over shards and rows of sign × row, float64 [k]; blocks of rows in the tensor's dtype, across blocks in float64."""
-    shards, rows, k = body_WRk.shape
+    """Σ over shards and rows of sign × row, float64 [k]; blocks of rows in the tensor's dtype, across blocks in
+    float64.
+    """
+    rows, k = body_WRk.shape[1:]
     blocks = rows // BLOCK_ROWS
     total_k = torch.zeros(k, dtype=torch.float64, device=body_WRk.device)
     if blocks:

@@ -17,8 +17,9 @@ Guard = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is known, whether
-    it is known to be lossy, the dtype in which sums are formed, and how many roundings one element goes through at most.
+    """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is
+    known, whether it is known to be lossy, the dtype in which sums are formed, and how many roundings one element
+    goes through at most.
     """
 
     hook: str

@@ -1,7 +1,9 @@
-"""DistributedDataParallel: a comm hook that looks at each bucket and then lets the user's hook, or the default, reduce it.
+"""DistributedDataParallel: a comm hook that looks at each bucket and then lets the user's hook, or the default,
+reduce it.
 
-DDP takes one comm hook, ever. Ours is registered first and ``register_comm_hook`` of this instance is taken over, so that the
-user's later hook is chained behind it. Where a hook is taken already, gradients are seen by ``post_accumulate_grad`` hooks.
+DDP takes one comm hook, ever. Ours is registered first and ``register_comm_hook`` of this instance is taken over, so
+that the user's later hook is chained behind it. Where a hook is taken already, gradients are seen by
+``post_accumulate_grad`` hooks.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,9 @@ _LOSSY = ("powersgd", "quantization", "localsgd", "noop", "ddp_zero", "optimizer
 
 
 class CommHook:
-    """The comm hook that DDP calls once a bucket. A copy of it (deepcopy, pickle of the model) reduces and watches nothing."""
+    """The comm hook that DDP calls once a bucket. A copy of it (deepcopy, pickle of the model) reduces and watches
+    nothing.
+    """
 
     __name__ = "trueline"
 
@@ -33,11 +37,11 @@ class CommHook:
         self.user: UserHook | None = None
         self.probe: GradientProbe | None = None
         self.guard: Guard | None = None
-        self.aliased: frozenset[int] = frozenset()
-        self.storages: set[int] = set()
+        self._places: dict[int, int] = {}
         self._group = process_group
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Look at the bucket, reduce it, look at the result."""
         probe, guard = self.probe, self.guard
         if probe is None or guard is None or not probe.active or bucket.buffer().layout != torch.strided:
             return self._reduce(bucket)
@@ -59,13 +63,10 @@ class CommHook:
 
         return future.then(look)
 
-    def remember_aliases(self, ddp: nn.parallel.DistributedDataParallel, args: tuple[Any, ...]) -> None:
-        """Before the forward pass: which gradients live in a bucket already."""
-        self.aliased = frozenset(
-            id(param)
-            for param in ddp.module.parameters()
-            if param.grad is not None and param.grad.untyped_storage().data_ptr() in self.storages
-        )
+    def remember_place(self, param: Tensor) -> None:
+        """Where a gradient lives when autograd has accumulated it, just before DDP looks at it."""
+        if param.grad is not None:
+            self._places[id(param)] = param.grad.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CommHook":
         return CommHook()
@@ -84,15 +85,15 @@ class CommHook:
         return work.get_future().then(lambda future: future.value()[0])
 
     def _divide(self, bucket: dist.GradBucket, size: int) -> None:
-        """Divide as DDP's C++ reducer does, to the bit: it multiplies by 1/N while copying a gradient into the bucket, and
-        divides by N where the gradient lives in the bucket already (reducer.cpp, mark_variable_ready_dense).
+        """Divide as DDP's C++ reducer does, to the bit: it multiplies by 1/N while copying a gradient into the
+        bucket, and divides by N where the gradient lives in the bucket already (reducer.cpp,
+        mark_variable_ready_dense).
         """
-        self.storages.add(bucket.buffer().untyped_storage().data_ptr())
-        if not self.aliased:
+        if not self._places:
             bucket.buffer().mul_(1.0 / size)
             return
         for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if id(param) in self.aliased:
+            if self._places.get(id(param)) == gradient.data_ptr():
                 gradient.div_(size)
             else:
                 gradient.mul_(1.0 / size)
@@ -163,14 +164,16 @@ class DdpAdapter:
                 taken = ["a built-in comm hook"]
         if taken:
             self.notes.append(
-                f"DDP's one comm hook was taken by {taken[0]} before watching began: gradients are seen as they accumulate, "
-                "and the reduction is judged by what the optimizer receives."
+                f"DDP's one comm hook was taken by {taken[0]} before watching began: gradients are seen as they "
+                "accumulate, and the reduction is judged by what the optimizer receives."
             )
             return taken[0]
         size = dist.get_world_size(ddp.process_group)
         if ddp.gradient_as_bucket_view and size & (size - 1):  # 1/N is exact for powers of two
-            ddp.register_forward_pre_hook(Hook(self._hook.remember_aliases))
-        ddp.register_comm_hook = _Registrar(self._hook, _as_given)  # type: ignore[method-assign]
+            for param in ddp.module.parameters():
+                if param.requires_grad:
+                    param.register_post_accumulate_grad_hook(Hook(self._hook.remember_place))
+        ddp.register_comm_hook = _Registrar(self._hook, _as_given, check=ddp._check_comm_hook)  # type: ignore[method-assign]
         ddp._register_builtin_comm_hook = _Registrar(self._hook, _from_builtin)  # type: ignore[method-assign]
         return ""
 
@@ -178,16 +181,26 @@ class DdpAdapter:
 class _Registrar:
     """Stands for DDP's own registration methods on one instance and keeps their rule: one hook, once."""
 
-    def __init__(self, ours: CommHook | None = None, read: Callable[..., UserHook] | None = None) -> None:
+    def __init__(
+        self,
+        ours: CommHook | None = None,
+        read: Callable[..., UserHook] | None = None,
+        *,
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
         self._ours = ours
         self._read = read
+        self._check = check
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         if self._ours is None or self._read is None:
             return
         if self._ours.user is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self._ours.user = self._read(*args, **kwargs)
+        user = self._read(*args, **kwargs)
+        if self._check is not None:
+            self._check(user[1])
+        self._ours.user = user
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Registrar":
         return _Registrar()

@@ -1,9 +1,9 @@
 """FSDP2 ``fully_shard``: a reduce-scatter that looks at its input and output and lets the original one work.
 
-The input of a reduce-scatter is the worker's own full gradient in [W, shard] layout, the same on all ranks, so norms are exact
-in 1-D and HSDP; the output (after HSDP's all-reduce) is one shard of the mean, and the sketches of the shards add up to the
-sketch of the mean. Which parameters take part is read from FSDP's own parameter groups, whose names are private: where a
-version of torch lacks them, gradients are left out and a note says so.
+The input of a reduce-scatter is the worker's own full gradient in [W, shard] layout, the same on all ranks, so norms
+are exact in 1-D and HSDP; the output (after HSDP's all-reduce) is one shard of the mean, and the sketches of the
+shards add up to the sketch of the mean. Which parameters take part is read from FSDP's own parameter groups, whose
+names are private: where a version of torch lacks them, gradients are left out and a note says so.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def _has_gradient(fsdp_param: Any) -> bool:
 
 
 def _pieces(group: Any, shard_numel: int, shards: int) -> Iterator[tuple[nn.Parameter, int, int]]:
-    """(parameter, offset, width) of each parameter within one shard of the flat buffer; raises ValueError if they do not fill it."""
+    """(parameter, offset, width) of each parameter within one shard of the flat buffer; raises ValueError if they do
+    not fill it.
+    """
     offset = 0
     for fsdp_param in getattr(group, "_trueline_params", group.fsdp_params):
         size = fsdp_param._orig_size
@@ -174,7 +176,9 @@ def _pieces(group: Any, shard_numel: int, shards: int) -> Iterator[tuple[nn.Para
 
 
 def _predivide(dtype: torch.dtype, size: int) -> float:
-    """What FSDP2 divides by before it reduces in fp16, so that sums cannot overflow (its ``_get_gradient_divide_factors``)."""
+    """What FSDP2 divides by before it reduces in fp16, so that sums cannot overflow (its
+    ``_get_gradient_divide_factors``).
+    """
     if dtype in (torch.float32, torch.bfloat16, torch.float64):
         return 1.0
     factor = 1

@@ -1,4 +1,6 @@
-"""A plain module whose gradients the user averages: hooks that run when a gradient has accumulated, before any reduction."""
+"""A plain module whose gradients the user averages: hooks that run when a gradient has accumulated, before any
+reduction.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from trueline.capture.probes.gradients import GradientProbe
 
 
 def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], bool]) -> list[Any]:
-    """Register a ``post_accumulate_grad`` hook on every watched parameter, in front of the user's own, and return handles.
+    """Register a ``post_accumulate_grad`` hook on every watched parameter, in front of the user's own, and return
+    handles.
 
     ``due`` tells whether this backward is the one that is reduced (False under ``no_sync``).
     """

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202, ANN204, T201
 """Loaded by Python at its start in every process under ``trueline run``; waits for torch and then lets Trueline attach.
 
 It runs before the user's program, so it imports nothing heavy, chains the sitecustomize that it hides, and never fails.

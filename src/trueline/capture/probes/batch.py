@@ -34,8 +34,9 @@ class Batch:
 def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
 
-    The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a sample's
-    identity; an attention mask takes padding out of it. A pair of positional tensors is read as (inputs, targets).
+    The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a
+    sample's identity; an attention mask takes padding out of it. A pair of positional tensors is read as (inputs,
+    targets).
     """
     items = list(_tensors(inputs, named))
     items = [(name, x) for name, x in items if x.dim() > 0 and x.layout == torch.strided]

@@ -1,7 +1,7 @@
 """What the training DataLoader shows: the epoch, the sampler's settings, and a digest of rows held in memory.
 
-The dataset is never indexed (its ``__getitem__`` may draw random numbers or open files); only containers that it holds are
-looked at: lists, tuples, arrays, tensors, and ``Subset`` indices.
+The dataset is never indexed (its ``__getitem__`` may draw random numbers or open files); only containers that it
+holds are looked at: lists, tuples, arrays, tensors, and ``Subset`` indices.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ROWS_LOOKED_AT = 64
 class DataLoaderProbe:
     """Counts how often the training data was iterated, and describes the loader that did it.
 
-    The training loader is the one iterated last before the first training step; loaders over the same dataset object count as
-    the same (people build one per epoch), others (evaluation) do not.
+    The training loader is the one iterated last before the first training step; loaders over the same dataset object
+    count as the same (people build one per epoch), others (evaluation) do not.
     """
 
     def __init__(self) -> None:

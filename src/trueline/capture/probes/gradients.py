@@ -89,7 +89,9 @@ class GradientProbe:
         return bool(self._seen[phase].norm2)
 
     def payload(self) -> dict[str, Tensor]:
-        """Per phase, ``<phase>_norm2`` float64 [P] (NaN-free: -1 where nothing was seen) and ``<phase>_sketch`` float64 [G*k]."""
+        """Per phase, ``<phase>_norm2`` float64 [P] (NaN-free: -1 where nothing was seen) and ``<phase>_sketch``
+        float64 [G*k].
+        """
         device = device_of(self.layout)
         groups = torch.tensor(self.layout.group_of, dtype=torch.int64)
         out: dict[str, Tensor] = {}

@@ -1,4 +1,6 @@
-"""The loss of this worker before any averaging: given by hand, else the model's ``.loss``, else what ``backward`` starts from."""
+"""The loss of this worker before any averaging: given by hand, else the model's ``.loss``, else what ``backward``
+starts from.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import xxhash
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count as
-    not measured: reading them would synchronise.
+    """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count
+    as not measured: reading them would synchronise.
     """
     rates: list[float] = []
     facts: list[object] = [type(optimizer).__name__]
