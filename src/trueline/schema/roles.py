@@ -11,14 +11,18 @@ from trueline.schema.run_manifest import Manifest, RankEnv
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where measurements of one rank go. A Sink may be slow or fail; the recorder then leaves it and training goes on."""
+    """Where measurements of one rank go. A Sink may be slow or fail; the recorder then leaves it and training goes
+    on.
+    """
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
         """Take what the Run and this rank are; ``manifest`` is None on every rank but the first. May come again."""
         ...
 
     def write(self, record: Mapping[str, Any] | Finding) -> None:
-        """Take a piece of a workers row (keys are ``schema.workers`` columns, ``step`` always among them) or a Finding."""
+        """Take a piece of a workers row (keys are ``schema.workers`` columns, ``step`` always among them) or a
+        Finding.
+        """
         ...
 
     def close(self) -> None:
