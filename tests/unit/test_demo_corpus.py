@@ -1,6 +1,7 @@
 """Triples from the installed library and from users' files."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -85,9 +86,19 @@ def test_the_installed_library_is_read_but_never_imported_or_evaluated(monkeypat
     assert len(triples) == corpus.NUM_TRIPLES
     assert len(set(triples)) == len(triples)
     assert max(triple.num_chars for triple in triples) <= corpus.MAX_CHARS
-    assert not any("do-not-leak-7f3a9c" in triple.input + triple.output for triple in triples)
-    assert any("os.environ" in triple.input + triple.output for triple in triples)
+    everything = "".join(f"{triple.instruction}{triple.input}{triple.output}" for triple in triples)
+    assert "do-not-leak-7f3a9c" not in everything
+    assert "os.environ" in everything
     assert triples == library_triples()
+
+
+def test_triples_come_in_the_order_of_the_files(library):
+    for name in ("d", "a", "c", "f", "b", "e"):
+        (library / f"{name}.py").write_text(SOURCE)
+    asked = " ".join(triple.instruction for triple in library_triples(root=library))
+    modules = re.findall(r"module (\w+)", asked)
+    assert len(modules) == 7 * 3
+    assert modules == sorted(modules)
 
 
 def test_fewer_triples_are_spread_over_the_whole_library(library):

@@ -61,7 +61,7 @@ def claim(out: Path, *, overwrite: bool) -> None:
 
 
 def write_marker(out: Path, document: dict[str, Any]) -> None:
-    """Leave ``document`` as `demo.json`: it marks ``out`` as output of a demo, and holds what it found once it is done."""
+    """Leave ``document`` as `demo.json`: it marks ``out`` as a demo's output and, once that is done, sums it up."""
     content = {"trueline": "demo", **document}
     (out / MARKER).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -1,0 +1,55 @@
+"""The whole demo in order: refuse what cannot work, prepare, train, judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trueline.testing.demo.fine_tune import Options, Progress, prepare, require_sound, train_settings, warm_up
+from trueline.testing.demo.model import require_extra
+from trueline.testing.demo.place import REPORT, claim, require_free, write_marker
+from trueline.testing.demo.settings import SETTINGS
+from trueline.testing.demo.summary import Judged, Reading, document
+
+Judge = Callable[[Sequence[Path], Path], Sequence[Reading]]
+"""Checks Runs, writes the page about them, and returns what it shows of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All settings, judged, and the same as the JSON document that is also left as `demo.json`."""
+
+    settings: list[Judged]
+    document: dict[str, Any]
+
+
+def run(options: Options, progress: Progress, *, judge: Judge) -> Outcome:
+    """Train and check every setting; leaves their Runs, `report.html` and `demo.json` in ``options.out``.
+
+    ``judge`` is handed in, because what reads Runs is not ours to import. Nothing is written before data and model have
+    been read. Raises ``InputError`` for what cannot be used and ``DemoError`` where a worker dies.
+    """
+    require_sound(options)
+    require_free(options.out, overwrite=options.overwrite)
+    require_extra()
+    warm_up()
+    material = prepare(options, progress)
+    claim(options.out, overwrite=options.overwrite)
+    trained = train_settings(options, material, progress)
+    page = options.out / REPORT
+    progress("Checking", 0, len(SETTINGS), "and writing the report")
+    readings = judge([each.run for each in trained], page)
+    progress("Checking", len(SETTINGS), len(SETTINGS), "done")
+    settings = [Judged(each, reading, options.workers) for each, reading in zip(trained, readings, strict=True)]
+    about = {
+        "out": str(options.out),
+        "report": str(page),
+        "data": material.source,
+        "workers": options.workers,
+        "steps": options.steps,
+    }
+    outcome = Outcome(settings=settings, document=document(settings, about))
+    write_marker(options.out, {"finished": True, **outcome.document})
+    return outcome
