@@ -35,12 +35,14 @@ def with_ddp(seat: Seat, **settings: Any) -> nn.Module:
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
 
 
-def with_hook(seat: Seat, hook: Any) -> nn.Module:
-    """DDP with one of torch's own communication hooks."""
+def with_hook(seat: Seat, hook: Any, *, state: Any = None, watched_first: bool = False, **settings: Any) -> nn.Module:
+    """DDP with a communication hook, registered before watching begins, or after it with ``watched_first``."""
     problem = CausalLM()
-    model = wrapped(problem.model())
-    model.register_comm_hook(None, hook)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    model = wrapped(problem.model(), **settings)
+    optimizer = adamw(model)
+    watch = seat.watch(model, optimizer) if watched_first else None
+    model.register_comm_hook(state, hook)
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), watch=watch)
 
 
 def bf16_hook(seat: Seat) -> nn.Module:
@@ -54,16 +56,14 @@ def bf16_hook(seat: Seat) -> nn.Module:
     return with_hook(seat, reduce)
 
 
-def power_sgd(seat: Seat) -> nn.Module:
+def power_sgd(seat: Seat, *, watched_first: bool = False) -> nn.Module:
     """PowerSGD from the third step on: lossy, and meant to be.
 
     One bucket: on gloo the hook's nested all-reduces of several buckets meet in different orders and hang.
     """
-    problem = CausalLM()
-    model = wrapped(problem.model(), bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    hook = powerSGD_hook.powerSGD_hook
+    return with_hook(seat, hook, state=state, watched_first=watched_first, bucket_cap_mb=25)
 
 
 def weighted_mean_hook(seat: Seat) -> nn.Module:
@@ -198,7 +198,10 @@ ENTRIES = (
     Control("healthy.ddp-four", "DDP, four ranks", with_ddp, world_size=4),
     Control("healthy.fp16-hook", "fp16_compress_hook", partial(with_hook, hook=default_hooks.fp16_compress_hook)),
     Control("healthy.bf16-hook", "the user's own bf16 compression", bf16_hook),
+    Control("healthy.fp16-hook-later", "fp16_compress_hook registered under watch",
+            partial(with_hook, hook=default_hooks.fp16_compress_hook, watched_first=True)),
     Control("healthy.power-sgd", "PowerSGD", power_sgd),
+    Control("healthy.power-sgd-later", "PowerSGD registered under watch", partial(power_sgd, watched_first=True)),
     Control("healthy.own-hook", "the user's own averaging hook", weighted_mean_hook),
     Control("healthy.no-sync", "accumulation under no_sync", accumulation),
     Control("healthy.no-sync-view", "accumulation under no_sync into bucket views",

@@ -105,11 +105,8 @@ def clipped_before(seat: Seat) -> nn.Module:
     return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=clip_and_reduce)
 
 
-def scaled(seat: Seat, *, init_scale: float = 2.0**13, factor: float = 1.0) -> nn.Module:
-    """A gradient scaler, equal on all ranks; from a scale that overflows it skips updates until it fits.
-
-    ``factor`` multiplies the loss, as a sum over tokens would.
-    """
+def scaled(seat: Seat, *, init_scale: float = 2.0**10) -> nn.Module:
+    """fp16 autocast and a gradient scaler, equal on all ranks; from a scale that overflows it skips updates."""
     problem = CausalLM()
     model = wrapped(problem.model())
     optimizer = adamw(model)
@@ -117,7 +114,8 @@ def scaled(seat: Seat, *, init_scale: float = 2.0**13, factor: float = 1.0) -> n
     watch = seat.watch(model, optimizer)
     for batch in islice(batches_of(seat, problem), STEPS):
         with watch.step(batch):
-            loss = factor * problem.loss(model, batch)
+            with torch.autocast("cpu", torch.float16):
+                loss = problem.loss(model, batch)
             watch.loss(loss.detach(), problem.tokens(batch))
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
@@ -201,7 +199,7 @@ ENTRIES = (
     Control("healthy.clip-before", "each rank clips before a hand-written average", clipped_before),
     Control("healthy.scaler", "gradient scaler", scaled),
     Control("healthy.scaler-skips", "gradient scaler that skips updates",
-            partial(scaled, init_scale=2.0**127, factor=32.0)),
+            partial(scaled, init_scale=2.0**24)),
     Control("healthy.compile", "torch.compile inside DDP", compiled),
     Control("healthy.compile-outside", "torch.compile around DDP", partial(compiled, outside=True)),
     Control("healthy.resumed", "resumed from a checkpoint", resumed),

@@ -64,7 +64,7 @@ def _masked(batches: Iterator[Any], masked: Any) -> Iterator[Any]:
 
 ENTRIES = (
     Fault("D6", "one rank's labels all masked, mean loss", mean_of_nothing, ("worker-nonfinite|worker-silent",),
-          nonfinite, ranks=(1,), step=TRIGGER, may_find=("worker-nonfinite",)),
+          nonfinite, ranks=(1,), step=TRIGGER, may_find=("worker-nonfinite", "worker-silent")),
     Fault("D6.zeros", "one rank's labels all masked once, clamped count", zeros_once, ("worker-silent",), silent_loss,
           ranks=(1,), step=TRIGGER),
     Fault("D6.always", "one rank's labels always masked, clamped count", zeros_for_good, ("worker-silent",),

@@ -50,14 +50,19 @@ def noise(reduced: Tensor, local: Tensor) -> None:
     reduced.copy_(torch.randn_like(reduced) * reduced.std())
 
 
-def behind_hook(damage: Damage) -> Callable[[Seat, bool], nn.Module]:
-    """Training under DDP with an averaging hook whose second bucket meets ``damage`` once."""
+def behind_hook(damage: Damage, *, watched_first: bool = False) -> Callable[[Seat, bool], nn.Module]:
+    """Training under DDP with an averaging hook whose second bucket meets ``damage`` once.
+
+    The hook is registered before watching begins, or after it with ``watched_first``.
+    """
 
     def train(seat: Seat, faulty: bool) -> nn.Module:
         problem = CausalLM()
         model = wrapped(problem.model())
+        optimizer = adamw(model)
+        watch = seat.watch(model, optimizer) if watched_first else None
         model.register_comm_hook(_Backward(damage if faulty and seat.rank == UNLUCKY_RANK else None), average)
-        return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+        return fit(seat, model, optimizer, problem, batches_of(seat, problem), watch=watch)
 
     return train
 
@@ -124,8 +129,10 @@ ENTRIES = (
           ranks=(UNLUCKY_RANK,), step=TRIGGER),
     Fault("R3.noise", "one rank gets foreign values in one bucket", behind_hook(noise), FOUND, replicas_differ, ALSO,
           ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.watched-first", "all-reduce zeroed on one rank, hook registered under watch",
+          behind_hook(zeros, watched_first=True), FOUND, replicas_differ, ALSO, ranks=(UNLUCKY_RANK,), step=TRIGGER),
     Fault("R3.by-hand", "hand-written all-reduce zeroed on one rank", by_hand, FOUND, replicas_differ, ALSO,
           ranks=(UNLUCKY_RANK,), step=TRIGGER),
     Fault("R3.fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, FOUND, trains_differently, ALSO,
-          ranks=(UNLUCKY_RANK,), step=TRIGGER),
+          step=TRIGGER),
 )
