@@ -59,9 +59,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return importlib.import_module("trueline.store.reader").Run(os.fspath(path))
 
 
-def check(run: str | os.PathLike[str] | Run, ref: str | os.PathLike[str] | None = None) -> CheckReport:
+def check(run: str | os.PathLike[str] | Run) -> CheckReport:
     """Run every check that ``run`` has data for. Raises ``RunError`` where there is no Run."""
-    return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref)
+    return importlib.import_module("trueline.analyze.check_run").check(run)
 
 
 def report(runs: Sequence[str | os.PathLike[str]] | str, out: str | os.PathLike[str]) -> Path:

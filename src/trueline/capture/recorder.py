@@ -26,6 +26,7 @@ from trueline.capture.exchange import Pending, Team
 from trueline.capture.host_copy import HostCopy
 from trueline.capture.identity import Identity
 from trueline.capture.layout import Layout, device_of, make_layout
+from trueline.capture.outlet import Outlet
 from trueline.capture.probes.batch import Batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -77,7 +78,7 @@ class Recorder:
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
         self._adapter = adapter
-        self._sink: Sink | None = sink
+        self._outlet = Outlet(sink, rank=team.rank)
         self._schedule = Schedule(plan)
         self._broken: set[str] = set()
         self._spent: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
@@ -103,6 +104,19 @@ class Recorder:
         finally:
             self._own_s += time.perf_counter() - begin
 
+    def enter_forward(self) -> None:
+        """A training forward pass begins: digest the buffers, once a step that is due for it.
+
+        Here and not before the update, because DDP broadcasts buffers just before this point and every worker's own
+        batch changes them (BatchNorm) just after it.
+        """
+        due = self._schedule.digests_params(self._step) and "buffer_digests" not in self._staged
+        if due and "replicas" not in self._broken:
+            with self.guarded("replicas"):
+                self._identity.buffers, digests = buffer_digests(self.model)
+                if digests is not None:
+                    self._staged["buffer_digests"] = digests
+
     def consume(self, batch: Batch | None) -> None:
         """Take the samples of one training forward pass."""
         if batch is not None and self._schedule.within(self._step):
@@ -127,6 +141,7 @@ class Recorder:
                 self._gather()
             self._end_row()
         self._step += 1
+        self._outlet.step = self._step
         with self.guarded("exchange"):
             self.drain()
         self._open()
@@ -168,12 +183,7 @@ class Recorder:
         self._adapter.detach()
         self.loader.detach()
         self.loss.detach()
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            try:
-                sink.close()
-            except OSError as error:
-                _log.warning("trueline: the last steps could not be written: %s", error)
+        self._outlet.close()
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -213,9 +223,6 @@ class Recorder:
     def _digest_replicas(self) -> None:
         with self.guarded("replicas"):
             self._staged["param_digests"] = param_digests(self.layout)
-            self._identity.buffers, digests = buffer_digests(self.model)
-            if digests is not None:
-                self._staged["buffer_digests"] = digests
             self._row |= rng_digests(device_of(self.layout))
 
     def _gather(self) -> None:
@@ -291,7 +298,7 @@ class Recorder:
         columns |= rows.digest_columns(host)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
-        self._write(columns)
+        self._outlet.write(columns)
 
     def _write_sum(self, record: StepRecord) -> None:
         result = record.pending.result() if record.pending is not None else None
@@ -312,7 +319,7 @@ class Recorder:
             dtype=reduction.dtype,
             roundings=reduction.roundings,
         )
-        self._write({"step": record.step} | columns)
+        self._outlet.write({"step": record.step} | columns)
         self._follow_budget(sums, record)
 
     def _follow_budget(self, sums: derive.Sums, record: StepRecord) -> None:
@@ -321,15 +328,7 @@ class Recorder:
         self._schedule.spent(plain_s=worst["plain"], sampled_s=worst["sampled"], step_s=step_s)
         interval = self._schedule.decide(record.step, interval=record.interval)
         if interval is not None and self._identity.note_interval(interval, step=record.step):
-            self._send_identity()
-
-    def _write(self, record: dict[str, Any] | Finding) -> None:
-        if self._sink is None:
-            return
-        try:
-            self._sink.write(record)
-        except OSError as error:
-            self._lose_sink(error)
+            self._outlet.describe(self._identity.manifest, self._identity.env)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> None:
         self.loader.at_training_step()
@@ -343,15 +342,7 @@ class Recorder:
             loss_source=self.loss.source,
         )
         if changed:
-            self._send_identity()
-
-    def _send_identity(self) -> None:
-        if self._sink is None:
-            return
-        try:
-            self._sink.describe(self._identity.manifest, self._identity.env)
-        except OSError as error:
-            self._lose_sink(error)
+            self._outlet.describe(self._identity.manifest, self._identity.env)
 
     # -- what goes wrong -------------------------------------------------------------------------------------------
 
@@ -366,7 +357,7 @@ class Recorder:
         what = f"{type(error).__name__}: {error}"
         claim = f"Watching of {part} stopped on rank {self.team.rank} at step {self._step}: {what}."
         _log.warning("trueline: %s Training goes on.", claim)
-        self._write(
+        self._outlet.write(
             Finding(
                 code="watch-degraded",
                 severity="info",
@@ -376,23 +367,3 @@ class Recorder:
                 next=("Report this with the message above; the other signals are still recorded.",),
             )
         )
-
-    def _lose_sink(self, error: OSError) -> None:
-        """The Run cannot be written any more: training goes on, and the end of the Run says so if it still can."""
-        sink, self._sink = self._sink, None
-        claim = f"The Run could not be written from step {self._step} on rank {self.team.rank}: {error}."
-        _log.warning("trueline: %s Training goes on unwatched.", claim)
-        finding = Finding(
-            code="watch-degraded",
-            severity="warning",
-            claim=claim,
-            ranks=(self.team.rank,),
-            step_first=self._step,
-            next=("Free space or choose another --out, and start a new Run.",),
-        )
-        for last in (lambda: sink.write(finding), lambda: sink.close()):
-            try:
-                if sink is not None:
-                    last()
-            except OSError:
-                continue

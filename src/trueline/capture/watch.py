@@ -139,6 +139,8 @@ class Watch:
         with recorder.guarded("batch"):
             recorder.autocast = autocast_state()
             recorder.loader.at_training_step()
+            if module is unwrap(recorder.model):
+                recorder.enter_forward()
             if not recorder.batch_given:
                 recorder.consume(read_batch(*args, **kwargs))
 

@@ -102,7 +102,9 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     ),
     Column("exact_cosines", "list<float64>", "cosine", "[N] exact cosine to each worker, on exact steps."),
     Column("param_digests", "list<uint64>", "", "[P] digest of each parameter before the update of this step."),
-    Column("buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the update of this step."),
+    Column(
+        "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
+    ),
 )
 
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in WORKER_COLUMNS}

@@ -127,11 +127,11 @@ class DdpAdapter:
         """The user's hook, and the dtype and number of roundings that it implies."""
         size = dist.get_world_size(self.process_group)
         dtype = _bucket_dtype(self._ddp)
-        if self._fallback:
+        hook = self._users_hook()
+        if hook is None and self._fallback:
             return Reduction(hook=self._fallback, known=False, lossy=False, dtype=dtype, roundings=size + 2)
-        if self._hook.user is None:
+        if hook is None:
             return Reduction(hook="", known=True, lossy=False, dtype=dtype, roundings=size + 1)
-        hook = self._hook.user[1]
         name = getattr(hook, "__qualname__", type(hook).__name__)
         compressed = _compression(hook)
         return Reduction(
@@ -148,6 +148,14 @@ class DdpAdapter:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _users_hook(self) -> Any:
+        """The hook that reduces, chained behind ours or registered before it; None where there is none or only a
+        built-in one.
+        """
+        if self._hook.user is not None:
+            return self._hook.user[1]
+        return next((hook for hook, _ in self._ddp._comm_hooks), None) if self._fallback else None
 
     def _take_over(self) -> str:
         """Register our hook; '' on success, else what holds the place."""

@@ -82,4 +82,7 @@ def _weighted(given: list[tuple[Tensor, float | Tensor | None]]) -> dict[str, Te
     if any(count is None for _, count in given):
         return {"loss": losses.mean()}
     counts = torch.stack([torch.as_tensor(count, dtype=torch.float64, device=losses.device) for _, count in given])
-    return {"loss": (losses * counts).sum() / counts.sum(), "tokens": counts.sum()}
+    total = counts.sum()
+    # Without a token the loss is still the number that was given, such as the 0.0 of a clamped count.
+    mean = torch.where(total > 0, (losses * counts).sum() / total, losses.mean())
+    return {"loss": mean, "tokens": total}

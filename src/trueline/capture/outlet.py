@@ -1,0 +1,68 @@
+"""A Sink that may be lost: a full disk or a vanished directory ends the Run, never the training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trueline.schema.finding import Finding
+from trueline.schema.roles import Sink
+from trueline.schema.run_manifest import Manifest, RankEnv
+
+_log = logging.getLogger("trueline")
+
+
+class Outlet:
+    """Passes on to ``sink`` until it raises OSError once; after that everything is dropped, and a Finding and a
+    warning say since which step.
+    """
+
+    def __init__(self, sink: Sink, *, rank: int) -> None:
+        self._sink: Sink | None = sink
+        self._rank = rank
+        self.step = 0
+
+    def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
+        """As ``Sink.describe``."""
+        if self._sink is not None:
+            try:
+                self._sink.describe(manifest, env)
+            except OSError as error:
+                self._lose(error)
+
+    def write(self, record: Mapping[str, Any] | Finding) -> None:
+        """As ``Sink.write``."""
+        if self._sink is not None:
+            try:
+                self._sink.write(record)
+            except OSError as error:
+                self._lose(error)
+
+    def close(self) -> None:
+        """As ``Sink.close``, once."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except OSError as error:
+                _log.warning("trueline: the last steps of rank %s could not be written: %s", self._rank, error)
+
+    def _lose(self, error: OSError) -> None:
+        sink, self._sink = self._sink, None
+        claim = f"The Run could not be written from step {self.step} on rank {self._rank}: {error}."
+        _log.warning("trueline: %s Training goes on, unrecorded.", claim)
+        finding = Finding(
+            code="watch-degraded",
+            severity="warning",
+            claim=claim,
+            ranks=(self._rank,),
+            step_first=self.step,
+            next=("Free space or choose another --out, and start a new Run.",),
+        )
+        if sink is not None:
+            with contextlib.suppress(OSError):
+                sink.write(finding)
+            with contextlib.suppress(OSError):
+                sink.close()
