@@ -1,0 +1,152 @@
+"""Two or more workers consume the same samples in the same steps.
+
+What it finds
+-------------
+Workers that read the same data at the same time: no DistributedSampler, a sampler that was told one replica, a stream
+that was never split by rank, two ranks that were given one shard. All of the batch or a part of it, in the same order
+or not.
+
+Why it matters
+--------------
+N workers that read the same do the work of one. The loss curve looks normal, the global batch is N times smaller than
+it seems, an epoch takes N times as long, and with dropout on not even the gradients are equal.
+
+How it decides
+--------------
+By digests of the samples, in no order that matters, and against what chance gives: a data set may hold equal rows,
+and sampling with replacement repeats rows. The null hypothesis is that the slots of an epoch (step, worker,
+position) are exchangeable: permuting what is in them is as likely as what was seen. That holds for any shuffled data
+set with any number of equal rows, and for any sampling with replacement.
+
+Go through the slots in order. If the sample in a slot is in m - 1 more slots, then under the null hypothesis these
+are a uniformly random choice of the R slots that are not known yet. Let s of those R be in the same step on other
+workers: each of the m - 1 falls there with probability s/R, so their number k is hypergeometric and
+
+    E[t^k] <= (1 + (t - 1) s/R)^(m - 1)          for every t > 1 (Hoeffding 1963, theorem 4)
+
+Hence the product of t^k / (1 + (t - 1) s/R)^(m - 1) over all samples is a non-negative supermartingale that starts
+at 1. By Ville's inequality it exceeds 1/a with probability at most a, at any time: that, averaged over t = 3, 10,
+100 and 10,000, over epochs as starts, and over four ways to look (the slots of an epoch or of one step; the same
+step or also the same position in it), gives the false-alarm rate of 1e-6 a Run. Each sample counts in the first
+epoch only that repeats it, because an order that is not reshuffled repeats its coincidences. Nothing is assumed
+about the data, and nothing is tuned. `benchmarks/exact_checks/false_alarms.py` counts false alarms in simulated
+healthy runs.
+
+Workers are named whose share of samples consumed elsewhere in the same step is likelier under the highest share of
+all workers than under chance, and grouped by the samples that they share.
+
+What it may miss
+----------------
+Two ranks that read the same in different steps (see shard-overlap); samples that are changed on the fly, as augmented
+images are, before they are digested; a Run that repeats one single batch, since then every worker repeats itself as
+well; epochs of a single step, where padding repeats samples by design. It takes two or three steps with four samples
+a worker, ten steps with one (`benchmarks/exact_checks/power.py`). In a data set that is read in file order, equal
+rows may follow each other and meet in one step by design; where a sampler declares that, the finding is a warning
+without a false-alarm rate.
+
+Example
+-------
+Ranks 0 and 1 consumed the same samples at steps 0-49.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trueline.analyze.duplicates import Duplicates, find_duplicates, judged_slots, shared_in_step
+from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, ranks_text, steps_text
+from trueline.analyze.samples import Samples, consumed_samples
+from trueline.analyze.sampling import Declared, declared_sampling
+from trueline.analyze.stats_tests import ALARM_LEVEL
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+CODE = "duplicate-data"
+NEEDS: tuple[str, ...] = ("sample_digests",)
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of all workers that consume what others consume in the same step; raises ``CannotTell``."""
+    samples = consumed_samples(run)
+    if not judged_slots(samples).any():
+        raise CannotTell("every epoch is a single step long, where padding repeats samples on other workers by design")
+    found = find_duplicates(samples)
+    return [] if found is None else [_finding(samples, found, declared_sampling(run.env, samples.ranks))]
+
+
+def _finding(samples: Samples, found: Duplicates, declared: Declared) -> Finding:
+    groups = [[samples.ranks[worker] for worker in group] for group in found.groups]
+    ranks = sorted(rank for group in groups for rank in group)
+    share = found.shared / found.consumed
+    by_design = declared.splits_one_data_set and declared.in_file_order
+    who = and_text([ranks_text(group) for group in groups])
+    what = "consumed the same samples" if found.shared == found.consumed else f"shared {share:.1%} of their samples"
+    return Finding(
+        code=CODE,
+        severity="warning" if by_design else "error",
+        claim=f"{capitalized(who)} {what} at {_steps(samples, found)}.",
+        ranks=tuple(ranks),
+        step_first=found.step_first,
+        step_last=found.step_last,
+        sites=_sites(samples, found),
+        measured=share,
+        expected=found.chance,
+        unit="fraction of samples shared",
+        false_alarm_rate=None if by_design else ALARM_LEVEL,
+        evidence={
+            "groups": groups,
+            "samples_shared": found.shared,
+            "samples_consumed": found.consumed,
+            "chance_bound": math.exp(-found.log_e),
+        },
+        next=_advice(declared),
+    )
+
+
+def _steps(samples: Samples, found: Duplicates) -> str:
+    steps = np.unique(samples.step)
+    between = steps[(steps >= found.step_first) & (steps <= found.step_last)]
+    if len(between) == found.num_steps:
+        return steps_text(between.tolist(), among=steps.tolist())
+    return f"{found.num_steps} of the steps {found.step_first}-{found.step_last}"
+
+
+def _sites(samples: Samples, found: Duplicates) -> tuple[str, ...]:
+    members = np.isin(samples.worker, [worker for group in found.groups for worker in group])
+    shown = np.flatnonzero(shared_in_step(samples) & members & (samples.step == found.step_first))
+    order = shown[np.lexsort((samples.worker[shown], samples.position[shown]))][:MAX_SITES]
+    return tuple(
+        str(
+            Site(
+                int(samples.step[i]),
+                0,
+                samples.ranks[samples.worker[i]],
+                "batch",
+                "samples",
+                slot=f"in{samples.position[i]}",
+            )
+        )
+        for i in order
+    )
+
+
+def _advice(declared: Declared) -> tuple[str, ...]:
+    sampler, parts = declared.all_equal("sampler"), declared.num_replicas
+    if sampler == "DistributedSampler" and parts is not None and parts < len(declared.by_rank):
+        return (
+            f"The DistributedSampler splits the data into {parts} for {len(declared.by_rank)} workers: build it with "
+            "num_replicas=world_size and rank=rank, after init_process_group.",
+        )
+    if sampler and parts is None:
+        return (
+            f"The DataLoader uses {sampler}, which does not split the data: pass "
+            "sampler=DistributedSampler(dataset, num_replicas=world_size, rank=rank), or split a stream by rank.",
+        )
+    return (
+        "Give every rank its own part: DistributedSampler(dataset, num_replicas=world_size, rank=rank); a stream needs "
+        "datasets.distributed.split_dataset_by_node or its own stride by rank.",
+    )
