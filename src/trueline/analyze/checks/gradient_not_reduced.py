@@ -1,0 +1,114 @@
+"""The optimizer receives each worker's own gradient: nothing was averaged.
+
+What it finds
+-------------
+Parameters or whole groups whose gradients went past the reduction: the forward pass went through the raw module and
+not its DDP wrapper, a step was taken under `no_sync`, a hand-written all-reduce left a parameter out.
+
+Why it matters
+--------------
+Every worker trains on its own data alone for those parameters. Replicas part from that step on, and gradients are
+averaged over models that are no longer the same.
+
+How it decides
+--------------
+Two facts together, on every worker. First, replicas received different gradients: the sketch of what the optimizer
+received differs from the mean over workers by more than rounding allows (`group_used_residual` over
+`group_used_floor`). Second, what each received is its own: the sketch is a multiple of the sketch of the worker's
+gradient before reduction, down to rounding (`group_used_local`), or no reduction of the group was seen though it had
+a gradient (`group_seen` is 0), or the norm of a single parameter is, down to rounding, that before reduction on every
+worker and differs between them.
+
+Sketches are linear and the floors come from the dtype and the number of workers alone, so there is nothing to tune; a
+healthy reduction exceeds one of them with a probability of at most 2 exp(-32) = 2.5e-14 (the bounds are on the page
+on the maths), and the false-alarm rate is that times the number of comparisons.
+
+What it may miss
+----------------
+Groups whose gradients are equal on all workers, since then nothing differs; steps between those that are sampled
+(`plan.every`); FSDP, where no worker ever holds the whole reduced gradient. If one worker alone keeps its own
+gradient while the others reduce, that is reduction-mismatch.
+
+Example
+-------
+Ranks 0-3 used their own gradients of 2 groups (embed and head) unreduced at steps 0-49.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueline.analyze.evidence import (
+    MAX_SITES,
+    any_over,
+    capitalized,
+    named_some,
+    ranks_text,
+    sites_of,
+    steps_text,
+)
+from trueline.analyze.reduction import Reductions, at_steps, reductions_of
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "gradient-not-reduced"
+NEEDS: tuple[str, ...] = (
+    "group_used_residual",
+    "group_used_floor",
+    "group_used_local",
+    "group_seen",
+    "param_grad_norms",
+    "used_param_norms",
+)
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of all groups that were not reduced; raises ``CannotTell`` where that was not measured."""
+    reductions = reductions_of(run, "group_used_residual")
+    if not reductions.not_reduced.any():
+        return []
+    return [_finding(reductions)]
+
+
+def _finding(reductions: Reductions) -> Finding:
+    at_T = any_over(reductions.not_reduced, 1)
+    first = int(np.argmax(at_T))
+    steps = at_steps(reductions, at_T)
+    groups = np.flatnonzero(reductions.not_reduced[first])
+    names = [name for group in groups for name in _names(reductions, first, int(group))]
+    residual = reductions.groups("group_used_residual")[first][:, groups]
+    floor = reductions.groups("group_used_floor")[first][:, groups]
+    ranks = reductions.ranks
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=f"{capitalized(ranks_text(ranks))} used their own gradients of {_what(reductions, groups, names)} "
+        f"unreduced at {steps_text(steps, among=reductions.steps.tolist())}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="reduce", names=names[: MAX_SITES // 2]),
+        measured=float(np.nanmax(residual)),
+        expected=float(np.nanmax(floor)),
+        unit="difference between replicas over the norm of the gradient (at most)",
+        false_alarm_rate=reductions.false_alarm_rate,
+        evidence={"names": names[:100], "num_steps": len(steps)},
+        next=(
+            "Call the wrapped module: the object that DistributedDataParallel returned, not its .module.",
+            "Let the last micro-batch of every step run outside no_sync, with the forward pass outside as well.",
+            "In a hand-written loop, reduce every parameter that has a gradient, after the last backward pass.",
+        ),
+    )
+
+
+def _names(reductions: Reductions, t: int, group: int) -> list[str]:
+    """The parameters of the group that were not reduced, or its own name where all were not or none stands out."""
+    params = reductions.param_names(reductions.not_reduced_params[t], group)
+    spec = reductions.env.groups[group]
+    return params if params and len(params) < len(spec.params) else [spec.name]
+
+
+def _what(reductions: Reductions, groups: np.ndarray, names: list[str]) -> str:
+    if len(groups) == len(reductions.env.groups) and len(names) == len(groups):
+        return "all parameters"
+    return named_some(names)

@@ -1,0 +1,301 @@
+"""The reduced gradient is not the mean of the workers' gradients, or differs between workers.
+
+What it finds
+-------------
+A reduction that does not keep its promise: a result that is lost or wrong on one rank, a mean that is divided by the
+number of workers twice, a group of ranks that is left out, a hook that scales; and optimizers of replicas that
+receive different gradients. With step, parameter group, and where possible rank and parameter.
+
+Why it matters
+--------------
+The update is no longer that of the global batch. A factor acts like another learning rate on some or all parameters;
+a wrong result on one rank drives replicas apart.
+
+How it decides
+--------------
+Sketches are linear, so the sketch of the reduced gradient must be the mean of the workers' sketches, whatever the
+order of the sum: `group_reduce_residual` is zero but for rounding, whose bound is `group_reduce_floor`. Likewise
+what the optimizers receive must be equal on replicas (`group_used_residual`). Both floors come from the dtype, the
+number of workers and the sketch length alone; rounding exceeds one with a probability of at most 2 exp(-32) =
+2.5e-14, and the false-alarm rate is that times the number of comparisons.
+
+If some ranks are beyond the floor and others are not, it is those; if all are, the group and step are named only. A
+residual that vanishes when one factor is taken out is a scaled mean, and the factor is reported.
+
+Where the reduction is not the framework's own, less is certain. A hook that is known to be lossy is not judged, but
+for replicas that must still agree. A hook of the user's own is an error if replicas disagree or the mean is scaled,
+a warning otherwise. In a hand-written loop the optimizer may receive clipped gradients: whatever all replicas agree
+on is legal, unless it is the mean times 1/N or 1/N^2 in all groups, to rounding, at three sampled steps in a row
+(and N is not the number of micro-batches). The same holds for what happens between the framework's reduction and the
+optimizer.
+
+What it may miss
+----------------
+Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of
+its group (digests of parameters see those one step later, see replica-drift). Steps between those that are sampled.
+Any step at which a gradient was not finite. Under FSDP it cannot tell which rank's shard was wrong.
+
+Example
+-------
+The gradient of blocks.1 is not the mean of the workers' gradients on rank 1 at step 7.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueline.analyze.evidence import (
+    MAX_SITES,
+    Bools,
+    Floats,
+    any_over,
+    named_some,
+    numbers,
+    ranks_text,
+    sites_of,
+    steps_text,
+)
+from trueline.analyze.reduction import Reductions, reductions_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.run_manifest import RankEnv
+from trueline.store.reader import Run
+
+CODE = "reduction-mismatch"
+NEEDS: tuple[str, ...] = (
+    "group_reduce_residual",
+    "group_reduce_floor",
+    "group_reduce_factor",
+    "group_reduce_shape_residual",
+    "group_used_residual",
+    "group_used_floor",
+    "group_used_factor",
+    "group_used_shape_residual",
+)
+
+_NEXT = (
+    "Look at what happens between backward and the optimizer: communication hooks, hand-written all-reduces and their "
+    "process group, divisions by the world size.",
+    "If one rank is named and nothing in the code treats it differently, run again with every = 1 in the plan, and "
+    "suspect that rank's device or link.",
+)
+
+
+_MAX_RANK_SETS = 4
+"""Sets of ranks that get a Finding each; more than that are reported as one."""
+
+_IN_A_ROW = 3
+"""Sampled steps in a row at which the optimizer must receive the mean over N for that to be no coincidence: a
+clipping factor hits 1/N, to rounding (1e-5), at one step in some ten thousand."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Places [T, N, G] of one kind of mismatch, and what is measured [T, N, G] and expected there.
+
+    ``what`` continues the sentence "The reduced gradient of group g on rank r ...".
+    """
+
+    severity: Severity
+    what: str
+    at: Bools
+    measured: Floats
+    expected: Floats
+    unit: str
+
+
+def check(run: Run) -> list[Finding]:
+    """One Finding for each kind of mismatch and set of ranks; raises ``CannotTell`` where that was not measured."""
+    reductions = _measured(run)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
+    findings = [finding for case in cases for finding in _findings(reductions, case)]
+    lossy = sorted({env.reduce_hook for env in run.env.values() if env.reduce_lossy})
+    if lossy and not findings:
+        raise CannotTell(f"gradients go through '{lossy[0]}', which is lossy on purpose; replicas agreed on the result")
+    return findings
+
+
+def _measured(run: Run) -> Reductions:
+    try:
+        return reductions_of(run, "group_reduce_residual")
+    except CannotTell:
+        return reductions_of(run, "group_used_residual")
+
+
+def _wrong_results(reductions: Reductions) -> list[_Case]:
+    """Where what came out of the reduction is not the mean of what went in."""
+    envs = _envs(reductions)
+    if any(env.reduce_lossy for env in envs) or _by_hand(reductions):
+        return []
+    residual, floor, factor = (reductions.groups(f"group_reduce_{name}") for name in ("residual", "floor", "factor"))
+    beyond = _beyond_floor(reductions)
+    scaled = beyond & (reductions.groups("group_reduce_shape_residual") <= floor) & _on_all_ranks(beyond)
+    certain = reductions.used_apart[:, None, :] | ~_on_all_ranks(beyond) | all(env.reduce_known for env in envs)
+    unit = "|reduced - mean| over the mean norm of the workers' gradients"
+    return [
+        _Case(
+            "error",
+            "is the mean of the workers' gradients times another factor than 1",
+            scaled,
+            factor,
+            np.ones_like(factor),
+            "times the mean of the workers' gradients",
+        ),
+        _Case("error", _NOT_THE_MEAN, beyond & ~scaled & certain, residual, floor, unit),
+        _Case("warning", _NOT_THE_MEAN, beyond & ~scaled & ~certain, residual, floor, unit),
+    ]
+
+
+def _disagreement(reductions: Reductions) -> _Case:
+    """Where replicas' optimizers received different gradients though they were reduced, and rightly so."""
+    residual, floor = reductions.groups("group_used_residual"), reductions.groups("group_used_floor")
+    apart = reductions.used_apart & ~reductions.not_reduced
+    if not _by_hand(reductions):
+        apart &= ~_beyond_floor(reductions).any(axis=1)
+    at = apart[:, None, :] & ~np.isnan(residual)
+    own_way = at & ~_as_reduced(reductions)
+    some = own_way.any(axis=1, keepdims=True) & (at & ~own_way).any(axis=1, keepdims=True)
+    return _Case(
+        "error",
+        "reached the optimizers of the replicas in different versions",
+        np.where(some, own_way, at),
+        residual,
+        floor,
+        "difference between replicas over the norm of the gradient",
+    )
+
+
+def _divided_again(reductions: Reductions) -> _Case:
+    """Where every optimizer received the mean, in all groups, divided by the number of workers once or twice more."""
+    factor, shape, floor = _what_was_used(reductions)
+    rows = np.searchsorted(reductions.run.steps, reductions.steps)
+    num_micro_TN = np.nan_to_num(numbers(reductions.run, "num_micro", reductions.ranks)[0][rows], nan=1.0)
+    hit = np.zeros(factor.shape, dtype=bool)
+    for divisor in (len(reductions.ranks), len(reductions.ranks) ** 2):
+        equal = (np.abs(factor * divisor - 1) <= _slack(reductions, divisor)) & (shape <= floor)
+        other = ~equal & ~np.isnan(factor) & (factor != 0)
+        everywhere_T = equal.any(axis=(1, 2)) & ~other.any(axis=(1, 2)) & ~np.any(num_micro_TN == divisor, axis=1)
+        hit |= equal & _in_a_row(everywhere_T)[:, None, None]
+    hit &= not any("torch.float16" in str(env.autocast) for env in _envs(reductions))
+    return _Case(
+        "error",
+        "reached the optimizer divided by the number of workers once more",
+        hit,
+        factor,
+        np.ones_like(factor),
+        "times the mean of the workers' gradients",
+    )
+
+
+_NOT_THE_MEAN = "is not the mean of the workers' gradients"
+
+
+def _findings(reductions: Reductions, case: _Case) -> list[Finding]:
+    at_TN = any_over(case.at, 2)
+    by_ranks: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for t in np.flatnonzero(any_over(at_TN, 1)):
+        by_ranks[tuple(np.flatnonzero(at_TN[t]).tolist())].append(int(t))
+    if len(by_ranks) > _MAX_RANK_SETS:
+        workers = tuple(np.flatnonzero(any_over(at_TN, 0)).tolist())
+        by_ranks = defaultdict(list, {workers: sorted(t for times in by_ranks.values() for t in times)})
+    return [_finding(reductions, case, workers, times) for workers, times in by_ranks.items()]
+
+
+def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], times: list[int]) -> Finding:
+    first, ranks = times[0], tuple(reductions.ranks[worker] for worker in workers)
+    groups = np.flatnonzero(case.at[first].any(axis=0))
+    names = [name for group in groups for name in _names(reductions, first, int(group))]
+    steps = reductions.steps[times].tolist()
+    inside = np.where(case.at[first], np.abs(case.measured[first] - case.expected[first]), -np.inf)
+    worst = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=-np.inf))), inside.shape)
+    where = f" on {ranks_text(ranks)}" if len(ranks) < len(reductions.ranks) else ""
+    return Finding(
+        code=CODE,
+        severity=case.severity,
+        claim=f"The gradient of {named_some(names)} {case.what}{where} at "
+        f"{steps_text(steps, among=reductions.steps.tolist())}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="reduce", names=names[: MAX_SITES // 2]),
+        measured=float(case.measured[first][worst]),
+        expected=float(case.expected[first][worst]),
+        unit=case.unit,
+        false_alarm_rate=reductions.false_alarm_rate,
+        evidence={
+            "names": names[:100],
+            "num_steps": len(steps),
+            "hooks": sorted({env.reduce_hook for env in _envs(reductions)} - {""}),
+        },
+        next=_NEXT,
+    )
+
+
+def _names(reductions: Reductions, t: int, group: int) -> list[str]:
+    """The parameters of the group on which optimizers disagree, or its own name where they agree on all or on
+    none.
+    """
+    params = reductions.param_names(reductions.disagreeing_params[t], group)
+    spec = reductions.env.groups[group]
+    return params if params and len(params) < len(spec.params) else [spec.name]
+
+
+def _beyond_floor(reductions: Reductions) -> Bools:
+    """[T, N, G] where the reduced gradient is not the mean, and was reduced at all."""
+    beyond = reductions.groups("group_reduce_residual") > reductions.groups("group_reduce_floor")
+    return beyond & ~reductions.not_reduced[:, None, :]
+
+
+def _on_all_ranks(at_TNG: Bools) -> Bools:
+    """[T, 1, G] whether all ranks are in it."""
+    return ~any_over(~at_TNG, 1)[:, None, :]
+
+
+def _what_was_used(reductions: Reductions) -> tuple[Floats, Floats, Floats]:
+    """Factor and shape residual of what the optimizer received against the mean, and the floor of that: [T, N, G]."""
+    prefix = "group_reduce" if _by_hand(reductions) else "group_used"
+    floor = np.fmax(reductions.groups("group_used_floor"), reductions.groups("group_reduce_floor"))
+    return reductions.groups(f"{prefix}_factor"), reductions.groups(f"{prefix}_shape_residual"), floor
+
+
+def _as_reduced(reductions: Reductions) -> Bools:
+    """[T, N, G] where the optimizer received the reduced gradient (by hand: the mean) as it was."""
+    factor, shape, floor = _what_was_used(reductions)
+    return (np.abs(factor - 1) <= _slack(reductions, 1)) & (shape <= floor)
+
+
+def _slack(reductions: Reductions, divisor: int) -> Floats:
+    """[T, N, G] how far rounding can move ``divisor`` times the factor from 1.
+
+    The floor is relative to the mean norm s of the workers' gradients, the factor to the norm of their mean m. For a
+    factor c, residual^2 - shape^2 = ((c - 1) |m| / s)^2 gives |m| / s; what the optimizer received after a reduction
+    of the framework's is relative to its own norm already.
+    """
+    factor, shape, floor = _what_was_used(reductions)
+    if not _by_hand(reductions):
+        return floor
+    residual = reductions.groups("group_reduce_residual")
+    ratio = np.sqrt(np.maximum(residual**2 - shape**2, 0)) / np.abs(factor - 1)
+    return np.where(ratio > 0, divisor * floor / ratio, floor)
+
+
+def _in_a_row(hit_T: Bools) -> Bools:
+    """[T] hits with ``_IN_A_ROW`` of them next to each other, or all of fewer steps."""
+    length = min(_IN_A_ROW, len(hit_T))
+    runs = ~any_over(~np.lib.stride_tricks.sliding_window_view(hit_T, length), 1)
+    kept = np.zeros_like(hit_T)
+    for offset in range(length):
+        kept[offset : offset + len(runs)] |= runs
+    return kept
+
+
+def _by_hand(reductions: Reductions) -> bool:
+    return reductions.run.manifest.adapter == "manual"
+
+
+def _envs(reductions: Reductions) -> list[RankEnv]:
+    return [reductions.run.env[rank] for rank in reductions.ranks if rank in reductions.run.env]

@@ -1,0 +1,173 @@
+"""Replicas hold different parameters or buffers.
+
+What it finds
+-------------
+The first step, and the first parameter, at which two ranks that should hold equal parameters do not. The same for
+buffers, such as the running statistics of BatchNorm.
+
+Why it matters
+--------------
+Data-parallel training is right only as long as replicas are equal. Gradients computed at different weights are
+averaged as if nothing had happened, the loss looks plausible, and a checkpoint of rank 0 is one of several models.
+Buffers that drift make evaluation depend on the rank.
+
+How it decides
+--------------
+By 64-bit digests of the bits of each parameter before the update of a step, between ranks with the same `replica_key`
+(under FSDP only the same shards of different replicas). Replicas that apply the same update to the same weights are
+bitwise equal, so there is no tolerance and no false alarm but for a collision (probability 2^-64 a pair): two
+different digests are two different values.
+
+Where most replicas agree on the first parameter that differs, the others are named; where no value is in the
+majority, as with two ranks, all are. Drift of buffers alone is a warning, because training may be right without them.
+
+What it may miss
+----------------
+Drift between two measured steps that goes away again (`plan.params_every`), ranks without a replica (plain FSDP,
+pipeline stages), and state that is neither a parameter nor a registered buffer: optimizer state drifts first and
+shows one update later in the parameters. It names where the difference was seen first, not what made it.
+
+Example
+-------
+Rank 2 holds other values of 4 parameters than the replicas, first seen before the update of step 50: embed.weight,
+head.weight, norm.bias and 1 more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.evidence import (
+    MAX_SITES,
+    and_text,
+    capitalized,
+    counted,
+    named_some,
+    odd_ranks,
+    ranks_text,
+    sites_of,
+)
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "replica-drift"
+NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests")
+
+Kind = Literal["parameter", "buffer"]
+_KINDS: tuple[Kind, ...] = ("parameter", "buffer")
+_COLUMN: dict[Kind, str] = {"parameter": "param_digests", "buffer": "buffer_digests"}
+_PHASE: dict[Kind, str] = {"parameter": "param", "buffer": "buffer"}
+
+_NEXT: dict[Kind, tuple[str, ...]] = {
+    "parameter": (
+        "At step 0: broadcast the initial weights from one rank (DDP does so when it is constructed; a hand-written "
+        "loop must), and load the same checkpoint on every rank.",
+        "Later: look at the findings on reduction and configuration of the same step; anything that changes gradients "
+        "or weights on one rank only (clipping, a skipped step, a replaced parameter) drives replicas apart.",
+    ),
+    "buffer": (
+        "Keep DDP's broadcast_buffers=True, use SyncBatchNorm, or broadcast the buffers before evaluating and saving.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """Where replicas of one key first differ, and when they last do."""
+
+    step: int
+    step_last: int
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def check(run: Run) -> list[Finding]:
+    """A Finding for parameters and one for buffers, where they differ; raises ``CannotTell`` without replicas."""
+    replicas = _replicas(run)
+    if not replicas:
+        raise CannotTell("no two ranks hold the same parameters: there is one worker, or every rank its own shard")
+    measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas)]
+    if not measured:
+        raise CannotTell("no step has digests of parameters from two replicas")
+    found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas)) for kind in measured]
+    return [_finding(kind, drifts) for kind, drifts in found if drifts]
+
+
+def _replicas(run: Run) -> list[list[int]]:
+    by_key: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in run.ranks:
+        if rank in run.env:
+            by_key[run.env[rank].replica_key].append(rank)
+    return [ranks for ranks in by_key.values() if len(ranks) > 1]
+
+
+def _measured_together(run: Run, column: str, replicas: Sequence[Sequence[int]]) -> bool:
+    rows = run.lists(column)
+    ranks_of: defaultdict[int, set[int]] = defaultdict(set)
+    for step, rank in rows:
+        ranks_of[step].add(rank)
+    return any(len(ranks_of[step] & set(ranks)) > 1 for step in ranks_of for ranks in replicas)
+
+
+def _drifts(run: Run, kind: Kind, replicas: Sequence[Sequence[int]]) -> list[_Drift]:
+    rows = run.lists(_COLUMN[kind])
+    by_step: defaultdict[int, dict[int, NDArray[Any]]] = defaultdict(dict)
+    for (step, rank), digests in rows.items():
+        by_step[step][rank] = digests
+    return [drift for ranks in replicas if (drift := _drift(run, kind, ranks, by_step)) is not None]
+
+
+def _drift(run: Run, kind: Kind, ranks: Sequence[int], by_step: dict[int, dict[int, NDArray[Any]]]) -> _Drift | None:
+    first: _Drift | None = None
+    step_last = -1
+    for step in sorted(by_step):
+        held = {rank: by_step[step][rank] for rank in ranks if rank in by_step[step]}
+        digests = list(held.values())
+        if all(np.array_equal(digests[0], other) for other in digests[1:]):
+            continue
+        step_last = step
+        first = first or _Drift(step, step, *_who_and_what(run, kind, held))
+    return None if first is None else _Drift(first.step, step_last, first.ranks, first.names)
+
+
+def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The ranks that differ in the first of the parameters that do, and the names of all that do."""
+    if len({len(digests) for digests in held.values()}) > 1:
+        return odd_ranks({rank: len(digests) for rank, digests in held.items()}), ("(their number)",)
+    digests_NP = np.stack(list(held.values()))
+    different = np.flatnonzero(np.any(digests_NP != digests_NP[0], axis=0))
+    env = run.env[next(iter(held))]
+    names = env.params if kind == "parameter" else env.buffers
+    odd = odd_ranks({rank: int(digests[different[0]]) for rank, digests in held.items()})
+    return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
+
+
+def _finding(kind: Kind, drifts: list[_Drift]) -> Finding:
+    step = min(drift.step for drift in drifts)
+    earliest = [drift for drift in drifts if drift.step == step]
+    ranks = tuple(sorted({rank for drift in earliest for rank in drift.ranks}))
+    names = tuple(dict.fromkeys(name for drift in earliest for name in drift.names))
+    return Finding(
+        code=CODE,
+        severity="error" if kind == "parameter" else "warning",
+        claim=f"{capitalized(and_text([ranks_text(drift.ranks) for drift in earliest]))} "
+        f"{'holds' if len(ranks) == 1 else 'hold'} other values of {counted(len(names), kind)} than the replicas, "
+        f"first seen before the update of step {step}: {named_some(names)}.",
+        ranks=ranks,
+        step_first=step,
+        step_last=max(drift.step_last for drift in drifts),
+        sites=sites_of(step, ranks[:2], phase=_PHASE[kind], names=names[: MAX_SITES // 2]),
+        measured=float(len(names)),
+        expected=0.0,
+        unit=f"{kind}s that differ between replicas",
+        false_alarm_rate=0.0,
+        evidence={"names": list(names[:100])},
+        next=_NEXT[kind],
+    )
