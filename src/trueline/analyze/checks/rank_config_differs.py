@@ -1,0 +1,234 @@
+"""Ranks train under different settings.
+
+What it finds
+-------------
+Optimizer hyper-parameters (also where they part later, as with a scheduler that steps once more on one rank), dtypes,
+autocast, which parameters train; versions of packages, switches of torch, and environment variables that change
+numbers.
+
+Why it matters
+--------------
+Replicas that apply different updates to the same gradient drift apart. Different versions or switches make ranks
+differ in rounding, in algorithms, or in speed.
+
+How it decides
+--------------
+By equality of what each rank recorded about itself, and of the learning rates and the digest of all optimizer
+hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are
+warnings. What tells ranks apart by nature is left out: host, process, device index, and variables that hold a rank,
+a local rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with
+equal parameters only. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are
+no false alarms.
+
+What it may miss
+----------------
+Settings that are not recorded: a model's own attributes, loss weights, data augmentation. Learning rates held in
+tensors on a device (reading them would synchronise).
+
+Example
+-------
+The optimizer settings of rank 3 are not those of the other ranks since step 0: lr is 0.002, elsewhere 0.001.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from trueline.analyze.evidence import (
+    and_text,
+    capitalized,
+    columns_of,
+    differs,
+    named_some,
+    odd_ranks,
+    ranks_text,
+    several_workers,
+)
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.run_manifest import RankEnv
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+CODE = "rank-config-differs"
+NEEDS: tuple[str, ...] = ("lr", "optimizer_digest")
+
+_OF_ONE_RANK = re.compile(
+    r"RANK|PROCID|LOCALID|NODEID|TASK_PID|HOST|NODENAME|VISIBLE_DEVICES|TMPDIR|^PWD$|GPU_?ID|DEVICE_?ID|SOCKET_IFNAME|IB_HCA"
+)
+"""Variables that hold a rank, a host, a device or its network port, and so differ by nature."""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """One setting that ranks do not agree on: its value by rank, as text."""
+
+    name: str
+    values: dict[int, str]
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings on optimizer, precision and environment, where they differ; raises ``CannotTell`` for one worker."""
+    ranks = several_workers(run)
+    env = {rank: run.env[rank] for rank in ranks if rank in run.env}
+    replicas = _of_largest_replica_set(env)
+    found = [
+        _optimizer(run, ranks, {rank: env[rank] for rank in replicas}),
+        _static("error", "precision", _precision(env, replicas), run),
+        _static("warning", "environment", _environment(env), run),
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def _of_largest_replica_set(env: Mapping[int, RankEnv]) -> list[int]:
+    """Ranks with one list of parameters: those whose optimizers and dtypes can be held against each other."""
+    by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, facts in env.items():
+        by_params[tuple(facts.params)].append(rank)
+    none: list[int] = []
+    return max(by_params.values(), key=len, default=none)
+
+
+def _precision(env: Mapping[int, RankEnv], replicas: Sequence[int]) -> list[_Difference]:
+    settings: dict[int, dict[str, Any]] = {}
+    for rank in replicas:
+        facts = env[rank]
+        dtypes = dict(zip(facts.params, facts.param_dtypes, strict=False))
+        trains = dict(zip(facts.params, facts.requires_grad, strict=False))
+        settings[rank] = {
+            **{f"dtype of {name}": dtype for name, dtype in dtypes.items()},
+            **{f"requires_grad of {name}": flag for name, flag in trains.items()},
+            "grad_dtype": facts.grad_dtype,
+            "autocast": facts.autocast,
+            "reduce_hook": facts.reduce_hook,
+        }
+    return _differences(settings)
+
+
+def _environment(env: Mapping[int, RankEnv]) -> list[_Difference]:
+    settings: dict[int, dict[str, Any]] = {}
+    for rank, facts in env.items():
+        settings[rank] = {
+            **{f"version of {name}": version for name, version in facts.versions.items()},
+            **{f"flag {name}": value for name, value in facts.flags.items()},
+            **{f"${name}": value for name, value in facts.environ.items() if not _OF_ONE_RANK.search(name)},
+        }
+    return [entry for entry in _differences(settings) if not _holds_rank(entry)]
+
+
+def _holds_rank(entry: _Difference) -> bool:
+    """Whether a variable holds each rank's own number, whatever its name."""
+    return entry.name.startswith("$") and all(json.loads(value) == str(rank) for rank, value in entry.values.items())
+
+
+def _differences(settings: Mapping[int, Mapping[str, Any]]) -> list[_Difference]:
+    names = dict.fromkeys(name for facts in settings.values() for name in facts)
+    entries = [_Difference(name, {rank: _text(facts.get(name)) for rank, facts in settings.items()}) for name in names]
+    return [entry for entry in entries if len(set(entry.values.values())) > 1]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _static(severity: Severity, what: str, entries: list[_Difference], run: Run) -> Finding | None:
+    """A Finding on settings that hold for the whole Run."""
+    if not entries or not len(run.steps):
+        return None
+    ranks = tuple(sorted({rank for entry in entries for rank in odd_ranks(entry.values)}))
+    return _finding(severity, what, entries, ranks, step_first=int(run.steps[0]), step_last=int(run.steps[-1]))
+
+
+def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Finding | None:
+    """A Finding on hyper-parameters, from the first step at which they differ."""
+    replicas = [rank for rank in ranks if rank in env]
+    if len(replicas) < 2:
+        return None
+    rates = _rates_by_step(run, replicas)
+    digests, measured = run.digests("optimizer_digest")
+    chosen = columns_of(run, replicas)
+    differ_T = differs(digests[:, chosen], measured[:, chosen])
+    steps = sorted({int(step) for step in run.steps[differ_T]} | set(rates))
+    if not steps:
+        return None
+    first = steps[0]
+    row = int(np.searchsorted(run.steps, first))
+    of_step = {rank: int(digests[row, column]) for rank, column in zip(replicas, chosen.tolist(), strict=True)}
+    entries = [_Difference("lr", rates[first])] if first in rates else []
+    entries += _differences({rank: _flat(env[rank].optimizer) for rank in replicas})
+    entries = list({entry.name: entry for entry in reversed(entries)}.values())[::-1]
+    odd = odd_ranks(rates[first]) if first in rates else odd_ranks(of_step)
+    return _finding("error", "optimizer", entries, odd, step_first=first, step_last=steps[-1])
+
+
+def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
+    """Learning rates by rank, as text, at the steps at which they differ."""
+    by_step: defaultdict[int, dict[int, str]] = defaultdict(dict)
+    for (step, rank), rates in run.lists("lr").items():
+        if rank in ranks:
+            by_step[step][rank] = _text([float(rate) for rate in rates])
+    return {step: values for step, values in by_step.items() if len(set(values.values())) > 1}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, ``groups[0].weight_decay``; learning rates come from the rows."""
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {
+            name: leaf for key, entry in items if key != "lr" for name, leaf in _flat(entry, f"{prefix}.{key}").items()
+        }
+    if isinstance(value, list) and any(isinstance(entry, Mapping) for entry in cast(list[Any], value)):
+        entries = enumerate(cast(list[Any], value))
+        return {name: leaf for index, entry in entries for name, leaf in _flat(entry, f"{prefix}[{index}]").items()}
+    return {prefix.lstrip("."): value}
+
+
+def _finding(
+    severity: Severity,
+    what: str,
+    entries: list[_Difference],
+    ranks: tuple[int, ...],
+    *,
+    step_first: int,
+    step_last: int,
+) -> Finding:
+    phase = {"optimizer": "opt", "precision": "param"}.get(what, "env")
+    names = [entry.name for entry in entries] or ["hyper-parameters"]
+    more = f"; and {len(entries) - 3} more" if len(entries) > 3 else ""
+    return Finding(
+        code=CODE,
+        severity=severity,
+        claim=f"{capitalized(what)} settings of {ranks_text(ranks)} differ from those of other ranks at step "
+        f"{step_first}: {'; '.join(map(_told, entries[:3])) or 'by digest'}{more}.",
+        ranks=ranks,
+        step_first=step_first,
+        step_last=step_last,
+        sites=tuple(
+            str(Site(step_first, 0, rank, phase, name.replace("#", ""))) for rank in ranks[:2] for name in names[:2]
+        ),
+        measured=float(max(len(entries), 1)),
+        expected=0.0,
+        unit="settings that differ between ranks",
+        false_alarm_rate=0.0,
+        evidence={entry.name: {str(rank): value for rank, value in entry.values.items()} for entry in entries[:50]},
+        next=(
+            f"Make {named_some(names)} equal on all ranks, or build the optimizer and the configuration from one file "
+            "that every rank reads.",
+        ),
+    )
+
+
+def _told(entry: _Difference) -> str:
+    by_value: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, value in entry.values.items():
+        by_value[value].append(rank)
+    parts = [
+        f"{value} on {ranks_text(ranks)}" for value, ranks in sorted(by_value.items(), key=lambda item: len(item[1]))
+    ]
+    return f"{entry.name} is {and_text(parts[:3])}"

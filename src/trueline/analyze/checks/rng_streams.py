@@ -1,0 +1,126 @@
+"""Which random streams are equal on all workers, and whether that is what was declared.
+
+What it finds
+-------------
+For each stream of random numbers (Python, NumPy, torch on the host, torch on the device) whether all workers are in
+the same state, when that changes, and whether it contradicts `plan.rng`.
+
+Why it matters
+--------------
+Equal streams give equal dropout masks and equal augmentation on every worker; different ones give different initial
+weights where nobody broadcasts them. Either may be wanted: only the user knows. A stream that was seeded by accident
+on one rank only is a common reason for runs that do not reproduce.
+
+How it decides
+--------------
+By 64-bit digests of the state of each stream, compared between workers step by step. The finding is an info that says
+what is so. Where the plan declares `rng = "equal"` or `"different"` and a stream that was drawn from contradicts it,
+the finding is a warning. A stream whose state never changes was not drawn from and contradicts nothing. States are
+exact; a collision has a probability of 2^-64 a pair.
+
+What it may miss
+----------------
+Generators that the program keeps for itself (a sampler's, a data loader worker's); two streams in different states
+that were seeded alike and drawn from a different number of times count as different.
+
+Example
+-------
+The workers' random streams have equal states of python and torch and different states of numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.evidence import Bools, and_text, columns_of, differs, several_workers
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "rng-streams"
+STREAMS: tuple[str, ...] = ("python", "numpy", "torch", "device")
+NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device")
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """One stream over the steps [T] at which two workers or more measured it."""
+
+    name: str
+    steps: NDArray[np.int64]
+    equal: Bools
+    used: bool
+
+    @property
+    def state(self) -> str:
+        """``equal``, ``different``, or ``mixed`` over the Run."""
+        return "equal" if self.equal.all() else "mixed" if self.equal.any() else "different"
+
+
+def check(run: Run) -> list[Finding]:
+    """An info on all streams, or a warning where they contradict the plan; raises ``CannotTell`` without digests."""
+    ranks = several_workers(run)
+    streams = [stream for name in STREAMS if (stream := _stream(run, ranks, name)) is not None]
+    if not streams:
+        raise CannotTell("no step has the state of a random stream from two workers")
+    declared = run.manifest.plan.get("rng")
+    wrong = [stream for stream in streams if declared is not None and stream.used and stream.state != declared]
+    return [_finding(ranks, streams, wrong, declared)]
+
+
+def _stream(run: Run, ranks: Sequence[int], name: str) -> _Stream | None:
+    digests, measured = run.digests(f"rng_{name}")
+    chosen = columns_of(run, ranks)
+    digests_TN, measured_TN = digests[:, chosen], measured[:, chosen]
+    rows = np.count_nonzero(measured_TN, axis=1) > 1
+    if not rows.any():
+        return None
+    used = any(len(np.unique(digests_TN[measured_TN[:, n], n])) > 1 for n in range(len(ranks)))
+    return _Stream(name, run.steps[rows], ~differs(digests_TN[rows], measured_TN[rows]), used)
+
+
+def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream], declared: object) -> Finding:
+    shown = wrong or streams
+    first = min(int(stream.steps[0]) for stream in shown)
+    return Finding(
+        code=CODE,
+        severity="warning" if wrong else "info",
+        claim=f"{_claim(shown)}{f', and the plan declares {declared} ones' if wrong else ''}.",
+        ranks=tuple(ranks),
+        step_first=min(_contradiction_step(stream, declared) for stream in wrong) if wrong else first,
+        step_last=max(int(stream.steps[-1]) for stream in shown),
+        measured=float(sum(stream.state == "equal" for stream in streams)),
+        expected=None,
+        unit="streams that are equal on all workers",
+        false_alarm_rate=0.0,
+        evidence={stream.name: {"state": stream.state, "used": stream.used, **_changes(stream)} for stream in streams},
+        next=(
+            "Seed every rank with seed + rank for different streams, with the same seed for equal ones, after the "
+            "process group is up.",
+        )
+        if wrong
+        else (
+            "Declare what you want with rng = 'equal' or 'different' in the plan, and this check will hold you to it.",
+        ),
+    )
+
+
+def _claim(streams: list[_Stream]) -> str:
+    words = {"equal": "equal", "different": "different", "mixed": "sometimes equal"}
+    named = {word: [stream.name for stream in streams if stream.state == state] for state, word in words.items()}
+    parts = [f"{word} states of {and_text(names)}" for word, names in named.items() if names]
+    return f"The workers' random streams have {and_text(parts)}"
+
+
+def _contradiction_step(stream: _Stream, declared: object) -> int:
+    return int(stream.steps[int(np.argmax(stream.equal != (declared == "equal")))])
+
+
+def _changes(stream: _Stream) -> dict[str, int]:
+    """The first step at which the state of the comparison is another than at the start."""
+    changed = np.flatnonzero(stream.equal != stream.equal[0])
+    return {"changes_at": int(stream.steps[changed[0]])} if len(changed) else {}

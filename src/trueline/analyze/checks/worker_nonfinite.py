@@ -1,0 +1,134 @@
+"""A worker's loss or gradient is NaN or infinite, before any reduction.
+
+What it finds
+-------------
+The first step at which a worker's own loss or gradient is not finite, the ranks on which that is so, and the
+parameters whose gradients hold such values.
+
+Why it matters
+--------------
+The mean with one NaN is NaN: one worker spoils the update of all, and afterwards every worker looks ill. Only what
+was seen before the reduction still tells where it came from.
+
+How it decides
+--------------
+Exactly: a loss that is NaN or infinite, a gradient whose squared norm is. Ranks are those of the first such step;
+from the next step on the spoilt weights make all of them so. The measured value is the number of those ranks.
+
+Mixed precision with float16 overflows on purpose: a gradient scaler starts with a large scale, and skips the step and
+halves it where a gradient is infinite. Under float16 autocast a gradient that is not finite while all losses are is
+therefore an info, unless it lasts for more than 16 sampled steps in a row: the scale starts at 2^16 by default, so
+after 16 halvings it no longer multiplies anything.
+
+What it may miss
+----------------
+Values that overflow and are clamped before the loss; a gradient in a step that was not sampled (`plan.every`) and was
+not applied; which operation produced the value.
+
+Example
+-------
+The loss and the gradient of rank 1 are not finite at step 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trueline.analyze.evidence import (
+    MAX_SITES,
+    Bools,
+    and_text,
+    any_over,
+    capitalized,
+    data_parallel_ranks,
+    envs_of,
+    longest_run,
+    named_some,
+    numbers,
+    ranks_text,
+    ranks_where,
+    sites_of,
+)
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "worker-nonfinite"
+NEEDS: tuple[str, ...] = ("loss", "grad_nonfinite", "param_grad_norms")
+
+_HALVINGS = 16
+"""torch.amp.GradScaler starts at 2**16 and halves at each overflow."""
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of the first step with a value that is not finite; raises ``CannotTell`` where none was
+    measured.
+    """
+    ranks = data_parallel_ranks(run)
+    loss_TN, has_loss_TN = numbers(run, "loss", ranks)
+    flag_TN, has_flag_TN = numbers(run, "grad_nonfinite", ranks)
+    if not has_loss_TN.any() and not has_flag_TN.any():
+        raise CannotTell("neither a loss nor a gradient was measured")
+    bad_loss_TN = has_loss_TN & ~np.isfinite(loss_TN)
+    bad_grad_TN = has_flag_TN & (flag_TN != 0)
+    bad_TN = bad_loss_TN | bad_grad_TN
+    if not bad_TN.any():
+        return []
+    return [_finding(run, ranks, bad_loss_TN, bad_grad_TN, scaled=_is_scaling(run, ranks, bad_loss_TN, bad_grad_TN))]
+
+
+def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools) -> bool:
+    """Whether a gradient scaler that looks for its scale explains everything."""
+    in_float16 = any("torch.float16" in str(env.autocast) for env in envs_of(run, ranks).values())
+    sampled_T = any_over(numbers(run, "grad_nonfinite", ranks)[1], 1)
+    longest = longest_run(any_over(bad_grad_TN[sampled_T], 1).tolist())
+    return in_float16 and not bad_loss_TN.any() and longest <= _HALVINGS
+
+
+def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools, *, scaled: bool) -> Finding:
+    bad_TN = bad_loss_TN | bad_grad_TN
+    bad_T = bad_TN.any(axis=1)
+    first = int(np.argmax(bad_T))
+    step = int(run.steps[first])
+    named = ranks_where(ranks, bad_TN[first])
+    kinds = [kind for kind, bad in (("loss", bad_loss_TN), ("gradient", bad_grad_TN)) if bad[first].any()]
+    params = [name for rank in named for name in _params(run, step, rank)]
+    params = list(dict.fromkeys(params))
+    sites = sites_of(step, named[:2], phase="grad", names=params[: MAX_SITES // 4]) if params else ()
+    losses = sites_of(step, named, phase="loss", names=("loss",)) if bad_loss_TN[first].any() else ()
+    where = f" ({named_some(params)})" if params and "gradient" in kinds else ""
+    since = [int(run.steps[column.argmax()]) if (column := bad_TN[:, n]).any() else None for n in range(len(ranks))]
+    return Finding(
+        code=CODE,
+        severity="info" if scaled else "error",
+        claim=f"{capitalized(and_text([f'the {kind}' for kind in kinds]))} of {ranks_text(named)} "
+        f"{'is' if len(kinds) == len(named) == 1 else 'are'} not finite at step {step}{where}.",
+        ranks=named,
+        step_first=step,
+        step_last=int(run.steps[np.flatnonzero(bad_T)[-1]]),
+        sites=(*losses, *sites)[:MAX_SITES],
+        measured=float(len(named)),
+        expected=0.0,
+        unit="workers with values that are not finite",
+        false_alarm_rate=0.0,
+        evidence={
+            "first_step_by_rank": {str(rank): at for rank, at in zip(ranks, since, strict=True) if at is not None},
+            "params": params[:100],
+            "num_steps": int(np.count_nonzero(bad_T)),
+        },
+        next=(
+            f"Look at the samples that rank {named[0]} read at step {step} (sample_digests), and at its labels: a mean "
+            "over no label is 0/0.",
+            "If all ranks are named, look at the step before: learning rate, overflow in a low-precision dtype.",
+        ),
+    )
+
+
+def _params(run: Run, step: int, rank: int) -> list[str]:
+    """Parameters of the rank whose gradient norm is not finite at the step."""
+    rows = run.lists("param_grad_norms")
+    if (step, rank) not in rows or rank not in run.env:
+        return []
+    return [name for name, norm in zip(run.env[rank].params, rows[step, rank], strict=False) if not np.isfinite(norm)]

@@ -1,0 +1,176 @@
+"""A worker contributes no gradient while the others do.
+
+What it finds
+-------------
+A rank whose gradient is exactly zero, or absent, at a step at which other ranks have one: all of its labels are
+masked, its loss is detached, it multiplies by zero. The same for single parameters and groups that never get a
+gradient on one rank alone.
+
+Why it matters
+--------------
+The mean still divides by all workers, so the update is scaled down, and the samples of that rank never count. Nothing
+fails and nothing is infinite.
+
+How it decides
+--------------
+Exactly, for the whole gradient: a norm of zero on some ranks and not on others at one step. It is an error if the
+loss of that rank is not zero, or if it is silent for three sampled steps in a row or more; a warning otherwise,
+since a loss that is exactly zero for a step (all margins met) has a gradient of zero by right.
+
+For single parameters a gradient may be missing by right, where a router or a branch decides per step. So a parameter
+is reported, as a warning, only if this rank never had a gradient for it at three sampled steps or more at which
+others had. If in the whole Run every parameter either always or never has a gradient on a rank, that is an exact
+contradiction. Otherwise it must be beyond chance: if routing treats workers alike, then at a step at which a of N
+workers lack the gradient, a given one is among them with probability a/N given all that came before; the product
+over steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate.
+
+What it may miss
+----------------
+Gradients that are tiny but not zero; a parameter that no rank trains (that is legal, and another check's business);
+steps that were not sampled. Routing that differs between ranks by design, such as experts that live on one rank, is
+left alone where ranks list different parameters.
+
+Example
+-------
+The gradient of rank 1 is zero at steps 5-11, while other ranks have one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.evidence import (
+    MAX_SITES,
+    Bools,
+    any_over,
+    capitalized,
+    counted,
+    longest_run,
+    named_some,
+    numbers,
+    ranks_text,
+    ranks_where,
+    several_workers,
+    sites_of,
+    steps_text,
+)
+from trueline.analyze.stats_tests import ALARM_LEVEL
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "worker-silent"
+NEEDS: tuple[str, ...] = ("grad_norm", "param_grad_norms", "loss")
+
+_ENOUGH = 3
+"""Steps from which on silence is a habit and not an event."""
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of silent workers and of parameters on which one is silent; raises ``CannotTell`` without
+    gradients.
+    """
+    ranks = several_workers(run)
+    norm_TN, measured_TN = numbers(run, "grad_norm", ranks)
+    if not np.any(np.count_nonzero(measured_TN, axis=1) > 1):
+        raise CannotTell("no step has the gradient norms of two workers")
+    silent_TN = measured_TN & (norm_TN == 0)
+    others_T = np.any(measured_TN & ~(norm_TN == 0), axis=1)
+    silent_TN &= others_T[:, None]
+    findings = [_whole(run, ranks, silent_TN, measured_TN)] if silent_TN.any() else []
+    return [*findings, *_single_params(run, ranks, silent_TN)]
+
+
+def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools) -> Finding:
+    at_T = silent_TN.any(axis=1)
+    named = ranks_where(ranks, any_over(silent_TN, 0))
+    steps = run.steps[at_T].tolist()
+    loss_TN, has_loss_TN = numbers(run, "loss", ranks)
+    zero_loss = bool(np.all(~silent_TN | (has_loss_TN & (loss_TN == 0))))
+    lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _ENOUGH for n in range(len(ranks)))
+    first_ranks = ranks_where(ranks, silent_TN[at_T][0])
+    return Finding(
+        code=CODE,
+        severity="error" if lasting or not zero_loss else "warning",
+        claim=f"The gradient of {ranks_text(named)} is zero at "
+        f"{steps_text(steps, among=run.steps[measured_TN.any(axis=1)].tolist())}, while other ranks have one.",
+        ranks=named,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], first_ranks, phase="grad", names=("all",)),
+        measured=0.0,
+        expected=None,
+        unit="L2 norm of the worker's gradient",
+        false_alarm_rate=0.0,
+        evidence={"num_steps": len(steps), "loss_is_zero": zero_loss},
+        next=(
+            f"Look at the labels that rank {first_ranks[0]} read at step {steps[0]}: are all of them masked?",
+            "Weight workers by their number of labels, or draw another batch where there is none.",
+        ),
+    )
+
+
+def _single_params(run: Run, ranks: Sequence[int], silent_TN: Bools) -> list[Finding]:
+    """A warning for each set of parameters that one rank, not silent as a whole, never gives a gradient for."""
+    present = _presence(run, ranks, silent_TN)
+    if present is None:
+        return []
+    has_TNP, names = present
+    num_steps, num_workers, num_params = has_TNP.shape
+    some_TP = has_TNP.any(axis=1) & ~has_TNP.all(axis=1)
+    never_NP = ~has_TNP.any(axis=0) & (np.count_nonzero(some_TP, axis=0) >= _ENOUGH)
+    if num_steps < _ENOUGH or not never_NP.any():
+        return []
+    steady = bool(np.all(has_TNP == has_TNP[0]))
+    share_TP = np.where(some_TP, np.count_nonzero(~has_TNP, axis=1) / num_workers, 1.0)
+    log_chance_P = np.sum(np.log(share_TP), axis=0) + math.log(num_workers * num_params)
+    told_NP = never_NP & (steady | (log_chance_P < math.log(ALARM_LEVEL)))
+    by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for n in np.flatnonzero(told_NP.any(axis=1)):
+        by_params[tuple(names[int(p)] for p in np.flatnonzero(told_NP[n]))].append(ranks[int(n)])
+    steps = run.steps[_sampled(run, ranks)].tolist()
+    return [_of_params(params, silent, steps, steady=steady) for params, silent in by_params.items()]
+
+
+def _of_params(params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[int], *, steady: bool) -> Finding:
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{capitalized(ranks_text(ranks))} never had a gradient of {counted(len(params), 'parameter')} that "
+        f"other ranks had: {named_some(params)}.",
+        ranks=tuple(ranks),
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="grad", names=params[: MAX_SITES // 2]),
+        measured=0.0,
+        expected=None,
+        unit="L2 norm of the gradient of these parameters",
+        false_alarm_rate=0.0 if steady else ALARM_LEVEL,
+        evidence={"params": list(params[:100]), "num_steps": len(steps)},
+        next=(f"Look for a branch that {ranks_text(ranks)} never takes: a condition on the rank, or a detach().",),
+    )
+
+
+def _presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, list[str]] | None:
+    """[T, N, P] whether a parameter had a gradient, at steps that all ranks sampled and none was silent as a
+    whole.
+    """
+    envs = [run.env[rank].params for rank in ranks if rank in run.env]
+    if len(envs) < len(ranks) or any(params != envs[0] for params in envs):
+        return None
+    rows = run.lists("param_grad_norms")
+    quiet = {int(step) for step in run.steps[silent_TN.any(axis=1)]}
+    steps = [int(step) for step in run.steps if step not in quiet and all((step, rank) in rows for rank in ranks)]
+    if not steps or any(len(rows[step, rank]) != len(envs[0]) for step in steps for rank in ranks):
+        return None
+    norms: NDArray[np.float64] = np.stack([np.stack([rows[step, rank] for rank in ranks]) for step in steps])
+    return ~(norms <= 0), envs[0]
+
+
+def _sampled(run: Run, ranks: Sequence[int]) -> Bools:
+    return any_over(numbers(run, "grad_norm", ranks)[1], 1)
