@@ -1,0 +1,65 @@
+"""The checks that are installed: ours and those of other packages enter by one door, the group
+``trueline.checks``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from trueline.analyze import checks
+from trueline.schema.errors import InputError
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+GROUP = "trueline.checks"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One installed check: its code, the columns it reads, its first sentence, and the function."""
+
+    code: str
+    needs: tuple[str, ...]
+    summary: str
+    find: Callable[[Run], list[Finding]]
+
+
+def installed_checks() -> list[Check]:
+    """Every check, in the order of their codes. Raises ``InputError`` for an entry point that is no check.
+
+    Where the package is run from its sources without being installed there are no entry points; then it is the
+    modules of ``trueline.analyze.checks``.
+    """
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    loaded = [_loaded(entry) for entry in entries] or [
+        _checked(importlib.import_module(found.name), found.name)
+        for found in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}.")
+    ]
+    return sorted({check.code: check for check in loaded}.values(), key=lambda check: check.code)
+
+
+def _loaded(entry: EntryPoint) -> Check:
+    try:
+        module = entry.load()
+    except ImportError as error:
+        raise InputError(
+            f"Check '{entry.name}' cannot be loaded from '{entry.value}': {error}. Reinstall or remove the package "
+            "that registers it."
+        ) from error
+    return _checked(module, entry.name)
+
+
+def _checked(module: ModuleType, name: str) -> Check:
+    missing = [part for part in ("CODE", "NEEDS", "check") if not hasattr(module, part)]
+    if missing:
+        raise InputError(
+            f"Check '{name}' in {getattr(module, '__name__', module)} lacks {', '.join(missing)}. A check is a module "
+            "with CODE, NEEDS and check(run)."
+        )
+    summary = (module.__doc__ or "").strip().partition("\n")[0]
+    return Check(code=module.CODE, needs=tuple(module.NEEDS), summary=summary, find=module.check)

@@ -1,0 +1,96 @@
+"""`trueline check`: run every check that a Run has data for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trueline.analyze.check_run import CheckReport
+    from trueline.schema.finding import Finding
+
+_COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
+
+    Exit code 0: nothing found; 1: errors or warnings found; 2: no Run to read; 3: no check had the data it needs.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from trueline.analyze.check_run import check
+    from trueline.cli.document import print_document
+
+    with Console(stderr=True).status(f"Checking {escape(run)}"):
+        report = check(run)
+    if json:
+        print_document(report.to_json())
+    else:
+        _print_report(Console(), report)
+    raise typer.Exit(report.exit_code)
+
+
+def _print_report(console: Console, report: CheckReport) -> None:
+    for finding in report.findings:
+        _print_finding(console, finding)
+    for title, lines in (
+        ("About this Run", list(report.notes)),
+        ("Not checked", [f"{entry.check}: {entry.why}" for entry in report.checks_not_run]),
+    ):
+        if lines:
+            console.print(f"{title}:", style="bold")
+            for line in lines:
+                console.print(f"  {line}", markup=False, highlight=False)
+            console.print()
+    console.print(_summary(report), style="bold", markup=False, highlight=False)
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from trueline.analyze.evidence import ranks_text
+
+    head = Text.assemble((finding.severity, f"bold {_COLOURS[finding.severity]}"), " ", (finding.code, "bold"))
+    if finding.ranks:
+        head.append(f"  {ranks_text(finding.ranks)}")
+    if finding.step_first is not None:
+        span = "" if finding.step_last in (None, finding.step_first) else f"-{finding.step_last}"
+        head.append(f"  step{'s' if span else ''} {finding.step_first}{span}")
+    console.print(head)
+    for line in (finding.claim, *_numbers(finding)):
+        console.print(Padding(Text(line), (0, 0, 0, 2)))
+    for line in finding.next:
+        console.print(Padding(Text.assemble(("next: ", "green"), line), (0, 0, 0, 2)))
+    console.print()
+
+
+def _numbers(finding: Finding) -> list[str]:
+    lines: list[str] = []
+    if finding.measured is not None and finding.unit:
+        expected = "" if finding.expected is None else f", expected {finding.expected:.4g}"
+        chance = f"; chance of a false alarm at most {finding.false_alarm_rate:.1g}" if finding.false_alarm_rate else ""
+        lines.append(f"{finding.unit}: {finding.measured:.4g}{expected}{chance}")
+    if finding.sites:
+        lines.append("at " + ", ".join(finding.sites[:3]) + (" ..." if len(finding.sites) > 3 else ""))
+    return lines
+
+
+def _summary(report: CheckReport) -> str:
+    from trueline.analyze.evidence import and_text, counted
+
+    run, left_out = len(report.checks_run), len(report.checks_not_run)
+    if not run:
+        return "No check had the data it needs, so nothing can be told about this Run."
+    counts = [sum(finding.severity == level for finding in report.findings) for level in ("error", "warning")]
+    told = [counted(count, noun) for count, noun in zip(counts, ("error", "warning"), strict=True) if count]
+    missed = f"; {counted(left_out, 'check')} could not run" if left_out else ""
+    return f"{and_text(told) if told else 'Nothing found'} in {counted(run, 'check')}{missed}."
