@@ -21,6 +21,7 @@ from trueline.schema.plan import Plan
 from trueline.schema.workers import WORKER_COLUMNS
 
 ROOT = Path(__file__).parents[1]
+OVERHEAD = ROOT / "benchmarks" / "overhead" / "README.md"
 CHECKS = ROOT / "src" / "trueline" / "analyze" / "checks"
 HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example")
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
@@ -82,7 +83,21 @@ def workers_table() -> str:
     return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *rows])
 
 
-TABLES: dict[str, Callable[[], str]] = {"plan": plan_table, "workers": workers_table, "checks": checks_table}
+def overhead_tables() -> str:
+    """What `make bench` wrote last, as sections of the page that it is put on."""
+    if not OVERHEAD.exists():
+        return "None is kept yet."
+    return re.sub(
+        r"^#+ What watching costs\n+|^(?=#)", lambda found: "" if found[0] else "#", OVERHEAD.read_text(), flags=re.M
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "plan": plan_table,
+    "workers": workers_table,
+    "checks": checks_table,
+    "overhead": overhead_tables,
+}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
