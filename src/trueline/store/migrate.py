@@ -59,7 +59,7 @@ def check_version(version: int, where: str) -> None:
 def to_current(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Rows of any schema version under columns ``names`` of today; one that did not exist then is null."""
     schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
-    known = [name for name in names if name in rows.column_names]
-    columns = {name: rows[name].cast(schema.field(name).type) for name in known}
-    absent = {name: pa.nulls(rows.num_rows, schema.field(name).type) for name in names if name not in columns}
-    return pa.table(columns | absent).select(list(names)).cast(schema)
+    columns = [
+        rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, schema.field(name).type) for name in names
+    ]
+    return pa.table(columns, names=list(names)).cast(schema)
