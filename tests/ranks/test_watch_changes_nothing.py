@@ -215,7 +215,7 @@ def test_three_ranks_divide_as_ddp_does_itself(tmp_path, view, kept):
 
 def test_hsdp_is_bitwise_equal_watched_and_not(tmp_path):
     with Ranks(4) as ranks:
-        assert_same(ranks, {"kind": "fsdp2", "mesh": (2, 2), "tied": False}, tmp_path)
+        assert_same(ranks, {"kind": "fsdp2", "mesh": (2, 2), "tied": False, "layer_norm": True}, tmp_path)
 
 
 def assert_same(ranks, case, tmp_path: Path):

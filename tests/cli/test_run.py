@@ -1,0 +1,205 @@
+"""`trueline run`: attaches to scripts that know nothing of it, and stays out of their way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+TRUELINE = str(BIN / "trueline")
+TORCHRUN = str(BIN / "torchrun")
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+kind = sys.argv[1]
+alone = kind == "single"
+if not alone:
+    dist.init_process_group("gloo")
+rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(40, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 40))
+net = model
+if kind in ("ddp", "raw"):
+    net = nn.parallel.DistributedDataParallel(model)
+elif kind == "fsdp2":
+    from torch.distributed.fsdp import fully_shard
+    net = fully_shard(model)
+elif kind == "compiled":
+    net = torch.compile(nn.parallel.DistributedDataParallel(model), backend="aot_eager")
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+if kind == "ddp":
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    net.register_comm_hook(None, allreduce_hook)
+rows = torch.utils.data.TensorDataset(torch.randint(0, 40, (32, 6), generator=torch.Generator().manual_seed(1)))
+sampler = torch.utils.data.DistributedSampler(rows, num_replicas=world, rank=rank)
+loader = torch.utils.data.DataLoader(rows, batch_size=4, sampler=sampler)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for (tokens,) in loader:
+        forward = model if kind == "raw" else net
+        logits = forward(tokens)
+        nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        if kind == "manual":
+            for param in model.parameters():
+                dist.all_reduce(param.grad)
+                param.grad /= world
+        optimizer.step()
+        optimizer.zero_grad()
+total = sum((p.full_tensor() if hasattr(p, "full_tensor") else p).double().sum().item() for p in model.parameters())
+sys.stdout.write(f"rank {rank} {total!r}\\n")
+sys.stdout.flush()
+if not alone:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def call(words, cwd, **environment):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+def command(kind):
+    words = [sys.executable] if kind == "single" else [TORCHRUN, "--nproc-per-node", "2"]
+    return [*words, "train.py", kind]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "manual", "compiled", "single"])
+def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, kind):
+    import trueline
+
+    bare = call(command(kind), tmp_path)
+    watched = call([TRUELINE, "run", "--out", "run", "--", *command(kind)], tmp_path)
+    assert watched.returncode == bare.returncode == 0, watched.stderr
+    assert sorted(watched.stdout.split("\n")) == sorted(bare.stdout.split("\n"))
+    run = trueline.open_run(tmp_path / "run")
+    expected = "ddp" if kind == "compiled" else kind
+    assert run.manifest.adapter == expected
+    steps = 16 if kind == "single" else 8
+    assert len(run.steps) == steps
+    assert run.pivot("grad_norm")[1].all()
+    assert run.pivot("loss")[1].all()
+    epochs, seen = run.pivot("epoch")
+    assert seen.all()
+    assert sorted(set(epochs.flatten().tolist())) == [0, 1]
+    digests = run.lists("sample_digests")
+    assert all(len(digests[step, rank]) == 4 for step in run.steps for rank in run.ranks)
+    assert [f.claim for f in trueline.check(tmp_path / "run").findings if f.severity != "info"] == []
+
+
+def test_a_forward_pass_around_the_wrapper_is_found(script, tmp_path):
+    watched = call([TRUELINE, "run", "--out", "run", "--", *command("raw")], tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    checked = call([TRUELINE, "check", "run", "--json"], tmp_path)
+    assert checked.returncode == 1
+    codes = {finding["code"] for finding in json.loads(checked.stdout)["findings"]}
+    assert "gradient-not-reduced" in codes
+
+
+def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.stderr.write('mine ')\n", encoding="utf-8")
+    (tmp_path / "fails.py").write_text("import sys, torch\nprint('out')\nsys.exit(37)\n", encoding="utf-8")
+    words = [TRUELINE, "run", "--out", "run", "--", sys.executable, "fails.py"]
+    done = call(words, tmp_path, PYTHONPATH=str(tmp_path / "own"))
+    assert done.returncode == 37
+    assert done.stdout == "out\n"
+    assert "mine" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept(script, tmp_path):
+    import trueline
+
+    script.write_text(SCRIPT.replace("total = sum", "raise ValueError('mine')\ntotal = sum"), encoding="utf-8")
+    done = call([TRUELINE, "run", "--out", "run", "--", *command("single")], tmp_path)
+    assert done.returncode == 1
+    assert "ValueError: mine" in done.stderr
+    assert len(trueline.open_run(tmp_path / "run").steps) == 16
+
+
+def test_a_signal_reaches_the_program(tmp_path):
+    program = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+    program += "print('ready', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "waits.py").write_text(program, encoding="utf-8")
+    words = [TRUELINE, "run", "--out", "run", "--", sys.executable, "waits.py"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 5
+
+
+def test_killed_training_leaves_a_readable_run(script, tmp_path):
+    import trueline
+    from trueline.schema.errors import RunError
+
+    slow = SCRIPT.replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.3)")
+    script.write_text(slow, encoding="utf-8")
+    words = [TRUELINE, "run", "--out", "run", "--", *command("single")]
+    with subprocess.Popen(words, cwd=tmp_path) as process:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                if len(trueline.open_run(tmp_path / "run").steps) >= 4:
+                    break
+            except RunError:
+                pass
+            time.sleep(0.05)
+        process.kill()
+    run = trueline.open_run(tmp_path / "run")
+    assert len(run.steps) >= 4
+    assert run.problems == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "No command was given"),
+        (["--", "no-such-program"], "'no-such-program' is not a program"),
+        (["--", "python", "missing.py"], "'missing.py' does not exist"),
+        (["--plan", "nonsense", "--", "python", "-V"], "neither a preset"),
+        (["--out", "taken", "--", "python", "-V"], "'taken' exists already"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path, words, says):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "precious.txt").write_text("keep", encoding="utf-8")
+    done = call([TRUELINE, "run", *words], tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "taken" / "precious.txt").read_text(encoding="utf-8") == "keep"
+
+
+def test_a_model_that_cannot_be_watched_trains_on(tmp_path):
+    program = (
+        "import torch\nfrom torch import nn\n"
+        "model = nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward(); opt.step(); print('done')\n"
+    )
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "plan.toml").write_text('names = ["nothing.*"]\n', encoding="utf-8")
+    words = [TRUELINE, "run", "--out", "run", "--plan", "plan.toml", "--", sys.executable, "train.py"]
+    done = call(words, tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == "done\n"
+    assert "not watching" in done.stderr
+    assert "matches none of the 2 parameters" in done.stderr

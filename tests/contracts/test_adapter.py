@@ -1,0 +1,271 @@
+"""What every adapter owes: the local gradient before reduction, the reduction's own result, and nothing else changed.
+
+The slow truth: each rank's gradient computed by the same model alone, gathered, in float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trueline.testing.ranks import Ranks
+
+STEPS, WORLD = 3, 2
+KINDS = ("ddp", "ddp taken", "fsdp2", "manual", "manual clipped")
+
+
+def make_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(30, 70), nn.Tanh(), nn.Linear(70, 70), nn.Tanh(), nn.Linear(70, 5))
+
+
+def batch(rank, step, micro=0):
+    generator = torch.Generator().manual_seed(7 * rank + 100 * step + 10_000 * micro)
+    return torch.randn(6, 30, generator=generator), torch.randint(0, 5, (6,), generator=generator)
+
+
+def train(rank, world, kind, out, micros, no_sync):
+    """One short training; returns the local gradients per step, from a twin that is never reduced."""
+    import trueline
+
+    model = wrap(make_model(), kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    plan = {"every": 1, "exact": True, "matrix_every": 1, "params_every": 1}
+    watch = trueline.watch(model, optimizer, out=out, plan=plan)
+    truths = []
+    for step in range(STEPS):
+        truths.append(true_gradient(model, rank, step, micros))
+        for micro in range(micros):
+            x, y = batch(rank, step, micro)
+            with hold(model, kind) if no_sync and micro + 1 < micros else contextlib.nullcontext():
+                nn.functional.cross_entropy(model(x), y).backward()
+        if kind.startswith("manual"):
+            for param in model.parameters():
+                dist.all_reduce(param.grad)
+                param.grad /= world
+        if kind == "manual clipped":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    return truths
+
+
+def wrap(model, kind):
+    if kind.startswith("ddp"):
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+        if kind == "ddp taken":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+            ddp.register_comm_hook(None, allreduce_hook)
+        return ddp
+    if kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[0])
+        return fully_shard(model)
+    return model
+
+
+@contextlib.contextmanager
+def hold(model, kind):
+    if kind.startswith("ddp"):
+        with model.no_sync():
+            yield
+    elif kind == "fsdp2":
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+    else:
+        yield
+
+
+def true_gradient(model, rank, step, micros):
+    """float64 [n] of this rank's gradient, from a copy of the weights that no framework touches."""
+    state = {name.removeprefix("module."): full(value) for name, value in model.state_dict().items()}
+    twin = make_model()
+    twin.load_state_dict(state)
+    for micro in range(micros):
+        x, y = batch(rank, step, micro)
+        nn.functional.cross_entropy(twin(x), y).backward()
+    return torch.cat([param.grad.flatten() for param in twin.parameters()]).double().numpy()
+
+
+def full(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(WORLD) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("micros", "no_sync"), [(1, False), (2, True)])
+def test_recorded_signals_equal_a_brute_force_gather(two, tmp_path, kind, micros, no_sync):
+    import trueline
+
+    out = tmp_path / "run"
+    truths = np.array(two.run(train, kind, str(out), micros, no_sync))  # [N, T, n]
+    run = trueline.open_run(out)
+    assert [finding.claim for finding in run.live_findings] == []
+    for step in range(STEPS):
+        g_Nn = truths[:, step]
+        norms = np.linalg.norm(g_Nn, axis=1)
+        cosine = g_Nn[0] @ g_Nn[1] / norms.prod()
+        for rank in range(WORLD):
+            row = row_of(run, step, rank)
+            # gradients of one model computed twice agree to float32 rounding of the whole backward pass
+            assert row["grad_norm"] == pytest.approx(norms[rank], rel=1e-5)
+            assert row["exact_cosines"][1 - rank] == pytest.approx(cosine, abs=1e-5)
+            assert row["cosine_mean"] == pytest.approx(cosine, abs=max(5 * row["cosine_se"], 1e-5))
+            assert row["reduced_norm"] == pytest.approx(np.linalg.norm(g_Nn.mean(axis=0)), rel=1e-5)
+            # k = 2053 for three groups: five standard errors of the sketch
+            assert row["cosine_others"] == pytest.approx(cosine, abs=5 * (1 - cosine**2) / np.sqrt(2053) + 1e-5)
+            assert row["group_seen"] == [1.0] * len(row["group_seen"])
+            held = row["group_reduce_shape_residual"] if "clipped" in kind else row["group_reduce_residual"]
+            assert all(r <= f for r, f in zip(held, row["group_reduce_floor"], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_accumulation_without_no_sync_is_seen_too(two, tmp_path, kind):
+    """Every micro-batch is reduced: DDP adds to what it averaged before, FSDP2 hands over each by itself."""
+    import trueline
+
+    out = tmp_path / "run"
+    two.run(train, kind, str(out), 2, False)
+    run = trueline.open_run(out)
+    residual, floor = run.stack("group_reduce_residual")[0], run.stack("group_reduce_floor")[0]
+    assert (residual <= floor).all()
+    assert run.pivot("cosine_mean")[1].all()
+
+
+def row_of(run, step, rank):
+    return next(row for row in run.table().to_pylist() if row["step"] == step and row["rank"] == rank)
+
+
+def single(rank, world, out):
+    import trueline
+
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    truths = []
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1}):
+        for step in range(STEPS):
+            truths.append(np.linalg.norm(true_gradient(model, 0, step, 1)))
+            x, y = batch(0, step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return truths
+
+
+def test_one_process_is_watched_without_ranks(tmp_path):
+    import trueline
+
+    truths = single(0, 1, str(tmp_path / "run"))
+    run = trueline.open_run(tmp_path / "run")
+    assert run.manifest.adapter == "single"
+    np.testing.assert_allclose(run.pivot("grad_norm")[0][:, 0], truths, rtol=1e-5)
+    assert run.pivot("loss")[1].all()
+    assert not run.pivot("cosine_mean")[1].any()
+
+
+def closures(rank, world, out):
+    import trueline
+
+    model = make_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    x, y = batch(0, 0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1}):
+        for _ in range(STEPS):
+            optimizer.step(closure)
+
+
+def test_an_optimizer_that_takes_a_closure_still_makes_rows(tmp_path):
+    import trueline
+
+    closures(0, 1, str(tmp_path / "run"))
+    run = trueline.open_run(tmp_path / "run")
+    assert len(run.steps) == STEPS
+    assert run.pivot("grad_norm")[1].all()
+
+
+def test_several_optimizers_make_one_step(tmp_path):
+    import trueline
+
+    model = make_model()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.AdamW(model[2].parameters(), lr=0.1)
+    with trueline.watch(model, [first, second], out=tmp_path / "run", plan={"every": 1}):
+        for step in range(STEPS):
+            x, y = batch(0, step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            first.step()
+            second.step()
+            model.zero_grad()
+    assert len(trueline.open_run(tmp_path / "run").steps) == STEPS
+
+
+def test_watching_can_stop_and_start_again_on_one_model(two, tmp_path):
+    two.run(watch_twice, str(tmp_path))
+
+
+def watch_twice(rank, world, folder):
+    import trueline
+
+    ddp = nn.parallel.DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for part in ("a", "b"):
+        with trueline.watch(ddp, optimizer, out=f"{folder}/{part}", plan={"every": 1}):
+            for step in range(2):
+                x, y = batch(rank, step)
+                nn.functional.cross_entropy(ddp(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        dist.barrier()
+        run = trueline.open_run(f"{folder}/{part}")
+        assert len(run.steps) == 2
+        assert run.pivot("grad_norm")[1].all()
+        assert run.manifest.notes == []
+
+
+def replaced_after_wrapping(rank, world, out):
+    import trueline
+
+    model = make_model()
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    model[4] = nn.Linear(70, 5)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with trueline.watch(ddp, optimizer, out=out, plan={"every": 1, "params_every": 1}):
+        for step in range(4):
+            if step == 2:
+                model[2] = nn.Linear(70, 70)
+                optimizer.add_param_group({"params": model[2].parameters()})
+            x, y = batch(rank, step)
+            nn.functional.cross_entropy(ddp(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_parameters_replaced_while_training_are_followed(two, tmp_path):
+    import trueline
+
+    two.run(replaced_after_wrapping, str(tmp_path / "run"))
+    run = trueline.open_run(tmp_path / "run")
+    assert [finding.claim for finding in run.live_findings] == []
+    codes = {finding.code for finding in trueline.check(tmp_path / "run").findings}
+    assert {"gradient-not-reduced", "replica-drift"} <= codes
