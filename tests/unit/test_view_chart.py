@@ -154,11 +154,9 @@ def test_axis_survives_constant_tiny_and_huge_values(values: list[float]) -> Non
 
 def test_band_is_drawn_and_read_out() -> None:
     steps = np.arange(20)
-    chart = band_chart(
-        steps, np.full(20, 0.5), (np.full(20, 0.1), np.full(20, 0.9)), chart_id="d", title="d", axis=AXIS, plot=PLOT
-    )
+    chart = band_chart(steps, np.full(20, 0.5), (0.1, 0.9), chart_id="d", title="d", axis=AXIS, plot=PLOT)
 
-    assert [(entry.name, entry.value) for entry in chart.legend] == [("value", "0.5000"), ("band", "0.1000 to 0.9000")]
+    assert [(entry.name, entry.value) for entry in chart.legend] == [("value", "0.5000"), ("band", "0.1 to 0.9")]
     assert [shape.css for shape in chart.shapes] == ["band", "line value"]
 
 

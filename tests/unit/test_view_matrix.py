@@ -5,12 +5,15 @@ import re
 import numpy as np
 import pytest
 
-from trueline.view.matrix import LEVELS, CosineMatrix, cell, colour_rules, luminance, matrix_numbers, matrix_table
+from trueline.analyze.dispersion import CosineMatrix
+from trueline.view.matrix import LEVELS, Cell, cell, colour_rules, luminance, matrix_numbers, matrix_table
 
 
 def matrix_of(num_ranks: int) -> CosineMatrix:
     cosines = np.linspace(-1, 1, num_ranks * num_ranks).reshape(num_ranks, num_ranks)
-    return CosineMatrix(5, tuple(range(num_ranks)), (cosines + cosines.T) / 2, 0.016)
+    return CosineMatrix(
+        5, tuple(range(num_ranks)), (cosines + cosines.T) / 2, np.full(cosines.shape, 0.016), exact=False
+    )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -26,10 +29,15 @@ def test_text_on_every_colour_meets_wcag_aa(theme: str) -> None:
 
 
 def test_zero_has_no_colour_and_signs_mirror_each_other() -> None:
-    assert cell(0.0, 3).css == "p0"
-    assert (cell(0.5, 3).css, cell(-0.5, 3).css) == ("p10", "n10")
-    assert (cell(1.0001, 3).css, cell(-1.0, 3).text) == ("p20", "−1.000")
-    assert cell(float("nan"), 3) == type(cell(0.0, 3))("NaN", "none")
+    assert cell(0, 3).css == "p0"
+    assert (cell(500, 3).css, cell(-500, 3).css) == ("p10", "n10")
+    assert (cell(1001, 3).css, cell(-1000, 3).text) == ("p20", "−1.000")
+    assert cell(None, 3) == Cell("NaN", "none")
+
+
+@pytest.mark.parametrize(("thousandths", "text"), [(125, "0.13"), (-125, "−0.13"), (-4, "0.00"), (1000, "1.00")])
+def test_two_decimals_round_as_in_the_script(thousandths: int, text: str) -> None:
+    assert cell(thousandths, 2).text == text
 
 
 def test_diagonal_is_left_out() -> None:
@@ -45,9 +53,9 @@ def test_values_are_written_only_where_they_fit() -> None:
 
 def test_numbers_are_the_upper_triangle_in_thousandths() -> None:
     matrix = matrix_of(3)
-    matrix.cosines_NN[0, 2] = np.nan
+    matrix.cosines[0, 2] = np.nan
 
     (numbers,) = matrix_numbers([matrix])
 
     assert numbers["step"] == 5
-    assert numbers["cells"] == [round(matrix.cosines_NN[0, 1] * 1000), None, round(matrix.cosines_NN[1, 2] * 1000)]
+    assert numbers["cells"] == [round(matrix.cosines[0, 1] * 1000), None, round(matrix.cosines[1, 2] * 1000)]

@@ -17,7 +17,7 @@ from trueline.view.mark import Mark
 from trueline.view.path import Plot, Shape, area_path, dot_path, line_path, tick_path
 from trueline.view.scale import Axis, nice_step
 from trueline.view.series import MAX_LINES, Bins, Series, binned, singled_out, spread
-from trueline.view.wording import ABSENT, reading, steps_words
+from trueline.view.wording import ABSENT, number, reading, steps_words
 
 NUM_HUES = 4
 NUM_COLOURED = 2 * NUM_HUES
@@ -31,9 +31,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a legend: its swatch, its name, and its value at the chosen step (the last one at first)."""
+    """One line of a legend: its swatch, its name, and its value at the chosen step (the last one at first).
 
-    series: int
+    ``series`` is the index of what the script reads the value from; None for a value that holds at all steps.
+    """
+
+    series: int | None
     name: str
     css: str
     value: str
@@ -110,7 +113,7 @@ def workers_chart(
 def band_chart(
     steps_T: NDArray[np.int64],
     values_T: Floats,
-    band: tuple[Floats, Floats] | None,
+    band: tuple[float, float] | None,
     *,
     chart_id: str,
     title: str,
@@ -118,23 +121,22 @@ def band_chart(
     plot: Plot,
     decimals: int | None = None,
 ) -> Chart:
-    """One number a step against the band (low_T, high_T) that healthy workers stay in, where one is known."""
+    """One number a step, NaN where there is none, against a band (low, high) where one is known."""
     chart = Chart(chart_id, title, plot.height, decimals=decimals)
-    low_T, high_T = band if band is not None else (np.full(steps_T.size, np.nan),) * 2
-    columns_T3 = np.stack([values_T, low_T, high_T], axis=1) if steps_T.size else np.empty((0, 3))
-    known_T = ~np.isnan(values_T)
-    series = Series(steps_T[known_T], columns_T3[known_T], np.ones((int(known_T.sum()), 3), dtype=bool), (0, 1, 2))
-    if axis is None or series.steps_T.size == 0:
-        chart.empty = "Not measured." if series.steps_T.size == 0 else "No finite value."
+    known_T = np.isfinite(values_T)
+    if axis is None or not known_T.any():
+        chart.empty = "No step has finite values of two workers or more."
         return chart
-    bins = binned(series)
+    bins = binned(Series(steps_T[known_T], values_T[known_T, None], known_T[known_T, None], (0,)))
     _frame(chart, bins, plot, axis)
-    if np.isfinite(bins.hi_BN[:, 2]).any():
-        chart.shapes.append(Shape(area_path(_middle(bins), bins.lo_BN[:, 1], bins.hi_BN[:, 2], plot, axis), "band"))
+    if band is not None:
+        edges = np.array([plot.first_step, plot.last_step], dtype=np.float64)
+        low, high = (np.full(2, edge) for edge in band)
+        chart.shapes.append(Shape(area_path(edges, low, high, plot, axis), "band"))
     _draw_line(chart, bins, bins.lo_BN[:, 0], bins.hi_BN[:, 0], plot, axis, css="value", index=None)
     _add_series(chart, "value", "value", bins.lo_BN[:, 0], bins.hi_BN[:, 0])
-    if np.isfinite(bins.hi_BN[:, 2]).any():
-        _add_series(chart, "band", "band", bins.lo_BN[:, 1], bins.hi_BN[:, 2], kind="band")
+    if band is not None:
+        chart.legend.append(Entry(None, "band", "band", f"{number(band[0], 3)} to {number(band[1], 3)}", "band"))
     return chart
 
 
@@ -187,7 +189,6 @@ def _add_series(
     lo_B: Floats,
     hi_B: Floats,
     *,
-    kind: str = "line",
     listed: bool = True,
     nonfinite_B: NDArray[np.bool_] | None = None,
     who_B: Sequence[int] | None = None,
@@ -203,7 +204,7 @@ def _add_series(
     index = len(chart.numbers["series"]) - 1
     if listed:
         label = f"{name} r{who_B[-1]}" if who_B is not None else name
-        chart.legend.append(Entry(index, label, css, _reading(entry, -1, chart.decimals), kind))
+        chart.legend.append(Entry(index, label, css, _reading(entry, -1, chart.decimals)))
     return index
 
 

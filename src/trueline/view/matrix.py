@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from trueline.analyze.dispersion import CosineMatrix
 
 LEVELS = 20
 """Shades on each side of zero: a cosine of 1 / LEVELS is one shade."""
@@ -21,19 +22,6 @@ Colour = tuple[int, int, int]
 _LIGHT: tuple[Colour, Colour, Colour] = ((255, 255, 255), (23, 73, 168), (176, 66, 8))
 _DARK: tuple[Colour, Colour, Colour] = ((27, 31, 35), (120, 170, 250), (244, 172, 72))
 """Colour at 0, at +1 and at −1. Blue against orange stays apart in every common colour blindness."""
-
-
-@dataclass(frozen=True, slots=True)
-class CosineMatrix:
-    """Cosines between the gradients of N workers at a step: ``cosines_NN`` symmetric, NaN where not measured.
-
-    ``error`` is the largest standard error of a cell (0.0: exact), ``ranks`` what the rows and columns are.
-    """
-
-    step: int
-    ranks: tuple[int, ...]
-    cosines_NN: NDArray[np.float64]
-    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ def matrix_table(matrix: CosineMatrix) -> MatrixTable:
     decimals = 3 if num_ranks <= 6 else 2
     rows = tuple(
         tuple(
-            Cell("", "own") if row == column else cell(float(matrix.cosines_NN[row, column]), decimals)
+            Cell("", "own") if row == column else cell(_thousandths(matrix.cosines[row, column]), decimals)
             for column in range(num_ranks)
         )
         for row in range(num_ranks)
@@ -68,13 +56,29 @@ def matrix_table(matrix: CosineMatrix) -> MatrixTable:
     return MatrixTable(matrix.ranks, rows, num_ranks <= _MAX_WRITTEN, decimals)
 
 
-def cell(cosine: float, decimals: int) -> Cell:
-    """The cell of one cosine; a value that is not finite has its name for a text and no colour."""
-    if not np.isfinite(cosine):
+def cell(thousandths: int | None, decimals: int) -> Cell:
+    """The cell of one cosine, as the script makes it too; None, not finite, has its name for a text and no colour."""
+    if thousandths is None:
         return Cell("NaN", "none")
-    level = round(min(abs(cosine), 1.0) * LEVELS)
-    text = f"{cosine:.{decimals}f}".replace("-", "−")
-    return Cell(text, f"{'p' if cosine >= 0 else 'n'}{level}")
+    level = int(min(abs(thousandths), 1000) * LEVELS / 1000 + 0.5)
+    return Cell(cosine_text(thousandths, decimals), f"{'p' if thousandths >= 0 else 'n'}{level}")
+
+
+def cosine_text(thousandths: int, decimals: int) -> str:
+    """A cosine with up to three decimals, halves away from zero as in the script, without a sign if it is all zeros."""
+    unit = 10 ** (3 - decimals)
+    rounded = int(abs(thousandths) / unit + 0.5) * unit
+    return f"{'−' if thousandths < 0 and rounded else ''}{rounded / 1000:.{decimals}f}"
+
+
+def largest_error(matrix: CosineMatrix) -> float:
+    """The largest standard error of a cell, to two significant digits; 0.0 where no cell is finite."""
+    finite = matrix.standard_errors[np.isfinite(matrix.standard_errors)]
+    return float(f"{finite.max():.2g}") if finite.size else 0.0
+
+
+def _thousandths(cosine: float) -> int | None:
+    return round(float(cosine) * 1000) if np.isfinite(cosine) else None
 
 
 def matrix_numbers(matrices: Sequence[CosineMatrix]) -> list[dict[str, Any]]:
@@ -82,11 +86,9 @@ def matrix_numbers(matrices: Sequence[CosineMatrix]) -> list[dict[str, Any]]:
     return [
         {
             "step": matrix.step,
-            "error": float(f"{matrix.error:.2g}"),
-            "cells": [
-                round(value * 1000) if np.isfinite(value) else None
-                for value in matrix.cosines_NN[np.triu_indices(len(matrix.ranks), 1)].tolist()
-            ],
+            "error": largest_error(matrix),
+            "exact": matrix.exact,
+            "cells": [_thousandths(cosine) for cosine in matrix.cosines[np.triu_indices(len(matrix.ranks), 1)]],
         }
         for matrix in matrices
     ]

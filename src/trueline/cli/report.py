@@ -1,0 +1,49 @@
+"""`trueline report`: one self-contained HTML file about one or several Runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trueline.view.report_data import RunReading
+
+
+def command(
+    runs: Annotated[
+        list[str], typer.Argument(help="Directories of Runs, in the order they are to stand in.", metavar="RUN…")
+    ],
+    out: Annotated[str, typer.Option("-o", "--out", help="The HTML file to write.", metavar="FILE.html")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.html if it is there already.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Write a report on one or several Runs to a single HTML file that needs no network.
+
+    Verdict in words, findings, workers over steps, dispersion, cosines, what was checked, environment. The exit code is
+    0 once the file is written, whatever is found: `trueline check` is the one that judges with its exit code.
+    """
+    from rich.console import Console
+
+    from trueline.view.report import read_runs, render, save, writable_target
+
+    target = writable_target(out, overwrite=overwrite)
+    with Console(stderr=True).status("Reading and checking"):
+        readings = read_runs(runs)
+    save(target, render(readings))
+    if json:
+        _print_json(str(target), readings)
+        return
+    console = Console(soft_wrap=True)
+    for reading in readings:
+        console.print(f"{reading.name}: {reading.verdict.line}", markup=False, highlight=False)
+    console.print(f"Report: {target}", markup=False, highlight=False)
+
+
+def _print_json(report: str, readings: list[RunReading]) -> None:
+    import json
+
+    runs = [
+        {"name": reading.name, "status": reading.verdict.status, **reading.report.to_json()} for reading in readings
+    ]
+    print(json.dumps({"schema": 1, "report": report, "runs": runs}, ensure_ascii=False, indent=1))

@@ -1,0 +1,289 @@
+"""The report is one safe, self-contained file that says what was found, also of Runs with little or nothing in them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.synthetic_runs import write_long_run, write_run
+
+from trueline.schema.errors import InputError, RunError, RunExistsError
+from trueline.schema.finding import Finding
+from trueline.view.report import write_report
+from trueline.view.report_data import distinct_names
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}\u202e"
+OVERLAP = Finding(
+    "shard-overlap",
+    "error",
+    "Rank 1 consumed 71 samples that other ranks consumed too.",
+    (1,),
+    10,
+    39,
+    ("10.0/r1/batch/input_ids#0:in0",),
+    0.0886,
+    0.0,
+    "fraction of samples",
+    3.14e-9,
+    {"epoch": 0},
+    ("Give every rank the same sampler seed.",),
+)
+
+
+class Words(HTMLParser):
+    """The text of a page as a reader meets it, its elements, and the values of their attributes."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self._skip = 0
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self._skip += tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skip -= tag in ("script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if not self._skip:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def report_on(tmp_path: Path, *runs: Path) -> str:
+    return write_report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def numbers_of(document: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="numbers">(.*?)</script>', document, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_finding_is_told_in_the_verdict_the_table_and_the_charts(tmp_path: Path) -> None:
+    document = report_on(tmp_path, write_run(tmp_path / "exp", findings=(OVERLAP,)))
+    text = Words(document).text
+
+    for words in (
+        "Out of step: rank 1, since step 10.",
+        "Rank 1 consumed 71 samples that other ranks consumed too.",
+        "shard-overlap",
+        "10–39",
+        "0.0886 expected 0 fraction of samples",
+        "≤ 3.2e−9",
+        "Give every rank the same sampler seed.",
+        "10.0/r1/batch/input_ids#0:in0",
+    ):
+        assert words in text
+    assert document.count('<line class="mark error"') >= 3
+
+
+def test_clean_run_says_so_and_what_was_not_judged(tmp_path: Path) -> None:
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp"))).text
+
+    assert "The checks that ran found no worker out of step." in text
+    assert "None of them judges whether one worker’s loss" in text
+    assert re.search(r"Checked\. \d+ checks? over steps 0–39 on 4 ranks: ", text)
+    assert "Shown, not judged" in text
+
+
+def test_runs_stand_side_by_side_under_their_names(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", seed=1), write_run(tmp_path / "b", seed=2, findings=(OVERLAP,))]
+    document = report_on(tmp_path, *runs)
+
+    assert "Out of step: b; no fault found: a." in Words(document).text
+    assert {"loss-0", "loss-1", "cosine_mean-0", "cosine_mean-1"} <= set(numbers_of(document)["charts"])
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    assert distinct_names(["x/a", "y/a", "x/b"]) == ["x/a", "y/a", "b"]
+    assert distinct_names(["x/a", "x/a", "b/"]) == ["a (1)", "a (2)", "b"]
+
+
+def test_everything_from_a_run_is_escaped(tmp_path: Path) -> None:
+    finding = Finding(
+        HOSTILE, "error", HOSTILE, (0,), 1, 2, (HOSTILE,), 1.0, 0.0, HOSTILE, 0.0, {HOSTILE: HOSTILE}, (HOSTILE,)
+    )
+    fields = {
+        "hostname": HOSTILE,
+        "device": HOSTILE,
+        "versions": {HOSTILE: HOSTILE},
+        "environ": {HOSTILE: HOSTILE},
+        "optimizer": {"type": HOSTILE},
+        "notes": [HOSTILE],
+    }
+    path = write_run(tmp_path / HOSTILE.replace("/", "_"), env=fields, findings=(finding,), notes=(HOSTILE,))
+    plain = Words(report_on(tmp_path, write_run(tmp_path / "plain", findings=(OVERLAP,), notes=("note",))))
+    document = write_report([path], tmp_path / "hostile.html").read_text(encoding="utf-8")
+    page = Words(document)
+
+    assert "img" not in page.elements
+    assert page.elements.count("script") == plain.elements.count("script") == 2
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "{{7*7}}" in page.text
+    assert "\u202e" not in document
+    assert "onerror=alert(1)" in page.text
+
+
+def test_page_loads_nothing_and_its_policy_allows_only_its_own_style_and_script(tmp_path: Path) -> None:
+    document = report_on(tmp_path, write_run(tmp_path / "exp"))
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', document)[1])
+    style = re.search(r"<style>(.*?)</style>", document, re.DOTALL)[1]
+    script = re.search(r"<script>(.*?)</script>", document, re.DOTALL)[1]
+
+    def digest(content: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert f"style-src {digest(style)};" in policy
+    assert f"script-src {digest(script)};" in policy
+    links = [value for name, value in Words(document).attributes if name in ("href", "src")]
+    assert all(value.startswith("#") or value == "data:," for value in links)
+    assert not re.search(r"https?:|@import|url\(", document)
+    assert "style" not in [name for name, _ in Words(document).attributes]
+
+
+def test_links_on_the_page_lead_somewhere(tmp_path: Path) -> None:
+    page = Words(report_on(tmp_path, write_run(tmp_path / "exp", findings=(OVERLAP,), notes=("note",))))
+    names = [value for name, value in page.attributes if name == "id"]
+
+    assert len(names) == len(set(names))
+    assert {value[1:] for name, value in page.attributes if name == "href" and value[0] == "#"} <= set(names)
+
+
+def test_empty_run_is_not_called_clean(tmp_path: Path) -> None:
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp", num_steps=0))).text
+
+    assert "Cannot tell" in text
+    assert "This Run holds no rows" in text
+    assert "No step was recorded, so there is nothing to draw." in text
+    assert "no fault" not in text.lower()
+
+
+def test_single_worker_has_curves_and_no_comparison(tmp_path: Path) -> None:
+    document = report_on(tmp_path, write_run(tmp_path / "exp", num_ranks=1))
+    text = Words(document).text
+
+    assert "loss-0" in numbers_of(document)["charts"]
+    assert "cosine_others-0" not in numbers_of(document)["charts"]
+    assert "One worker: there are no two gradients to compare." in text
+
+
+def test_run_without_sketches_says_why_it_has_no_matrix(tmp_path: Path) -> None:
+    document = report_on(tmp_path, write_run(tmp_path / "exp", matrix_every=0))
+
+    assert "No step has a sketch of every worker" in Words(document).text
+    assert numbers_of(document)["matrices"] == {}
+
+
+def test_matrix_is_there_for_every_step_with_sketches(tmp_path: Path) -> None:
+    matrices = numbers_of(report_on(tmp_path, write_run(tmp_path / "exp")))["matrices"]
+
+    assert [each["step"] for each in matrices["0"]["steps"]] == [0, 20]
+    assert all(len(each["cells"]) == 6 for each in matrices["0"]["steps"])
+
+
+def test_nan_everywhere_is_said(tmp_path: Path) -> None:
+    def spoil(step: int, rank: int, row: dict[str, Any]) -> None:
+        for column in ("loss", "grad_norm", "cosine_others", "cosine_pairs", "cosine_mean"):
+            row[column] = math.nan
+        if "sketch" in row:
+            row["sketch"] = [math.nan] * len(row["sketch"])
+
+    document = report_on(tmp_path, write_run(tmp_path / "exp", change=spoil))
+
+    assert "Not finite (NaN or inf) at every one of 40 measured steps." in Words(document).text
+    assert "NaN" in Words(document).text
+
+
+def test_missing_rank_and_damage_are_listed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "exp")
+    (path / "env" / "rank-00003.json").write_text("{")
+    text = Words(report_on(tmp_path, path)).text
+
+    assert "Damaged or missing" in text
+    assert "env/rank-00003.json: it is damaged" in text
+
+
+def test_environment_lists_common_values_once_and_names_who_differs(tmp_path: Path) -> None:
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp"))).text
+
+    assert text.count("2.13.0") == 1
+    assert "Different by nature: pid, environ.RANK" in text
+
+
+def test_ten_thousand_steps_of_64_ranks_stay_small_and_keep_the_spike(tmp_path: Path) -> None:
+    path = write_long_run(tmp_path / "exp", num_ranks=64, num_steps=10_000, spike=(4_321, 37))
+    document = report_on(tmp_path, path)
+    loss = numbers_of(document)["charts"]["loss-0"]
+
+    assert len(document) < 2_000_000
+    assert max(value for series in loss["series"] for value in series.get("hi", series["lo"])) == 99.0
+    assert "r37" in [series["name"] for series in loss["series"]]
+
+
+def test_existing_file_is_left_alone_unless_overwriting(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "exp"), tmp_path / "report.html"
+    out.write_text("mine")
+
+    with pytest.raises(RunExistsError, match="exists already"):
+        write_report(run, out)
+    assert out.read_text() == "mine"
+
+    write_report(run, out, overwrite=True)
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("", "that is a directory"), ("missing/report.html", "is no directory"), ("f/r.html", "is no directory")],
+)
+def test_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, place: str, words: str) -> None:
+    run = write_run(tmp_path / "exp")
+    (tmp_path / "f").write_text("")
+
+    with pytest.raises(InputError, match=words):
+        write_report(run, tmp_path / place)
+
+
+def test_full_disk_leaves_the_old_report_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = write_run(tmp_path / "exp"), tmp_path / "report.html"
+    out.write_text("old")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+
+    with pytest.raises(InputError, match="No space left on device"):
+        write_report(run, out, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exp", "report.html"]
+    assert out.read_text() == "old"
+
+
+def test_path_that_is_no_run_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing is there"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_report_on_nothing_asks_for_a_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one Run"):
+        write_report([], tmp_path / "report.html")
