@@ -6,8 +6,6 @@ pair (they are hashes, not proofs), which is stated wherever a Finding rests on 
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import xxhash
 from torch import Tensor
@@ -80,7 +78,7 @@ def _bytes(x: Tensor) -> memoryview:
     flat = x.contiguous().view(-1)
     if flat.numel() == 0:
         return memoryview(b"")
-    return cast(memoryview, flat.view(torch.uint8).numpy().data)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _as_int64(x: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ prime: at k = 4,096 rows line up with weight rows and the error is 3 to 7 times 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import xxhash
 from torch import Tensor
@@ -92,16 +94,22 @@ def measure(x: Tensor, signs: Tensor, *, k: int, offset: int = 0, shards: int = 
 def _add_part(x_WC: Tensor, signs_WR: Tensor, norm2: Tensor, total_k: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
     rows = x_WC.shape[1] // k
     if rows:
-        body_WRk = x_WC[:, : rows * k].unflatten(1, (rows, k))
-        norm2 = norm2 + torch.linalg.vector_norm(body_WRk, dim=2).double().square().sum()
+        body_WRk = x_WC[:, : rows * k].view(-1, rows, k)
+        norm2 = norm2 + _square_sum(body_WRk)
         total_k = total_k + _signed_rows(body_WRk, signs_WR[:, :rows].to(x_WC.dtype))
     tail_WC = x_WC[:, rows * k :]
     if tail_WC.shape[1]:
-        norm2 = norm2 + torch.linalg.vector_norm(tail_WC, dim=1).double().square().sum()
+        norm2 = norm2 + _square_sum(tail_WC)
         tail = (signs_WR[:, rows].to(x_WC.dtype) @ tail_WC).double()
         total_k = total_k.clone() if rows == 0 else total_k
         total_k[: tail.shape[0]] += tail
     return norm2, total_k
+
+
+def _square_sum(x: Tensor) -> Tensor:
+    """Σ x² as float64 []; the last dim is summed in the tensor's dtype, the others in float64."""
+    norms = cast(Tensor, torch.linalg.vector_norm(x, dim=-1))  # pyright: ignore[reportUnknownMemberType]: no stubs
+    return norms.double().square().sum()
 
 
 def _signed_rows(body_WRk: Tensor, signs_WR: Tensor) -> Tensor:
@@ -114,7 +122,7 @@ def _signed_rows(body_WRk: Tensor, signs_WR: Tensor) -> Tensor:
     if blocks:
         covered = blocks * BLOCK_ROWS
         for body_Rk, signs_R in zip(body_WRk, signs_WR, strict=True):
-            blocks_BRk = body_Rk[:covered].unflatten(0, (blocks, BLOCK_ROWS))
+            blocks_BRk = body_Rk[:covered].view(blocks, BLOCK_ROWS, k)
             signs_B1R = signs_R[:covered].reshape(blocks, 1, BLOCK_ROWS)
             total_k += torch.bmm(signs_B1R, blocks_BRk).double().sum(dim=(0, 1))
         body_WRk, signs_WR = body_WRk[:, covered:], signs_WR[:, covered:]
