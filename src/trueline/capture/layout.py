@@ -66,8 +66,8 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int, shards: int = 1) -> Layout:
-    """The Layout of the trainable floating-point parameters of ``model`` whose names match one of the globs.
+def watched_parameters(model: nn.Module, *, patterns: tuple[str, ...]) -> list[tuple[str, nn.Parameter]]:
+    """(clean FQN, parameter) of the trainable parameters of ``model`` whose names match one of the globs.
 
     Raises ``CaptureError`` for a model without trainable parameters and for globs that match none.
     """
@@ -87,6 +87,12 @@ def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int,
             f"names={list(patterns)} matches none of the {len(every)} parameters; "
             f"the first are {', '.join(name for name, _ in every[:5])}."
         )
+    return chosen
+
+
+def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int, shards: int = 1) -> Layout:
+    """The Layout of ``watched_parameters``, and its errors."""
+    chosen = watched_parameters(model, patterns=patterns)
     names = tuple(name for name, _ in chosen)
     params = tuple(param for _, param in chosen)
     groups, group_of = _group(names, [param.numel() for param in params], max_groups=max_groups)

@@ -21,7 +21,7 @@ from trueline.capture.adapters.base import Adapter
 from trueline.capture.environment import autocast_state
 from trueline.capture.exchange import Team, make_team
 from trueline.capture.hook import Hook
-from trueline.capture.layout import unwrap
+from trueline.capture.layout import unwrap, watched_parameters
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.recorder import Recorder
@@ -57,17 +57,13 @@ class Watch:
         version: str = "",
     ) -> None:
         self.run_path = run_path
+        self._optimizers = _as_refs(optimizer)
+        watched_parameters(model, patterns=plan.names)
         adapter = choose_adapter(model, process_group)
         team = make_team(adapter.process_group or process_group)
         sink = _open_together(team, make_sink)
         manifest = _manifest(adapter, team, plan=plan, version=version) if team.index == 0 else None
-        try:
-            self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, manifest=manifest)
-        except TruelineError:
-            adapter.detach()
-            sink.close()
-            raise
-        self._optimizers = _as_refs(optimizer)
+        self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, manifest=manifest)
         self._marker: weakref.ref[torch.optim.Optimizer] | None = None
         self._in_step = False
         self._handles = self._hook(model, adapter)

@@ -20,7 +20,10 @@ def choose_adapter(model: nn.Module, process_group: dist.ProcessGroup | None = N
         wrapped = wrapped._orig_mod  # type: ignore[assignment]
     if isinstance(wrapped, nn.parallel.DistributedDataParallel):
         taken: DdpAdapter | None = wrapped.__dict__.pop("_trueline_adapter", None)
-        return taken if taken is not None else DdpAdapter(wrapped)
+        adapter = taken if taken is not None else DdpAdapter(wrapped)
+        # Workers whose gradients should be averaged together, where the user says so: DDP may have been given others.
+        adapter.process_group = process_group or adapter.process_group
+        return adapter
     if any(hasattr(module, "_get_fsdp_state") for module in wrapped.modules()):
         return Fsdp2Adapter(wrapped, process_group)
     initialized = dist.is_available() and dist.is_initialized()

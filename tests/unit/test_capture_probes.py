@@ -1,0 +1,246 @@
+"""The probes that read batches, loaders, losses and streams, each against what was put in."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+
+from trueline.capture import seams
+from trueline.capture.environment import environ
+from trueline.capture.layout import make_layout
+from trueline.capture.probes.batch import read_batch
+from trueline.capture.probes.dataloader import DataLoaderProbe, describe_loader, rows_digest
+from trueline.capture.probes.loss import LossProbe
+from trueline.capture.probes.optimizer import hyper_parameters
+from trueline.capture.probes.streams import rng_digests
+from trueline.schema.errors import CaptureError
+
+IDS = torch.tensor([[5, 6, 7, 0], [1, 2, 3, 4]])
+
+
+# -- batches
+
+
+def digests(*args, **kwargs):
+    batch = read_batch(*args, **kwargs)
+    assert batch is not None
+    return batch.samples.tolist()
+
+
+def test_one_digest_a_sample_whatever_holds_it():
+    @dataclass
+    class Holder:
+        input_ids: torch.Tensor
+
+    expected = digests(IDS)
+    assert len(set(expected)) == 2
+    assert digests({"input_ids": IDS}) == digests(input_ids=IDS) == expected
+    assert digests((IDS,)) == digests([IDS]) == digests(Holder(IDS)) == digests({"inner": {"ids": IDS}}) == expected
+
+
+def test_labels_masks_and_positions_are_not_part_of_a_sample():
+    mask, positions = torch.ones_like(IDS), torch.arange(4).expand(2, 4)
+    expected = digests({"input_ids": IDS, "attention_mask": mask})
+    for labels in (IDS, IDS.flip(0)):
+        batch = {"input_ids": IDS, "attention_mask": mask, "labels": labels, "position_ids": positions}
+        assert digests(batch) == expected
+
+
+def test_padding_does_not_change_a_sample_when_a_mask_tells():
+    wide = torch.tensor([[9, 9, 5, 6, 7], [9, 1, 2, 3, 4]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
+    short = torch.tensor([[5, 6, 7, 9], [1, 2, 3, 4]])
+    short_mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    assert digests({"input_ids": wide, "attention_mask": mask}) == digests(
+        {"input_ids": short, "attention_mask": short_mask}
+    )
+
+
+def test_a_pair_is_inputs_and_targets():
+    x = torch.randn(3, 4)
+    first, second = read_batch((x, torch.tensor([0, 1, 2]))), read_batch(x, torch.tensor([2, 1, 0]))
+    assert first.samples.tolist() == second.samples.tolist()
+    assert first.targets.tolist() != second.targets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "source"),
+    [
+        ({"input_ids": IDS, "labels": torch.where(IDS > 4, IDS, -100)}, 3, "labels"),
+        ({"input_ids": IDS, "attention_mask": (IDS > 0).long()}, 7, "attention_mask"),
+        ({"input_ids": IDS}, 8, "inputs"),
+        ({"x": torch.randn(6, 3)}, 6, "samples"),
+    ],
+)
+def test_tokens_are_counted_from_what_tells_most(batch, tokens, source):
+    read = read_batch(batch)
+    assert float(read.tokens) == tokens
+    assert read.token_source == source
+
+
+def test_no_tensor_is_no_batch():
+    assert read_batch("text", 3) is None
+    assert read_batch() is None
+    assert read_batch(torch.tensor(3.0)) is None
+
+
+# -- loaders
+
+
+class Custom(Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        raise AssertionError("the dataset was indexed")
+
+
+def test_rows_are_told_apart_without_indexing_the_dataset():
+    texts = [f"row {index}" for index in range(100)]
+    everything = [
+        rows_digest(dataset)
+        for dataset in (Custom(texts), Custom(texts[::2]), Subset(Custom(texts), range(0, 100, 2)), texts[1::2])
+    ]
+    assert len(set(everything)) == 4
+    assert "" not in everything
+    assert rows_digest(Custom([dict.fromkeys("ab", 1)] * 3)) == rows_digest(Custom([dict.fromkeys("ab", 1)] * 3))
+    assert rows_digest(Custom([object()] * 3)) == ""
+    assert rows_digest(TensorDataset(IDS)) != rows_digest(TensorDataset(IDS + 1))
+
+
+def test_a_loader_is_described():
+    rows = TensorDataset(torch.arange(10))
+    sampler = DistributedSampler(rows, num_replicas=2, rank=1, seed=7)
+    facts = describe_loader(DataLoader(rows, batch_size=3, sampler=sampler, drop_last=True))
+    expected = {"dataset_len": 10, "num_replicas": 2, "sampler_rank": 1, "seed": 7, "batch_size": 3, "drop_last": True}
+    assert expected.items() <= facts.items()
+
+
+def test_epochs_are_those_of_the_training_data():
+    probe = DataLoaderProbe()
+    rows, held_out = TensorDataset(torch.arange(4)), TensorDataset(torch.arange(2))
+    seen = []
+    for _ in range(3):
+        for _ in DataLoader(rows):  # a new loader every epoch over the same rows
+            probe.at_training_step()
+            seen.append(probe.epoch)
+        list(DataLoader(held_out))
+    probe.detach()
+    assert seen == [0] * 4 + [1] * 4 + [2] * 4
+
+
+# -- losses
+
+
+def test_losses_by_hand_are_weighted_by_tokens():
+    probe = LossProbe()
+    probe.begin()
+    probe.give(torch.tensor(1.0), 1)
+    probe.give(torch.tensor(4.0), torch.tensor(3))
+    result = probe.result([])
+    probe.detach()
+    assert float(result["loss"]) == pytest.approx(3.25)
+    assert float(result["tokens"]) == 4
+
+
+def test_the_loss_is_found_at_backward_and_added_up_over_micro_batches():
+    probe = LossProbe()
+    probe.begin()
+    weight = torch.ones(1, requires_grad=True)
+    for _ in range(2):
+        (weight * 3).sum().div(2).backward()
+    result = probe.result([])
+    probe.detach()
+    assert float(result["loss"]) == pytest.approx(3.0)
+    assert probe.source == "backward"
+
+
+def test_a_scaled_loss_is_taken_before_it_is_scaled():
+    probe = LossProbe()
+    probe.begin()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss = (torch.ones(1, requires_grad=True) * 3).sum()
+    scaler.scale(loss).backward()
+    result = probe.result([])
+    probe.detach()
+    assert float(result["loss"]) == pytest.approx(3.0)
+
+
+def test_seams_are_closed_behind_the_last_listener():
+    before = torch.Tensor.backward
+    one, two = LossProbe(), LossProbe()
+    assert torch.Tensor.backward is not before
+    one.detach()
+    assert torch.Tensor.backward is not before
+    two.detach()
+    assert torch.Tensor.backward is before
+
+
+def test_a_listener_that_fails_never_reaches_training():
+    def fail(*_args, **_kwargs):
+        raise ValueError("mine")
+
+    seams.backward.add(fail)
+    torch.ones(1, requires_grad=True).sum().backward()
+    seams.backward.remove(fail)
+
+
+# -- streams, optimizers, environment, layout
+
+
+def test_reading_the_streams_draws_nothing_and_sees_every_draw():
+    cpu = torch.device("cpu")
+    first = rng_digests(cpu)
+    assert rng_digests(cpu) == first
+    random.random()
+    np.random.rand()
+    torch.rand(1)
+    after = rng_digests(cpu)
+    assert all(after[name] != first[name] for name in ("rng_python", "rng_numpy", "rng_torch"))
+    assert after["rng_device"] is None
+
+
+def test_any_hyper_parameter_changes_the_digest():
+    weight = [nn.Parameter(torch.ones(2))]
+    base = hyper_parameters(torch.optim.AdamW(weight, lr=0.1))
+    assert base["lr"] == [0.1]
+    others = [
+        torch.optim.AdamW(weight, lr=0.1, weight_decay=0.2),
+        torch.optim.AdamW(weight, lr=0.1, betas=(0.8, 0.99)),
+        torch.optim.Adam(weight, lr=0.1, weight_decay=0.01),
+    ]
+    digests_ = {hyper_parameters(other)["optimizer_digest"] for other in others} | {base["optimizer_digest"]}
+    assert len(digests_) == 4
+
+
+def test_secrets_never_enter_the_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    found = environ()
+    assert "HF_TOKEN" not in found
+    assert found["NCCL_DEBUG"] == "INFO"
+
+
+def test_groups_are_layers_and_stay_few():
+    layers = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(40))})
+    model = nn.Sequential(nn.Embedding(4, 4), layers)
+    layout = make_layout(model, patterns=("*",), max_groups=16)
+    assert len(layout.groups) <= 16
+    assert sum(len(group.params) for group in layout.groups) == len(layout.names) == 81
+    assert sum(group.numel for group in layout.groups) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_model_without_parameters_and_a_glob_that_matches_none_are_refused():
+    with pytest.raises(CaptureError, match="no parameter that requires a gradient"):
+        make_layout(nn.ReLU(), patterns=("*",), max_groups=16)
+    with pytest.raises(CaptureError, match="matches none of the 2 parameters"):
+        make_layout(nn.Linear(2, 2), patterns=("head.*",), max_groups=16)

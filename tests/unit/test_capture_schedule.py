@@ -1,0 +1,81 @@
+"""Sampling keeps to the Plan and the budget, and every rank decides alike."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trueline.capture.schedule import ALLOWANCE_S, MAX_INTERVAL, Schedule
+from trueline.schema.plan import Plan
+
+
+def test_a_fixed_interval_is_kept():
+    schedule = Schedule(Plan(every=3))
+    assert [step for step in range(10) if schedule.samples(step)] == [0, 3, 6, 9]
+
+
+def test_steps_outside_the_plan_are_left_alone():
+    schedule = Schedule(Plan(every=1, steps=(4, 7)))
+    assert [step for step in range(10) if schedule.samples(step)] == [4, 5, 6]
+    assert not schedule.digests_params(3)
+    assert schedule.digests_params(4)
+
+
+def run(schedule, *, sampled_s, plain_s, step_s, steps):
+    """Steps that were sampled, with every sum read one step late."""
+    taken, waiting = [], []
+    for step in range(steps):
+        if schedule.samples(step):
+            taken.append(step)
+            waiting.append((step, schedule.interval))
+        if len(waiting) > 1:
+            sample, interval = waiting.pop(0)
+            schedule.spent(plain_s=plain_s, sampled_s=sampled_s, step_s=step_s)
+            schedule.decide(sample, interval=interval)
+    return taken
+
+
+def test_without_an_interval_every_step_is_sampled_while_the_allowance_lasts():
+    taken = run(Schedule(Plan()), sampled_s=ALLOWANCE_S / 50, plain_s=0.0, step_s=0.1, steps=45)
+    assert taken == list(range(45))
+
+
+def test_then_the_interval_keeps_the_cost_within_the_budget():
+    sampled, plain, step_s = 0.02, 0.0005, 0.5
+    taken = run(Schedule(Plan(budget=0.01)), sampled_s=sampled, plain_s=plain, step_s=step_s, steps=2000)
+    gap = taken[-1] - taken[-2]
+    assert gap == 5  # ceil((0.02 - 0.0005) / (0.01 * 0.5 - 0.0005))
+    assert (plain + (sampled - plain) / gap) / step_s <= 0.01
+
+
+def test_a_budget_that_cannot_be_kept_ends_at_the_widest_interval():
+    taken = run(Schedule(Plan(budget=0.001)), sampled_s=0.5, plain_s=0.1, step_s=1.0, steps=1000)
+    assert taken[-1] - taken[-2] == MAX_INTERVAL
+
+
+@given(st.lists(st.integers(0, 2), min_size=200, max_size=200), st.floats(0.01, 1.0))
+def test_ranks_that_read_sums_at_different_times_sample_the_same_steps(lags, sampled_s):
+    """One rank reads each sum at once, the other as late as it may: both must choose the same steps."""
+    prompt, late = Schedule(Plan()), Schedule(Plan())
+    kept: dict[str, list[int]] = {"prompt": [], "late": []}
+    waiting: list[tuple[int, int]] = []
+    for step in range(200):
+        while waiting and (waiting[0][0] + 2 * waiting[0][1] <= step or lags[step] == 0):
+            read(late, waiting.pop(0), sampled_s)
+        if prompt.samples(step):
+            kept["prompt"].append(step)
+            read(prompt, (step, prompt.interval), sampled_s)
+        if late.samples(step):
+            kept["late"].append(step)
+            waiting.append((step, late.interval))
+    assert kept["prompt"] == kept["late"]
+
+
+def read(schedule, sample, sampled_s):
+    schedule.spent(plain_s=0.001, sampled_s=sampled_s, step_s=0.7)
+    schedule.decide(sample[0], interval=sample[1])
+
+
+def test_sketches_are_kept_once_a_window():
+    schedule = Schedule(Plan(matrix_every=10))
+    assert [step for step in range(0, 35, 3) if schedule.keeps_sketches(step)] == [0, 12, 21, 30]

@@ -1,0 +1,98 @@
+"""The vocabulary: sites, findings, plans."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trueline.schema.errors import PlanError, SiteError
+from trueline.schema.finding import Finding, by_weight
+from trueline.schema.plan import Plan
+from trueline.schema.site import Site
+from trueline.schema.workers import COLUMN_BY_NAME, WORKER_COLUMNS
+
+NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._-"), max_size=30)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 99), st.integers(0, 9999), NAMES, st.integers(0, 99))
+def test_a_site_survives_its_text(step, micro, rank, name, call):
+    site = Site(step, micro, rank, "fwd", name, call, "out0")
+    assert Site.parse(str(site)) == site
+
+
+def test_the_sites_text_is_the_documented_one():
+    text = "120.0/r3/fwd/layers.7.attn.qkv#0:out0"
+    assert str(Site.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "120/r3/fwd/x#0:out0", "120.0/3/fwd/x#0:out0", "120.0/r3/fwd/x:out0", "x"])
+def test_what_is_no_site_is_refused_with_an_example(text):
+    with pytest.raises(SiteError, match="is not a site"):
+        Site.parse(text)
+
+
+def test_a_finding_survives_json():
+    finding = Finding(
+        code="duplicate-data",
+        severity="error",
+        claim="Ranks 0 and 1 consumed the same samples.",
+        ranks=(0, 1),
+        step_first=3,
+        measured=1.0,
+        false_alarm_rate=1e-6,
+        evidence={"pairs": [1, 2]},
+        next=("Use a DistributedSampler.",),
+    )
+    assert Finding.from_json(json.loads(json.dumps(finding.to_json()))) == finding
+
+
+def test_errors_come_first_and_early_ones_before_late_ones():
+    late = Finding(code="a", severity="error", claim="", step_first=9)
+    early = Finding(code="b", severity="error", claim="", step_first=1)
+    info = Finding(code="c", severity="info", claim="", step_first=0)
+    assert sorted([info, late, early], key=by_weight) == [early, late, info]
+
+
+def test_column_names_are_unique():
+    assert len(COLUMN_BY_NAME) == len(WORKER_COLUMNS)
+
+
+def test_plans_load_from_presets_files_and_dicts(tmp_path):
+    (tmp_path / "plan.toml").write_text("every = 5\nnames = ['layers.*']\n", encoding="utf-8")
+    (tmp_path / "plan.json").write_text('{"every": 5, "names": ["layers.*"]}', encoding="utf-8")
+    expected = Plan(every=5, names=("layers.*",))
+    assert Plan.load(tmp_path / "plan.toml") == Plan.load(tmp_path / "plan.json") == expected
+    assert Plan.load({"every": 5, "names": ["layers.*"]}) == expected
+    assert Plan.load("workers") == Plan.load(None) == Plan()
+    assert Plan.load(expected) is expected
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"evry": 5}, "Unknown key 'evry' in the plan: did you mean 'every'"),
+        ({"every": 0}, "Key 'every' in the plan has the value 0"),
+        ({"budget": float("nan")}, "Key 'budget'"),
+        ({"preset": "everything"}, "Key 'preset'"),
+    ],
+)
+def test_a_wrong_plan_says_what_is_wrong_and_what_is_valid(content, says):
+    with pytest.raises(PlanError) as caught:
+        Plan.load(content)
+    assert says in str(caught.value)
+
+
+def test_an_unreadable_plan_file_is_named(tmp_path):
+    broken = tmp_path / "plan.toml"
+    broken.write_text("every = = 3", encoding="utf-8")
+    with pytest.raises(PlanError, match=r"plan\.toml' cannot be parsed"):
+        Plan.load(broken)
+    with pytest.raises(PlanError, match="neither a preset"):
+        Plan.load(tmp_path / "missing.toml")
+    listed = tmp_path / "plan.json"
+    listed.write_text("[1]", encoding="utf-8")
+    with pytest.raises(PlanError, match="holds list"):
+        Plan.load(listed)
