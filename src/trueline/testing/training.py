@@ -40,10 +40,10 @@ def sharded_loader(
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler, drop_last=drop_last)
 
 
-def epochs(loader: DataLoader[Any], *, first: int = 0) -> Iterator[Any]:
-    """Batches for ever, with ``set_epoch`` before each pass where the sampler has it."""
+def epochs(loader: DataLoader[Any], *, first: int = 0, sampler: Any = None) -> Iterator[Any]:
+    """Batches for ever, with ``set_epoch`` before each pass where the sampler (default: the loader's) has it."""
     for epoch in itertools.count(first):
-        set_epoch = getattr(loader.sampler, "set_epoch", None)
+        set_epoch = getattr(sampler or loader.sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         yield from loader

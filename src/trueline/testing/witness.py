@@ -76,6 +76,17 @@ def same_batches(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:
     return any(a.samples == b.samples for a in faulty for b in faulty if a.rank < b.rank)
 
 
+def same_batches_from(step: int) -> Callable[[Sequence[Witness], Sequence[Witness]], bool]:
+    """Two ranks read the same samples at ``step`` and every later one, and not before."""
+
+    def shows(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:
+        del healthy
+        first, second = faulty[0].samples, faulty[1].samples
+        return first[step:] == second[step:] and first[:step] != second[:step]
+
+    return shows
+
+
 def shared_samples(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:
     """More samples were read by two ranks than in the twin."""
     return _shared(faulty) > _shared(healthy)
@@ -88,6 +99,11 @@ def shared_samples_from(step: int) -> Callable[[Sequence[Witness], Sequence[Witn
         return _shared(faulty, step) > _shared(healthy, step)
 
     return shows
+
+
+def samples_differ(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:
+    """Some rank read other samples than in the twin."""
+    return any(bad.samples != good.samples for bad, good in zip(faulty, healthy, strict=True))
 
 
 def fewer_samples(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count, islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from trueline.testing.entry import Control
 from trueline.testing.problems import IGNORED, CausalLM, Regression
@@ -56,6 +57,44 @@ def with_replacement(seat: Seat) -> nn.Module:
     rows = Regression().dataset(128)
     draw = RandomSampler(rows, replacement=True, num_samples=10_000, generator=torch.Generator().manual_seed(seat.rank))
     return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, sampler=draw))
+
+
+def files_of_its_own(seat: Seat) -> nn.Module:
+    """No sampler: every rank was given its own rows beforehand, and shuffles them as it likes."""
+    rows = Regression().dataset(128).select(range(seat.rank, 128, seat.world_size))
+    generator = torch.Generator().manual_seed(seat.rank)
+    return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator))
+
+
+def own_files_one_replica(seat: Seat) -> nn.Module:
+    """The same with a DistributedSampler that was told there is one replica."""
+    rows = Regression().dataset(128).select(range(seat.rank, 128, seat.world_size))
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=1, rank=0)
+    return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, sampler=sampler))
+
+
+def limited_epochs(seat: Seat) -> nn.Module:
+    """Epochs that end after five batches, as `limit_train_batches` has it; each draws another part of the data."""
+    loader = sharded_loader(seat, Regression().dataset(128))
+
+    def limited() -> Iterator[Any]:
+        for epoch in count():
+            loader.sampler.set_epoch(epoch)
+            yield from islice(loader, 5)
+
+    problem = Regression()
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, limited(), steps=LONG_STEPS)
+
+
+def in_workers(seat: Seat) -> nn.Module:
+    """Batches made by two loader processes."""
+    rows = Regression().dataset(64)
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=seat.world_size, rank=seat.rank)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=sampler, num_workers=2, persistent_workers=True)
+    problem = Regression()
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
 
 
 def strided_by_batch(seat: Seat) -> nn.Module:
@@ -146,6 +185,11 @@ ENTRIES = (
     Control("healthy.duplicate-rows", "dataset with duplicate rows", duplicate_rows),
     Control("healthy.few-distinct", "dataset of few distinct rows", few_distinct),
     Control("healthy.replacement", "sampling with replacement", with_replacement),
+    Control("healthy.own-files", "every rank has rows of its own, no sampler", files_of_its_own),
+    Control("healthy.own-files-sampler", "every rank has rows of its own, a sampler of one replica",
+            own_files_one_replica),
+    Control("healthy.limited", "epochs that end early", limited_epochs),
+    Control("healthy.loader-workers", "loader processes", in_workers),
     Control("healthy.strided", "every N-th batch of a common order", strided_by_batch),
     Control("healthy.sliced", "every rank slices the common batch", sliced_batch),
     Control("healthy.heavy-tails", "heavy-tailed batches", heavy_tailed),

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn import functional
 
 from trueline.testing.entry import Control
@@ -26,6 +26,9 @@ from trueline.testing.training import (
     sgd,
     wrapped,
 )
+
+CAN_SUM = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+"""FSDP2 of older torch cannot sum over gloo."""
 
 
 def with_ddp(seat: Seat, **settings: Any) -> nn.Module:
@@ -156,6 +159,43 @@ def fsdp_bf16(seat: Seat) -> nn.Module:
     return fsdp(seat, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
+def fsdp_sum(seat: Seat) -> nn.Module:
+    """FSDP2 told to sum, of losses that were divided before: the recipe for token-weighted averaging."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+    for module in (model, *model.blocks):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        return problem.loss(called, batch) / seat.world_size
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+
+
+def two_passes(seat: Seat) -> nn.Module:
+    """Two forward passes over each batch in a step, as for two views or a consistency term."""
+    problem = CausalLM(dropout=0.1)
+    model = wrapped(problem.model())
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        return (problem.loss(called, batch) + problem.loss(called, batch)) / 2
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+
+
+def data_parallel_pairs(seat: Seat) -> nn.Module:
+    """Two data-parallel groups side by side, as under tensor parallelism: ranks of a column share their batches."""
+    problem = CausalLM()
+    columns = [dist.new_group([first, first + seat.world_size // 2]) for first in range(seat.world_size // 2)]
+    group = columns[seat.rank % (seat.world_size // 2)]
+    model = wrapped(problem.model(), process_group=group)
+    optimizer = adamw(model)
+    watch = seat.watch(model, optimizer, process_group=group)
+    line = Seat(seat.rank // 2, seat.world_size // 2)
+    return fit(seat, model, optimizer, problem, batches_of(line, problem), watch=watch)
+
+
 def fsdp_accumulation(seat: Seat) -> nn.Module:
     """FSDP2 with two micro-steps a step, of which the last one reduces."""
     problem = CausalLM()
@@ -213,7 +253,10 @@ ENTRIES = (
     Control("healthy.sum", "hand-written sum of pre-divided losses", summed_by_hand),
     Control("healthy.flat", "hand-written flat all-reduce with accumulation", flattened_by_hand),
     Control("healthy.fsdp", "FSDP2", fsdp),
+    Control("healthy.two-passes", "two forward passes a step", two_passes),
+    Control("healthy.dp-pairs", "two data-parallel groups side by side", data_parallel_pairs, world_size=4),
     Control("healthy.hsdp", "HSDP", partial(fsdp, hybrid=True), world_size=4),
     Control("healthy.fsdp-bf16", "FSDP2 in bf16, reduced in fp32", fsdp_bf16),
     Control("healthy.fsdp-micro", "FSDP2 with accumulation", fsdp_accumulation),
+    *([Control("healthy.fsdp-sum", "FSDP2 told to sum pre-divided losses", fsdp_sum)] if CAN_SUM else []),
 )

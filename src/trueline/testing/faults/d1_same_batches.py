@@ -11,6 +11,7 @@ Twin: the same loader with a DistributedSampler, or the same stream split by ran
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression, Rows, Vision
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
-from trueline.testing.witness import same_batches
+from trueline.testing.witness import same_batches, same_batches_from, shared_samples
 
 
 def no_sampler(seat: Seat, faulty: bool) -> nn.Module:
@@ -82,6 +83,29 @@ def node_for_rank(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
 
 
+def after_an_epoch(seat: Seat, faulty: bool) -> nn.Module:
+    """From the second epoch on a fresh loader is made without the sampler."""
+    problem = Regression()
+    rows = problem.dataset(64)
+    generator = torch.Generator().manual_seed(1)
+    again = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator)
+    sharded = sharded_loader(seat, rows)
+    later = epochs(again if faulty else sharded, first=1)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, chain(sharded, later), steps=16)
+
+
+def other_order(seat: Seat, faulty: bool) -> nn.Module:
+    """The same batches, whose samples each rank puts into an order of its own."""
+    problem = CausalLM()
+    rows = problem.dataset(128)
+    order = torch.randperm(BATCH_SIZE, generator=torch.Generator().manual_seed(seat.rank))
+    loader = DataLoader(rows, batch_size=BATCH_SIZE) if faulty else sharded_loader(seat, rows)
+    batches = ({name: column[order] for name, column in batch.items()} for batch in epochs(loader))
+    model = wrapped(problem.model())
+    return fit(seat, model, adamw(model), problem, batches, steps=16)
+
+
 class _Stream(IterableDataset[Any]):
     def __init__(self, rows: Rows, part: int, num_parts: int) -> None:
         self.rows, self.part, self.num_parts = rows, part, num_parts
@@ -103,6 +127,10 @@ ENTRIES = (
     Fault("D1.one-replica", "DistributedSampler with num_replicas=1", one_replica, ("duplicate-data",), same_batches,
           ranks=(0, 1), may_find=("shard-overlap",)),
     Fault("D1.stream", "IterableDataset not split over ranks", unsplit_stream, ("duplicate-data",), same_batches,
+          ranks=(0, 1), may_find=("shard-overlap",)),
+    Fault("D1.second-epoch", "no DistributedSampler from the second epoch on", after_an_epoch, ("duplicate-data",),
+          same_batches_from(8), ranks=(0, 1), step=8, may_find=("shard-overlap",)),
+    Fault("D1.order", "the same batches in another order", other_order, ("duplicate-data",), shared_samples,
           ranks=(0, 1), may_find=("shard-overlap",)),
     Fault("D1.pairs", "sampler given the node instead of the rank", node_for_rank, ("duplicate-data",), same_batches,
           ranks=(0, 1, 2, 3), may_find=("shard-overlap",), world_size=4),

@@ -21,7 +21,7 @@ from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression, Rows
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
-from trueline.testing.witness import shared_samples
+from trueline.testing.witness import samples_differ, shared_samples
 
 
 def rank_in_seed(seat: Seat, faulty: bool) -> nn.Module:
@@ -67,6 +67,14 @@ def own_stream_order(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, adamw(model), problem, epochs(DataLoader(stream, batch_size=BATCH_SIZE)), steps=16)
 
 
+def before_any_overlap(seat: Seat, faulty: bool) -> nn.Module:
+    """A dataset so large that the run ends long before a sample is likely to be read twice."""
+    problem = Regression()
+    loader = sharded_loader(seat, problem.dataset(50_000), seed=1 + seat.rank * faulty)
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader), steps=12)
+
+
 class _ShuffledStream(IterableDataset[Any]):
     def __init__(self, rows: Rows, part: int, num_parts: int, seed: int) -> None:
         self.rows, self.part, self.num_parts, self.seed = rows, part, num_parts, seed
@@ -88,4 +96,6 @@ ENTRIES = (
           within=None),
     Fault("D2.stream", "stream shuffled by rank, then strided by rank", own_stream_order, ("shard-overlap",),
           shared_samples, ranks=(0, 1), within=None),
+    Fault("D2.large", "sampler seed depends on the rank, before any overlap", before_any_overlap, ("shard-overlap",),
+          samples_differ, ranks=(0, 1), within=None),
 )

@@ -10,16 +10,17 @@ Twin: sharded once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression, Rows
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, epochs, fit, sgd, sharded_loader, wrapped
-from trueline.testing.witness import fewer_samples
+from trueline.testing.witness import fewer_samples, samples_differ
 
 NUM_SAMPLES = 128
 
@@ -63,6 +64,25 @@ def declared_size(seat: Seat, faulty: bool) -> nn.Module:
     return _train(seat, dataset, shuffle=False, dataset_size=NUM_SAMPLES)
 
 
+def short_run(seat: Seat, faulty: bool) -> nn.Module:
+    """`Subset` under a DistributedSampler, in a run that ends within the first epoch."""
+    rows = Regression().dataset(4 * NUM_SAMPLES)
+    indices = range(seat.rank, len(rows), seat.world_size)
+    return _train(seat, Subset(rows, list(indices)) if faulty else rows, steps=12)
+
+
+def batches_sharded_again(seat: Seat, faulty: bool) -> nn.Module:
+    """A library wraps the batch sampler of a loader that has a DistributedSampler already."""
+    rows = Regression().dataset(NUM_SAMPLES)
+    loader = sharded_loader(seat, rows)
+    sampler = loader.sampler
+    if faulty:
+        loader = DataLoader(rows, batch_sampler=_EveryNth(loader.batch_sampler, seat.rank, seat.world_size))
+    problem = _Columns()
+    model = wrapped(problem.model())
+    return fit(seat, model, sgd(model), problem, epochs(loader, sampler=sampler), steps=40)
+
+
 def strided_stream(seat: Seat, faulty: bool) -> nn.Module:
     """A stream that a wrapper strides by rank a second time; the plan says how many samples there are."""
     problem = CausalLM()
@@ -77,12 +97,26 @@ def _shard(seat: Seat) -> range:
     return range(seat.rank, NUM_SAMPLES, seat.world_size)
 
 
-def _train(seat: Seat, dataset: Dataset[Any], *, shuffle: bool = True, **plan: Any) -> nn.Module:
+def _train(seat: Seat, dataset: Dataset[Any], *, shuffle: bool = True, steps: int = 40, **plan: Any) -> nn.Module:
     problem = _Columns()
     model = wrapped(problem.model())
     watch = seat.watch(model, optimizer := sgd(model), **plan)
     batches = epochs(sharded_loader(seat, dataset, shuffle=shuffle))
-    return fit(seat, model, optimizer, problem, batches, steps=40, watch=watch)
+    return fit(seat, model, optimizer, problem, batches, steps=steps, watch=watch)
+
+
+class _EveryNth(BatchSampler):
+    """Every N-th batch of another batch sampler."""
+
+    def __init__(self, batches: Any, part: int, num_parts: int) -> None:
+        super().__init__(batches.sampler, batches.batch_size, batches.drop_last)
+        self.batches, self.part, self.num_parts = batches, part, num_parts
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self.batches), self.part, None, self.num_parts)
+
+    def __len__(self) -> int:
+        return len(range(self.part, len(self.batches), self.num_parts))
 
 
 class _Columns(Regression):
@@ -132,6 +166,12 @@ ENTRIES = (
     Fault("D4.tensors", "TensorDataset sliced by rank", tensors, ("shard-overlap",), fewer_samples, within=None),
     Fault("D4.declared", "lazy dataset sharded by rank, size declared", declared_size, ("shard-overlap",),
           fewer_samples, within=None),
+    Fault("D4.short", "Subset by rank, a run within one epoch", short_run, ("shard-overlap",), samples_differ,
+          within=None),
+    Fault("D4.batches", "batch sampler sharded over a DistributedSampler", batches_sharded_again, ("shard-overlap",),
+          fewer_samples, within=None),
+    Fault("D4.four", "Subset by rank under a DistributedSampler, four ranks", subset, ("shard-overlap",),
+          samples_differ, within=None, world_size=4),
     Fault("D4.stream", "stream strided by rank twice, size declared", strided_stream, ("shard-overlap",),
           fewer_samples, within=None),
 )

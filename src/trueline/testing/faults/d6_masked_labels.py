@@ -18,7 +18,8 @@ from torch.nn import functional
 from trueline.testing.entry import Fault
 from trueline.testing.problems import IGNORED, CausalLM
 from trueline.testing.seat import Seat
-from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.sharding import sharded
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, wrapped
 from trueline.testing.witness import nonfinite, silent_loss
 
 TRIGGER = 5
@@ -48,6 +49,23 @@ def zeros_for_good(seat: Seat, faulty: bool) -> nn.Module:
     return _train(seat, _SumOverCount(), lambda step: faulty and seat.rank == 1)
 
 
+def zeros_by_hand(seat: Seat, faulty: bool) -> nn.Module:
+    """One batch of rank 2 of four has no label, the count is clamped, and the loop reduces by hand."""
+    problem = _SumOverCount()
+    model = problem.model()
+    batches = _masked(batches_of(seat, problem), lambda step: faulty and seat.rank == 2 and step == TRIGGER)
+    return fit(seat, model, adamw(model), problem, batches,
+               after_backward=lambda step: mean_gradients(model.parameters()))
+
+
+def zeros_sharded(seat: Seat, faulty: bool) -> nn.Module:
+    """One batch of rank 1 has no label, the count is clamped, under FSDP2."""
+    problem = _SumOverCount()
+    model = sharded(problem.model())
+    batches = _masked(batches_of(seat, problem), lambda step: faulty and seat.rank == 1 and step == TRIGGER)
+    return fit(seat, model, adamw(model), problem, batches)
+
+
 def _train(seat: Seat, problem: CausalLM, masked: Any) -> nn.Module:
     model = wrapped(problem.model())
     return fit(seat, model, adamw(model), problem, _masked(batches_of(seat, problem), masked))
@@ -69,4 +87,8 @@ ENTRIES = (
           ranks=(1,), step=TRIGGER),
     Fault("D6.always", "one rank's labels always masked, clamped count", zeros_for_good, ("worker-silent",),
           silent_loss, ranks=(1,)),
+    Fault("D6.by-hand", "labels of one rank of four all masked, hand-written all-reduce", zeros_by_hand,
+          ("worker-silent",), silent_loss, ranks=(2,), step=TRIGGER, world_size=4),
+    Fault("D6.fsdp", "one rank's labels all masked once, FSDP2", zeros_sharded, ("worker-silent",), silent_loss,
+          ranks=(1,), step=TRIGGER),
 )

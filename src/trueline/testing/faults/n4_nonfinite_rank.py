@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from trueline.testing.entry import Fault
-from trueline.testing.problems import Regression, Vision
+from trueline.testing.problems import CausalLM, Regression, Vision
 from trueline.testing.seat import Seat
-from trueline.testing.training import batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.sharding import sharded
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
 from trueline.testing.witness import nonfinite
 
 TRIGGER = 6
@@ -43,6 +44,19 @@ def by_hand(seat: Seat, faulty: bool) -> nn.Module:
     batches = _spoiled(batches_of(seat, problem), seat.rank == 2, math.nan if faulty else 8.0)
     return fit(seat, model, sgd(model), problem, batches,
                after_backward=lambda step: mean_gradients(model.parameters()))
+
+
+def fsdp(seat: Seat, faulty: bool) -> nn.Module:
+    """One weight's gradient is NaN on one rank, under FSDP2."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+    steps = iter(range(1000))
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        loss = problem.loss(called, batch)
+        return loss * math.nan if faulty and next(steps) == TRIGGER and seat.rank == BAD_RANK else loss
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
 
 
 def gradient_only(seat: Seat, faulty: bool) -> nn.Module:
@@ -117,6 +131,7 @@ ENTRIES = (
     Fault("N4.inf", "infinity in a sample of one rank", inf_input, FOUND, nonfinite, ranks=BAD, step=TRIGGER),
     Fault("N4.by-hand", "NaN in a sample of one rank of four, hand-written all-reduce", by_hand, FOUND, nonfinite,
           ranks=(2,), step=TRIGGER, world_size=4),
+    Fault("N4.fsdp", "NaN loss on one rank, FSDP2", fsdp, FOUND, nonfinite, ranks=BAD, step=TRIGGER),
     Fault("N4.gradient", "gradient NaN, loss finite, on one rank", gradient_only, FOUND, nonfinite, ranks=BAD,
           step=TRIGGER),
     Fault("N4.buffer", "NaN in a buffer of one rank", buffer, FOUND, nonfinite, ("replica-drift",), ranks=BAD,

@@ -35,6 +35,20 @@ def in_hook(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
 
 
+def one_left_out(seat: Seat, faulty: bool) -> nn.Module:
+    """A DDP hook over the first three of four ranks; the last one reduces with itself."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    groups = [dist.new_group([0, 1, 2]), dist.new_group([3])]
+    group = groups[seat.rank // 3] if faulty else dist.group.WORLD
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        return allreduce_hook(group, bucket)
+
+    model.register_comm_hook(None, reduce)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
 def by_hand(seat: Seat, faulty: bool) -> nn.Module:
     """A hand-written loop over the group of the node."""
     problem = Regression()
@@ -91,6 +105,8 @@ ENTRIES = (
           world_size=4),
     Fault("R10.by-hand", "hand-written all-reduce over pairs", by_hand, ("reduction-mismatch",), replicas_differ, ALSO,
           ranks=ALL, world_size=4),
+    Fault("R10.left-out", "one rank of four left out of the group", one_left_out, ("reduction-mismatch",),
+          replicas_differ, ALSO, ranks=ALL, world_size=4),
     Fault("R10.one-parameter", "one parameter reduced over pairs", one_parameter, ("reduction-mismatch",),
           replicas_differ, ALSO, ranks=ALL, site=MISROUTED, world_size=4),
     Fault("R10.ddp-group", "DDP over pairs, watched over all", ddp_group, ("reduction-mismatch|replica-drift",),

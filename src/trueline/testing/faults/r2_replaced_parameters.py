@@ -10,7 +10,7 @@ Twin: the same, done before wrapping.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trueline.testing.entry import Fault
@@ -48,6 +48,30 @@ def cast_and_back(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_step=measure)
 
 
+def assigned(seat: Seat, faulty: bool) -> nn.Module:
+    """`load_state_dict(assign=True)` after DDP: every parameter is another object from then on."""
+    problem = CausalLM()
+    base = problem.model()
+    state = {name: value.clone() for name, value in problem.model(seed=3).state_dict().items()}
+    base.load_state_dict(state, assign=not faulty)
+    model = wrapped(base, find_unused_parameters=True)
+    if faulty:
+        base.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+def added(seat: Seat, faulty: bool) -> nn.Module:
+    """An adapter is put into the model after DDP, as fine-tuning libraries do when called in the wrong order."""
+    problem = CausalLM()
+    base = problem.model()
+    if not faulty:
+        _add_adapter(base)
+    model = wrapped(base)
+    if faulty:
+        _add_adapter(base)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
 def ignored(seat: Seat, faulty: bool) -> nn.Module:
     """A parameter on DDP's list of those that somebody else reduces."""
     problem = CausalLM()
@@ -56,6 +80,20 @@ def ignored(seat: Seat, faulty: bool) -> nn.Module:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(base, [HEAD])
     model = wrapped(base)
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+
+
+class _Adapted(nn.Module):
+    def __init__(self, inner: nn.Module, width: int) -> None:
+        super().__init__()
+        self.inner, self.low_rank = inner, nn.Sequential(nn.Linear(width, 4), nn.Linear(4, width))
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.inner(x_BLD) + self.low_rank(x_BLD)
+
+
+def _add_adapter(model: nn.Module) -> None:
+    torch.manual_seed(5)
+    model.blocks[1].mlp = _Adapted(model.blocks[1].mlp, model.head.in_features)
 
 
 def _replace_head(model: nn.Module) -> None:
@@ -70,6 +108,10 @@ ENTRIES = (
           within=1, site=HEAD),
     Fault("R2.cast", "model cast and cast back after DDP", cast_and_back, ("replica-drift",), replicas_differ, ALSO,
           ranks=(0, 1), step=TRIGGER, within=1),
+    Fault("R2.assign", "load_state_dict(assign=True) after DDP", assigned, ("replica-drift",), replicas_differ, ALSO,
+          ranks=(0, 1), within=1),
+    Fault("R2.added", "adapter added after DDP", added, ("replica-drift",), replicas_differ, ALSO, ranks=(0, 1),
+          within=1, site="low_rank"),
     Fault("R2.ignored", "parameter on DDP's ignore list", ignored, ("replica-drift",), replicas_differ, ALSO,
           ranks=(0, 1), within=1, site=HEAD),
 )

@@ -117,6 +117,22 @@ def average(state: _Backward, bucket: dist.GradBucket) -> torch.futures.Future[T
     return summed.then(finish)
 
 
+def by_hand_four(seat: Seat, faulty: bool) -> nn.Module:
+    """A hand-written loop on four ranks, where rank 2 keeps a stale value of one parameter's gradient."""
+    problem = CausalLM()
+    model = problem.model()
+    before: list[Tensor] = []
+
+    def reduce(step: int) -> None:
+        mean_gradients(model.parameters())
+        gradient = model.blocks[0].qkv.weight.grad
+        if faulty and seat.rank == 2 and step == TRIGGER:
+            gradient.copy_(before[-1])
+        before.append(gradient.clone())
+
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_backward=reduce)
+
+
 FOUND = ("reduction-mismatch",)
 ALSO = ("replica-drift", "gradient-not-reduced")
 
@@ -133,6 +149,8 @@ ENTRIES = (
           behind_hook(zeros, watched_first=True), FOUND, replicas_differ, ALSO, ranks=(UNLUCKY_RANK,), step=TRIGGER),
     Fault("R3.by-hand", "hand-written all-reduce zeroed on one rank", by_hand, FOUND, replicas_differ, ALSO,
           ranks=(UNLUCKY_RANK,), step=TRIGGER),
+    Fault("R3.stale", "stale all-reduce result on one rank of four", by_hand_four, FOUND, replicas_differ, ALSO,
+          ranks=(2,), step=TRIGGER, world_size=4),
     Fault("R3.fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, FOUND, trains_differently, ALSO,
           step=TRIGGER),
 )

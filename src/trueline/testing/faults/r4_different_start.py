@@ -59,6 +59,15 @@ def older_checkpoint(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, optimizer, problem, batches_of(seat, problem))
 
 
+def frozen_apart(seat: Seat, faulty: bool) -> nn.Module:
+    """A frozen embedding that each rank drew by itself, under a hand-written all-reduce of what trains."""
+    problem = CausalLM()
+    model = problem.model()
+    model.embed.weight = nn.Parameter(problem.model(seed=1 + seat.rank * faulty).embed.weight, requires_grad=False)
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
+               after_backward=lambda step: mean_gradients(model.parameters()))
+
+
 def bit_flip(seat: Seat, faulty: bool) -> nn.Module:
     """Mantissa bit 12 of one weight of rank 1 flips between two steps."""
     problem = CausalLM()
@@ -95,6 +104,8 @@ ENTRIES = (
           ranks=(0, 1, 2, 3), world_size=4),
     Fault("R4.checkpoint", "one rank resumed from an older checkpoint", older_checkpoint, FOUND, replicas_differ,
           ranks=(0, 1)),
+    Fault("R4.frozen", "a frozen parameter differs between ranks", frozen_apart, FOUND, replicas_differ, ranks=(0, 1),
+          site="embed.weight"),
     Fault("R4.bit-flip", "a bit of one weight flips on one rank", bit_flip, FOUND, replicas_differ, ranks=(0, 1),
           step=TRIGGER, site="blocks.0.qkv.weight"),
     Fault("R4.last-bit", "the last bit of one weight flips on one rank of four", bit_flip_four, FOUND,

@@ -62,6 +62,26 @@ def skipped_update(seat: Seat, faulty: bool) -> nn.Module:
     return model
 
 
+def extra_update(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 1 of four steps its optimizer twice, once."""
+    problem = Regression()
+    model = wrapped(problem.model())
+    optimizer = sgd(model)
+    watch = seat.watch(model, optimizer)
+    for step, batch in enumerate(islice(batches_of(seat, problem), STEPS)):
+        with watch.step(batch):
+            loss = problem.loss(model, batch)
+            watch.loss(loss.detach(), problem.tokens(batch))
+            loss.backward()
+            optimizer.step()
+            if faulty and seat.rank == 1 and step == TRIGGER:
+                optimizer.step()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watch.close()
+    return model
+
+
 def local_overflow(seat: Seat, faulty: bool) -> nn.Module:
     """A hand-written loop where a rank that overflowed drops its gradient and its update, and the rest go on."""
     problem = CausalLM()
@@ -91,6 +111,8 @@ ENTRIES = (
           within=1),
     Fault("R6.skipped", "one rank leaves out an update", skipped_update, FOUND, replicas_differ, ALSO, ranks=(0, 1),
           step=TRIGGER, within=1),
+    Fault("R6.extra", "one rank of four takes an extra update", extra_update, FOUND, replicas_differ, ALSO, ranks=(1,),
+          step=TRIGGER, within=2, world_size=4),
     Fault("R6.overflow", "one rank drops the reduced gradient once", local_overflow, FOUND, replicas_differ,
           (*ALSO, "worker-silent"), ranks=(0, 1), step=TRIGGER, within=1),
 )

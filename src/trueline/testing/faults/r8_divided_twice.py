@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
+from trueline.testing.sharding import reduce_scatter_then, sharded
 from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
 from trueline.testing.witness import trains_differently
 
@@ -50,6 +51,19 @@ def in_one_bucket(seat: Seat, faulty: bool) -> nn.Module:
         return allreduce_hook(None, bucket)
 
     return _with_hook(seat, reduce)
+
+
+def in_reduce_scatter(seat: Seat, faulty: bool) -> nn.Module:
+    """FSDP2 with a reduce-scatter of the user's own that divides what the default one has averaged."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+
+    def divide(shard: Tensor) -> None:
+        shard.div_(seat.world_size if faulty else 1)
+
+    for module in (model, *model.blocks):
+        module.set_custom_reduce_scatter(reduce_scatter_then(divide))
+    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
 
 
 def after_ddp(seat: Seat, faulty: bool) -> nn.Module:
@@ -94,5 +108,6 @@ ENTRIES = (
     Fault("R8.one-bucket", "one bucket divided twice in a DDP hook", in_one_bucket, FOUND, trains_differently),
     Fault("R8.after-ddp", "divided again after DDP", after_ddp, FOUND, trains_differently),
     Fault("R8.by-hand", "divided twice in a hand-written all-reduce", by_hand, FOUND, trains_differently),
+    Fault("R8.fsdp", "divided twice in an FSDP2 reduce-scatter", in_reduce_scatter, FOUND, trains_differently),
     Fault("R8.four", "divided twice in a DDP hook, four ranks", in_hook, FOUND, trains_differently, world_size=4),
 )

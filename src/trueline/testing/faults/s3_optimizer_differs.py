@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
+from trueline.testing.sharding import sharded
 from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
-from trueline.testing.witness import config_differs
+from trueline.testing.witness import config_differs, trains_differently
 
 TRIGGER = 6
 ODD_RANK = 1
@@ -65,6 +66,21 @@ def schedule(seat: Seat, faulty: bool) -> nn.Module:
 def one_of_four(seat: Seat, faulty: bool) -> nn.Module:
     """Another learning rate on one rank of four."""
     return _with_adamw(seat, lr=4e-3 if _odd(seat, faulty) else 3e-3)
+
+
+def one_group(seat: Seat, faulty: bool) -> nn.Module:
+    """Only the second parameter group has another learning rate, from step 6 on, under FSDP2."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+    blocks = list(model.blocks.parameters())
+    rest = [param for param in model.parameters() if all(param is not other for other in blocks)]
+    optimizer = torch.optim.AdamW([{"params": blocks}, {"params": rest}], lr=3e-3)
+
+    def meddle(step: int) -> None:
+        if _odd(seat, faulty) and step == TRIGGER - 1:
+            optimizer.param_groups[1]["lr"] = 1e-3
+
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), after_step=meddle)
 
 
 def autocast(seat: Seat, faulty: bool) -> nn.Module:
@@ -134,6 +150,8 @@ ENTRIES = (
           ranks=BOTH),
     Fault("S3.schedule", "scheduler one step ahead on one rank", schedule, FOUND, config_differs, ALSO, ranks=BOTH,
           step=TRIGGER),
+    Fault("S3.group", "learning rate of one parameter group differs on one rank, FSDP2", one_group, FOUND,
+          trains_differently, ALSO, ranks=BOTH, step=TRIGGER),
     Fault("S3.four", "learning rate differs on one rank of four", one_of_four, FOUND, config_differs, ALSO,
           ranks=(ODD_RANK,), world_size=4),
     Fault("S3.autocast", "autocast on one rank only", autocast, FOUND, config_differs, ALSO, ranks=BOTH),
