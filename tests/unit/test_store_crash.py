@@ -14,6 +14,7 @@ from trueline.store.reader import Run
 
 WRITE = textwrap.dedent("""
     import os, sys
+    from trueline.schema.run_manifest import Manifest, RankEnv
     from trueline.store.writer import RunWriter
 
     def pieces():
@@ -64,6 +65,7 @@ DIE_AT_EACH_CALL = WRITE + textwrap.dedent("""
         log = os.open(path + ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         writer = RunWriter(path, rank=0, seal_steps=2)
         arm(fatal, when)
+        writer.describe(Manifest(), RankEnv())
         for index, piece in zip(range(2 * STEPS), pieces()):
             writer.write(piece)
             tell(log, b"%d\\n" % index)
@@ -194,7 +196,6 @@ def test_a_forked_child_leaves_its_parents_run_alone(tmp_path):
             os._exit(0)
         os.waitpid(child, 0)
         writer.write(next(stream))
-        writer.close()
     """)
     done = start(code, tmp_path / "run")
     done.communicate(timeout=200)
