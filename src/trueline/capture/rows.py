@@ -15,11 +15,10 @@ from torch import Tensor
 
 from trueline.capture.derive import Own
 from trueline.capture.layout import Layout
+from trueline.capture.probes.gradients import MISSING
 from trueline.tensor.digest import unsigned
 
 Array = NDArray[np.float64]
-MISSING = -1.0
-"""Stands for "no gradient was seen" in a list of norms, where None cannot stand."""
 
 
 def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: bool) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from trueline.capture.layout import Layout, device_of, local
 from trueline.tensor.sketch import measure
 
 Phase = Literal["local", "reduced", "used"]
+MISSING = -1.0
+"""Stands for "no gradient was seen" in a list of norms, where None cannot stand."""
+
 PHASES: tuple[Phase, ...] = ("local", "reduced", "used")
 
 
@@ -25,7 +28,6 @@ PHASES: tuple[Phase, ...] = ("local", "reduced", "used")
 class _Seen:
     norm2: dict[int, Tensor] = field(default_factory=dict)
     sketch: dict[int, Tensor] = field(default_factory=dict)
-    accumulated: set[int] = field(default_factory=set)
 
 
 class GradientProbe:
@@ -71,7 +73,6 @@ class GradientProbe:
         if add and index in seen.sketch:
             sketch = seen.sketch[index] + sketch
             norm2 = sketch.square().sum()  # cross terms of the micro-batches are not at hand: norm from the sketch
-            seen.accumulated.add(index)
         seen.norm2[index] = norm2
         seen.sketch[index] = sketch
         if self.exact and phase == "local":
@@ -93,18 +94,17 @@ class GradientProbe:
         float64 [G*k].
         """
         device = device_of(self.layout)
-        groups = torch.tensor(self.layout.group_of, dtype=torch.int64)
+        missing = torch.full((), MISSING, dtype=torch.float64, device=device)
+        empty_k = torch.zeros(self.layout.k, dtype=torch.float64, device=device)
         out: dict[str, Tensor] = {}
         for phase in PHASES:
             seen = self._seen[phase]
             if not seen.norm2:
                 continue
-            missing = torch.full((), -1.0, dtype=torch.float64, device=device)
-            count = len(self.layout.names)
-            out[f"{phase}_norm2"] = torch.stack([seen.norm2.get(index, missing) for index in range(count)])
-            total_Gk = torch.zeros(len(self.layout.groups), self.layout.k, dtype=torch.float64, device=device)
-            order = sorted(seen.sketch)
-            stacked = torch.stack([seen.sketch[index] for index in order])
-            total_Gk.index_add_(0, groups[order].to(device), stacked)
-            out[f"{phase}_sketch"] = total_Gk.flatten()
+            members: list[list[Tensor]] = [[] for _ in self.layout.groups]
+            for index, sketch in seen.sketch.items():
+                members[self.layout.group_of[index]].append(sketch)
+            sums = [torch.stack(one).sum(dim=0) if one else empty_k for one in members]
+            out[f"{phase}_norm2"] = torch.stack([seen.norm2.get(i, missing) for i in range(len(self.layout.names))])
+            out[f"{phase}_sketch"] = torch.cat(sums)
         return out

@@ -77,11 +77,18 @@ class LossProbe:
             self._backward.append(loss.detach().double().reshape(()))
 
 
+def _on(device: torch.device, count: float | Tensor | None) -> Tensor:
+    """The count as float64 [] on ``device``; a number is filled in there, since copying it from the host would wait."""
+    if isinstance(count, Tensor):
+        return count.detach().to(device=device, dtype=torch.float64).reshape(())
+    return torch.full((), float(count or 0), dtype=torch.float64, device=device)
+
+
 def _weighted(given: list[tuple[Tensor, float | Tensor | None]]) -> dict[str, Tensor]:
     losses = torch.stack([loss for loss, _ in given])
     if any(count is None for _, count in given):
         return {"loss": losses.mean()}
-    counts = torch.stack([torch.as_tensor(count, dtype=torch.float64, device=losses.device) for _, count in given])
+    counts = torch.stack([_on(losses.device, count) for _, count in given])
     total = counts.sum()
     # Without a token the loss is still the number that was given, such as the 0.0 of a clamped count.
     mean = torch.where(total > 0, (losses * counts).sum() / total, losses.mean())
