@@ -5,17 +5,16 @@ import json
 import pytest
 
 from trueline.schema.errors import InputError, RunExistsError
-from trueline.testing.demo.place import MARKER, claim, require_free, write_marker
+from trueline.testing.demo.place import MARKER, claim, require_free
 
 
 def earlier_demo(out):
-    claim(out, overwrite=False)
+    claim(out, {}, overwrite=False)
     run = out / "s1-2"
     (run / "workers").mkdir(parents=True)
     (run / "manifest.json").write_text("{}")
     (run / "findings-r00003.jsonl").write_text("")
     (out / "report.html").write_text("old")
-    write_marker(out, {"finished": True})
     return out
 
 
@@ -26,17 +25,17 @@ def everything(folder):
 @pytest.mark.parametrize("make", [lambda out: None, lambda out: out.mkdir()], ids=["missing", "empty"])
 def test_a_missing_or_empty_directory_is_taken_and_marked(tmp_path, make):
     make(tmp_path / "out")
-    claim(tmp_path / "out", overwrite=False)
-    assert json.loads((tmp_path / "out" / MARKER).read_text())["trueline"] == "demo"
+    claim(tmp_path / "out", {"steps": 3}, overwrite=False)
+    assert json.loads((tmp_path / "out" / MARKER).read_text()) == {"trueline": "demo", "steps": 3}
 
 
 def test_an_earlier_demo_is_kept_unless_overwriting(tmp_path):
     out = earlier_demo(tmp_path / "out")
     before = everything(out)
     with pytest.raises(RunExistsError, match="--overwrite"):
-        claim(out, overwrite=False)
+        claim(out, {}, overwrite=False)
     assert everything(out) == before
-    claim(out, overwrite=True)
+    claim(out, {}, overwrite=True)
     assert everything(out) == [MARKER]
 
 
@@ -44,7 +43,7 @@ def test_files_beside_the_output_of_a_demo_survive_overwriting(tmp_path):
     out = earlier_demo(tmp_path / "out")
     (out / "notes.txt").write_text("mine")
     (out / "other-run").mkdir()
-    claim(out, overwrite=True)
+    claim(out, {}, overwrite=True)
     assert everything(out) == [MARKER, "notes.txt", "other-run"]
 
 
@@ -56,7 +55,7 @@ def test_a_foreign_directory_is_refused_even_when_overwriting(tmp_path):
     before = everything(out)
     for overwrite in (False, True):
         with pytest.raises(RunExistsError, match="never overwritten"):
-            claim(out, overwrite=overwrite)
+            claim(out, {}, overwrite=overwrite)
     assert everything(out) == before
 
 
@@ -65,7 +64,7 @@ def test_a_foreign_file_inside_a_run_stops_the_removal_of_anything(tmp_path):
     (out / "s1-2" / "checkpoint.pt").write_text("precious")
     before = everything(out)
     with pytest.raises(RunExistsError, match=r"checkpoint\.pt"):
-        claim(out, overwrite=True)
+        claim(out, {}, overwrite=True)
     assert everything(out) == before
 
 
@@ -74,7 +73,7 @@ def test_a_link_in_place_of_a_run_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (out / "labels").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunExistsError, match="labels"):
-        claim(out, overwrite=True)
+        claim(out, {}, overwrite=True)
     assert (tmp_path / "elsewhere").is_dir()
 
 
@@ -90,4 +89,4 @@ def test_a_file_or_a_link_as_out_is_refused(tmp_path):
 def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be written"):
-        claim(tmp_path / "file" / "out", overwrite=False)
+        claim(tmp_path / "file" / "out", {}, overwrite=False)

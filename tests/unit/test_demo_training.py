@@ -169,7 +169,15 @@ def test_the_missing_extra_is_named_with_how_to_get_it(monkeypatch):
         require_extra()
 
 
-@pytest.mark.parametrize(("wrong", "named"), [({"workers": 1}, "--workers is 1"), ({"steps": 0}, "--steps is 0")])
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"workers": 1}, "--workers is 1"),
+        ({"steps": 0}, "--steps is 0"),
+        ({"batch_size": -2}, "--batch-size is -2"),
+        ({"max_length": 15}, "--max-length is 15"),
+    ],
+)
 def test_numbers_of_no_use_are_refused(wrong, named):
     with pytest.raises(InputError, match=named):
         require_sound(Options(out=Path("out"), **wrong))

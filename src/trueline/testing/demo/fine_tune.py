@@ -17,7 +17,7 @@ from trueline.schema.errors import InputError, TruelineError
 from trueline.testing.demo.corpus import Triple, library_triples, load_triples
 from trueline.testing.demo.model import ModelSpec, load_pretrained
 from trueline.testing.demo.settings import SETTINGS, Setting
-from trueline.testing.demo.tokens import Sample, Tokenizer, encode_triples, train_tokenizer
+from trueline.testing.demo.tokens import MIN_LENGTH, Sample, Tokenizer, encode_triple, train_tokenizer
 from trueline.testing.ranks import PRELOADED, RankError, Ranks
 
 if TYPE_CHECKING:
@@ -85,6 +85,10 @@ def require_sound(options: Options) -> None:
     for flag, value in (("--steps", options.steps), ("--batch-size", options.batch_size)):
         if value < 1:
             raise InputError(f"{flag} is {value}; expected at least 1.")
+    if options.max_length < MIN_LENGTH:
+        raise InputError(
+            f"--max-length is {options.max_length} tokens; a prompt and a response need at least {MIN_LENGTH}."
+        )
 
 
 def warm_up() -> None:
@@ -96,14 +100,15 @@ def warm_up() -> None:
 
 def prepare(options: Options, progress: Progress) -> Material:
     """Read the triples, train or load the tokenizer, encode. Raises ``InputError`` for data or a model of no use."""
-    progress("Reading", 0, 3, "text")
+    progress("Reading", 0, 3, "text" if options.model is None else f"model {options.model}")
+    pretrained = None if options.model is None else load_pretrained(options.model, max_length=options.max_length)
     triples = library_triples() if options.data is None else load_triples(options.data)
     source = "the Python standard library" if options.data is None else f"'{options.data}'"
     _require_enough(triples, options, source)
     progress("Reading", 1, 3, f"{len(triples)} triples; now their tokens")
-    spec, tokenizer = _model_and_tokenizer(options, triples)
+    spec, tokenizer = pretrained or _small_model(triples, max_length=options.max_length)
     progress("Reading", 2, 3, f"{tokenizer.vocab_size} tokens; now encoding")
-    samples = encode_triples(triples, tokenizer, max_length=options.max_length)
+    samples = [encode_triple(triple, tokenizer, max_length=options.max_length) for triple in triples]
     mean_tokens = sum(len(sample.input_ids) for sample in samples) / len(samples)
     progress("Reading", 3, 3, f"{len(samples)} triples of {source}, {mean_tokens:.0f} tokens each on average")
     return Material(samples=samples, pad_id=tokenizer.pad_id, model=spec, source=source)
@@ -130,6 +135,26 @@ def train_settings(options: Options, material: Material, progress: Progress) -> 
     return trained
 
 
+def failure_sentence(error: RankError, job: Job) -> str:
+    """Which worker failed, when and why, in one sentence.
+
+    One that died or raised takes the others along (their connections break), so the first cause is what is looked for:
+    a process that ended, else an exception that is not about a connection.
+    """
+    reasons = [(int(rank), _reason(text)) for rank, text in _FAILURE.findall(f"{error}\n")]
+    if not reasons:
+        return f"The workers of setting {job.setting.name} failed: {str(error).splitlines()[0]}"
+    own = [each for each in reasons if "the process ended" in each[1]] or [
+        each for each in reasons if not _BROKEN_CONNECTION.search(each[1])
+    ]
+    rank, reason = (own or reasons)[0]
+    done = _steps_done(job)
+    return (
+        f"The worker of rank {rank} failed in setting {job.setting.name} after {done} of {job.steps} steps ({reason}), "
+        "so all workers were stopped; where memory is short, try fewer --workers or a smaller --batch-size."
+    )
+
+
 def _require_enough(triples: list[Triple], options: Options, source: str) -> None:
     num_needed = options.workers * options.batch_size
     if len(triples) < num_needed:
@@ -139,11 +164,9 @@ def _require_enough(triples: list[Triple], options: Options, source: str) -> Non
         )
 
 
-def _model_and_tokenizer(options: Options, triples: list[Triple]) -> tuple[ModelSpec, Tokenizer]:
-    if options.model is not None:
-        return load_pretrained(options.model, max_length=options.max_length)
+def _small_model(triples: list[Triple], *, max_length: int) -> tuple[ModelSpec, Tokenizer]:
     tokenizer = train_tokenizer(triples)
-    return ModelSpec(name=None, vocab_size=tokenizer.vocab_size, max_length=options.max_length), tokenizer
+    return ModelSpec(name=None, vocab_size=tokenizer.vocab_size, max_length=max_length), tokenizer
 
 
 def _job(setting: Setting, options: Options, material: Material, samples: PackedSamples, folder: Path) -> Job:
@@ -171,7 +194,7 @@ def _run(ranks: Ranks, job: Job, progress: Progress) -> list[Learned]:
         with _followed(job, progress):
             learned = ranks.run(train, job)
     except RankError as error:
-        raise DemoError(_sentence(error, job)) from None
+        raise DemoError(failure_sentence(error, job)) from None
     progress(job.setting.name, job.steps, job.steps, "done")
     return learned
 
@@ -196,30 +219,11 @@ def _followed(job: Job, progress: Progress) -> Iterator[None]:
         follower.join()
 
 
-def _sentence(error: RankError, job: Job) -> str:
-    """Which worker failed, when and why, in one sentence.
-
-    One that died or raised takes the others along (their connections break), so the first cause is what is looked for:
-    a process that ended, else an exception that is not about a connection.
-    """
-    reasons = [(int(rank), _reason(text)) for rank, text in _FAILURE.findall(f"{error}\n")]
-    if not reasons:
-        return f"The workers of setting {job.setting.name} failed: {str(error).splitlines()[0]}"
-    own = [each for each in reasons if "the process ended" in each[1]] or [
-        each for each in reasons if not _BROKEN_CONNECTION.search(each[1])
-    ]
-    rank, reason = (own or reasons)[0]
-    done = _steps_done(job)
-    return (
-        f"The worker of rank {rank} failed in setting {job.setting.name} after {done} of {job.steps} steps ({reason}), "
-        "so all workers were stopped; where memory is short, try fewer --workers or a smaller --batch-size."
-    )
-
-
 def _reason(text: str) -> str:
-    """The line of a rank's failure that says why: that of the exception at the end of its traceback."""
-    own = text.split(_OUTPUT_FOLLOWS)[0]
-    line = own.strip().splitlines()[-1].strip()
+    """The line of a rank's failure that says why: of a traceback the one after its frames, which are indented."""
+    lines = text.split(_OUTPUT_FOLLOWS)[0].rstrip().splitlines()
+    frames = [index for index, line in enumerate(lines[:-1]) if line.startswith(" ")]
+    line = lines[frames[-1] + 1 if frames else 0]
     return line.replace("exit code -9", "signal 9, as a system out of memory sends it")[:MAX_REASON_CHARS]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ def require_free(out: Path, *, overwrite: bool) -> None:
         )
 
 
-def claim(out: Path, *, overwrite: bool) -> None:
-    """Make ``out`` a demo directory without Runs; raises as ``require_free``, and ``InputError`` if it cannot write."""
+def claim(out: Path, about: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make ``out`` a demo directory without Runs, marked by `demo.json`, which says ``about`` how the demo is run.
+
+    Raises as ``require_free``, and ``InputError`` where ``out`` cannot be written.
+    """
     try:
         require_free(out, overwrite=overwrite)
         for run in _runs(out):
@@ -52,18 +56,12 @@ def claim(out: Path, *, overwrite: bool) -> None:
         for file in (out / REPORT, out / MARKER):
             file.unlink(missing_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        write_marker(out, {"finished": False})
+        (out / MARKER).write_text(json.dumps({"trueline": "demo", **about}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"Output directory '{out}' cannot be written ({error.strerror or error}); "
             "pass --out DIR with a writable place."
         ) from None
-
-
-def write_marker(out: Path, document: dict[str, Any]) -> None:
-    """Leave ``document`` as `demo.json`: it marks ``out`` as a demo's output and, once that is done, sums it up."""
-    content = {"trueline": "demo", **document}
-    (out / MARKER).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _runs(out: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trueline.testing.demo.fine_tune import Options, Progress, prepare, require_sound, train_settings, warm_up
 from trueline.testing.demo.model import require_extra
-from trueline.testing.demo.place import REPORT, claim, require_free, write_marker
+from trueline.testing.demo.place import REPORT, claim, require_free
 from trueline.testing.demo.settings import SETTINGS
 from trueline.testing.demo.summary import Judged, Reading, document
 
@@ -19,7 +19,7 @@ Judge = Callable[[Sequence[Path], Path], Sequence[Reading]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All settings, judged, and the same as the JSON document that is also left as `demo.json`."""
+    """All settings, judged, and the same as one JSON document."""
 
     settings: list[Judged]
     document: dict[str, Any]
@@ -36,20 +36,13 @@ def run(options: Options, progress: Progress, *, judge: Judge) -> Outcome:
     require_extra()
     warm_up()
     material = prepare(options, progress)
-    claim(options.out, overwrite=options.overwrite)
+    about = {"workers": options.workers, "steps": options.steps, "data": material.source, "model": options.model}
+    claim(options.out, about, overwrite=options.overwrite)
     trained = train_settings(options, material, progress)
     page = options.out / REPORT
     progress("Checking", 0, len(SETTINGS), "and writing the report")
     readings = judge([each.run for each in trained], page)
     progress("Checking", len(SETTINGS), len(SETTINGS), "done")
     settings = [Judged(each, reading, options.workers) for each, reading in zip(trained, readings, strict=True)]
-    about = {
-        "out": str(options.out),
-        "report": str(page),
-        "data": material.source,
-        "workers": options.workers,
-        "steps": options.steps,
-    }
-    outcome = Outcome(settings=settings, document=document(settings, about))
-    write_marker(options.out, {"finished": True, **outcome.document})
-    return outcome
+    places = {"out": str(options.out), "report": str(page)}
+    return Outcome(settings=settings, document=document(settings, {**places, **about}))

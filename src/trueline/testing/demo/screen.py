@@ -56,24 +56,29 @@ def summary(settings: Sequence[Judged], *, out: Path, page: Path) -> RenderableT
         Text(ABOUT_CURVES),
         Text(),
         Text(f"Report: {page}"),
-        Text(f"One Run closer: trueline check {out / settings[0].trained.setting.name}"),
+        Text(f"One Run closer: trueline check {out / _telling(settings).trained.setting.name}"),
     )
+
+
+def _telling(settings: Sequence[Judged]) -> Judged:
+    """The first setting in which something was found, or the first of all."""
+    return next((each for each in settings if each.grave), settings[0])
 
 
 def _verdicts(settings: Sequence[Judged]) -> Table:
     table = Table(title="Six ways to train the same model", title_justify="left", show_lines=True)
-    for column in ("setting", "what was done", "verdict", "found (ranks, first step)"):
+    for column in ("setting", "what was done", "verdict", "found (ranks, since)"):
         table.add_column(column, no_wrap=column == "setting")
     for each in settings:
         setting = each.trained.setting
-        verdict = Text(each.verdict, style=COLOURS[each.reading.verdict.status])
+        verdict = Text(each.verdict, style=COLOURS[each.status])
         table.add_row(setting.name, setting.planted_text(each.num_workers), verdict, _found(each))
     return table
 
 
 def _found(each: Judged) -> Text:
     lines: list[str] = []
-    for finding in each.reading.findings:
+    for finding in each.grave:
         places = [rank_text(finding.ranks, each.num_workers)] if finding.ranks else []
         places += [] if finding.step_first is None else [f"step {finding.step_first}"]
         where = f" ({', '.join(places)})" if places else ""
@@ -82,11 +87,11 @@ def _found(each: Judged) -> Text:
 
 
 def _dispersions(settings: Sequence[Judged]) -> Table:
-    table = Table(title="Dispersion over workers, mean over steps", title_justify="left")
+    table = Table(title="Dispersion over workers, mean over steps; mean loss, first to last step", title_justify="left")
     table.add_column("setting", no_wrap=True)
     for key in SPREADS:
         table.add_column(COLUMN_TITLES[key], justify="right")
-    table.add_column("mean loss, first to last step", justify="right")
+    table.add_column("mean loss", justify="right", no_wrap=True)
     for each in settings:
         losses = f"{each.trained.loss_first:.2f} to {each.trained.loss_last:.2f}"
         table.add_row(each.trained.setting.name, *(_number(each.spread(key)) for key in SPREADS), losses)

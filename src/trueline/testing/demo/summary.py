@@ -20,9 +20,9 @@ Status = Literal["out", "suspect", "clear", "unknown"]
 ABOUT_CURVES = (
     "What the raw curves can tell: with a DistributedSampler every shard is a random draw, whatever the seeds, so the "
     "dispersions of s1-1, s1-2 and s1-3 are expected to look alike. What separates them is which samples each rank "
-    "consumed, and that is what the checks compare. In no-sampler all ranks read the same batches under the same dropout, "
-    "so that they hardly differ: no spread of the loss, cosines of 1. Whether what loss-scale and labels do to the curves "
-    "is more than chance is judged from a later version on."
+    "consumed, and that is what the checks compare. In no-sampler all ranks read the same batches under the same "
+    "dropout, so that they hardly differ: no spread of the loss, cosines of 1. Whether what loss-scale and labels do "
+    "to the curves is more than chance is judged from a later version on."
 )
 
 
@@ -39,13 +39,22 @@ class Values(Protocol):
     values_T: np.ndarray
 
 
+class CheckReport(Protocol):
+    """What all checks say about one Run; ``findings`` are sorted, errors first."""
+
+    findings: Sequence[Finding]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        ...
+
+
 class Reading(Protocol):
     """What the report shows of one Run, as far as a demo needs it."""
 
     verdict: Verdict
-    findings: Sequence[Finding]
+    report: CheckReport
     dispersions: Mapping[str, Values]
-    report: Any
 
 
 SPREADS: tuple[str, ...] = ("loss_std", "loss_range", "grad_norm_std", "cosine_mean")
@@ -63,15 +72,20 @@ class Judged:
     @property
     def grave(self) -> list[Finding]:
         """Errors and warnings; an info is worth knowing but is no sign that training is wrong."""
-        return [finding for finding in self.reading.findings if finding.severity != "info"]
+        return [finding for finding in self.reading.report.findings if finding.severity != "info"]
+
+    @property
+    def status(self) -> Status:
+        """That of the Run; 'unknown' rather than 'clear' where what was planted is judged by no check yet."""
+        status = self.reading.verdict.status
+        return "unknown" if status == "clear" and not self.trained.setting.judged else status
 
     @property
     def verdict(self) -> str:
-        """The verdict on the Run in one sentence, and for a planted fault that no check judges yet, that sentence."""
+        """The verdict on the Run in words, with a second sentence where no check judges yet what was planted."""
         line = self.reading.verdict.line
-        if self.trained.setting.judged or self.reading.verdict.status != "clear":
-            return line
-        return f"{line} What was planted is judged from a later version on."
+        judged = self.trained.setting.judged or self.reading.verdict.status != "clear"
+        return line if judged else f"{line} What was planted is judged from a later version on."
 
     def spread(self, key: str) -> float | None:
         """Mean over steps of the dispersion ``key`` (of ``SPREADS``); None where no step measured it."""
@@ -115,7 +129,7 @@ def _setting_document(each: Judged) -> dict[str, Any]:
         "planted": each.trained.setting.planted_text(each.num_workers),
         "judged": each.trained.setting.judged,
         "run": str(each.trained.run),
-        "status": each.reading.verdict.status,
+        "status": each.status,
         "verdict": each.verdict,
         "findings": report["findings"],
         "checks_run": report["checks_run"],

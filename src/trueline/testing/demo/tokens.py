@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueline.schema.errors import InputError
 from trueline.testing.demo.corpus import Triple
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 2048
 MIN_LENGTH = 16
+"""Fewest tokens a sample may be limited to: half of it is then a response of a few words."""
+
 IGNORED = -100
 """Label of a token that does not count in the loss (the default `ignore_index` of torch's cross entropy)."""
 
@@ -89,13 +90,6 @@ def encode_triple(triple: Triple, tokenizer: Tokenizer, *, max_length: int) -> S
     labels = ids.copy()
     labels[: len(prompt)] = IGNORED
     return Sample(input_ids=ids, labels=labels)
-
-
-def encode_triples(triples: Sequence[Triple], tokenizer: Tokenizer, *, max_length: int) -> list[Sample]:
-    """One Sample a triple, in order; raises ``InputError`` where ``max_length`` leaves no room for any text."""
-    if max_length < MIN_LENGTH:
-        raise InputError(f"--max-length is {max_length} tokens; a prompt and a response need at least {MIN_LENGTH}.")
-    return [encode_triple(triple, tokenizer, max_length=max_length) for triple in triples]
 
 
 @dataclass(frozen=True, slots=True)

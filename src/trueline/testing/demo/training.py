@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from transformers import set_seed
 
 import trueline
 from trueline.testing.demo.model import ModelSpec, build_model
@@ -76,7 +77,7 @@ def train(rank: int, world_size: int, job: Job) -> Learned:
     model = DistributedDataParallel(build_model(job.model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     seed = job.setting.seed(rank, base=job.seed)
-    torch.manual_seed(seed)
+    set_seed(seed)
     batches = endless_batches(job, rank, world_size, seed=seed)
     label_generator = torch.Generator().manual_seed(job.seed)
     losses = np.full(job.steps, np.nan)

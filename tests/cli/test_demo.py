@@ -1,0 +1,161 @@
+"""`trueline demo` as a user calls it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("transformers")
+
+from trueline.cli.main import main
+
+CALL = [sys.executable, "-c", "from trueline.cli.main import main; main()", "demo"]
+SMALL = ["--workers", "2", "--steps", "8", "--batch-size", "4", "--max-length", "48"]
+SETTINGS = ["s1-1", "s1-2", "s1-3", "no-sampler", "loss-scale", "labels"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "mine.jsonl"
+    rows = [{"instruction": f"Add {n} and {n + 1}.", "output": f"That makes {2 * n + 1}."} for n in range(200)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def demo(*arguments, cwd):
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
+    return subprocess.run([*CALL, *arguments], cwd=cwd, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data):
+    """A small demo in its default directory, and what it printed as JSON."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder / "trueline-demo", demo(*SMALL, "--data", data, "--json", cwd=folder)
+
+
+def test_a_demo_leaves_six_runs_and_a_report_and_prints_one_document(finished):
+    out, done = finished
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [each["setting"] for each in document["settings"]] == SETTINGS
+    assert sorted(path.name for path in out.iterdir()) == sorted([*SETTINGS, "report.html", "demo.json"])
+    assert all((out / name / "manifest.json").is_file() for name in SETTINGS)
+    assert "<html" in (out / "report.html").read_text()
+
+
+def test_what_is_planted_is_found_where_the_checks_can_judge_it(finished):
+    found = {
+        each["setting"]: {finding["code"] for finding in each["findings"] if finding["severity"] != "info"}
+        for each in json.loads(finished[1].stdout)["settings"]
+    }
+    assert found["s1-1"] == set()
+    assert found["no-sampler"] == {"duplicate-data"}
+    assert found["s1-3"] == {"shard-overlap"}
+    assert found["loss-scale"] == set()
+    assert found["labels"] == set()
+
+
+def test_the_three_dispersions_are_measured(finished):
+    spread = {each["setting"]: each["dispersion"] for each in json.loads(finished[1].stdout)["settings"]}
+    assert spread["no-sampler"]["loss_std"] == 0.0
+    assert spread["no-sampler"]["cosine_mean"] == pytest.approx(1.0, abs=1e-3)
+    assert spread["loss-scale"]["loss_range"] > 2.0
+    assert all(value is not None for each in spread.values() for value in each.values())
+
+
+def test_a_second_demo_in_the_same_place_is_refused_and_changes_nothing(finished, data):
+    out, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = demo(*SMALL, "--data", data, cwd=out.parent)
+    assert again.returncode == 2
+    assert again.stdout == ""
+    assert "holds an earlier demo" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_overwriting_replaces_a_demo_and_prints_tables(finished, data):
+    out, _ = finished
+    manifest = out / "labels" / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    again = demo(*SMALL, "--data", data, "--overwrite", "--bf16", cwd=out.parent)
+    assert again.returncode == 0, again.stderr
+    assert manifest.stat().st_mtime_ns != before
+    for words in (*SETTINGS, "duplicate-data", "mean pairwise cosine", "report.html"):
+        assert words in again.stdout
+    assert "\x1b" not in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers", "1"], "--workers is 1"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--data", "gone.json"], "gone.json' cannot be read"),
+        (["--data", "few.json"], "has 1 triples, but one step of 4 workers takes 32"),
+        (["--max-length", "3"], "--max-length is 3"),
+        (["--model", "./no-such-model"], "there is no such folder"),
+        (["--out", "few.json"], "is not a directory"),
+        (["--out", ".", "--overwrite"], "never overwritten"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch, capsys, arguments, words):
+    (tmp_path / "few.json").write_text('[{"instruction": "a", "output": "b"}]')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trueline", "demo", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    printed = capsys.readouterr()
+    assert exited.value.code == 2
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["few.json"]
+
+
+def start_and_wait_for_training(folder, data):
+    """A long demo that has trained its first steps, and the processes of its workers."""
+    call = [*CALL, "--workers", "2", "--steps", "5000", "--batch-size", "2", "--data", data, "--out", "out"]
+    running = subprocess.Popen(call, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    parent = psutil.Process(running.pid)
+    while running.poll() is None:
+        journals = list((folder / "out").glob("s1-1/journal/*"))
+        if len(journals) == 2 and all(journal.stat().st_size > 10_000 for journal in journals):
+            break
+        time.sleep(0.1)
+    processes = parent.children(recursive=True)
+    opened = {process: [file.path for file in process.open_files()] for process in processes}
+    workers = [process for process, paths in opened.items() if any("journal" in path for path in paths)]
+    return running, processes, workers
+
+
+def all_gone(processes):
+    return not psutil.wait_procs(processes, timeout=30)[1]
+
+
+def test_a_killed_worker_ends_the_demo_with_one_sentence_and_no_orphans(tmp_path, data):
+    running, processes, workers = start_and_wait_for_training(tmp_path, data)
+    workers[-1].kill()
+    _, errors = running.communicate()
+    assert running.returncode == 2
+    assert errors.count("trueline: ") == 1
+    assert "failed in setting s1-1" in errors
+    assert "signal 9" in errors
+    assert "Traceback" not in errors
+    assert all_gone(processes)
+
+
+def test_an_interrupt_stops_all_workers(tmp_path, data):
+    running, processes, _ = start_and_wait_for_training(tmp_path, data)
+    running.send_signal(signal.SIGINT)
+    output, errors = running.communicate()
+    assert running.returncode == 130
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+    assert output == ""
+    assert all_gone(processes)

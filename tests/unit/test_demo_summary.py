@@ -1,0 +1,189 @@
+"""What is said of a demo: verdicts, advice, spreads, and which worker failed."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+pytest.importorskip("transformers")
+
+from trueline.schema.finding import Finding
+from trueline.testing.demo.fine_tune import Trained, failure_sentence
+from trueline.testing.demo.screen import progress_bars, summary
+from trueline.testing.demo.settings import SETTINGS
+from trueline.testing.demo.summary import Judged, advice, document, rank_text
+from trueline.testing.ranks import RankError, run_ranks
+
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+OVERLAP = Finding("shard-overlap", "error", "Seen twice.", ranks=(0,), step_first=10, next=("Share the seed.",))
+DRIFT = Finding("replica-drift", "warning", "Buffers differ.", ranks=(0, 1, 2, 3), next=("Broadcast.", "Look."))
+STREAMS = Finding("rng-streams", "info", "Streams.", ranks=(0, 1), step_first=0, next=("Declare.",))
+
+
+@dataclass
+class Report:
+    findings: tuple = ()
+
+    def to_json(self):
+        return {"findings": [each.to_json() for each in self.findings], "checks_run": ["a"], "checks_not_run": []}
+
+
+@dataclass
+class Reading:
+    status: str
+    report: Report
+    dispersions: dict = field(default_factory=dict)
+
+    @property
+    def verdict(self):
+        return SimpleNamespace(status=self.status, line=f"Verdict {self.status}.")
+
+
+def judged(name, status="clear", findings=(), *, losses=(7.5, 6.0), **dispersions):
+    values = {key: SimpleNamespace(values_T=np.array(value)) for key, value in dispersions.items()}
+    trained = Trained(BY_NAME[name], Path("out") / name, *losses)
+    return Judged(trained, Reading(status, Report(tuple(findings)), values), num_workers=4)
+
+
+def text_of(*settings, width=200):
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(summary(settings, out=Path("out"), page=Path("out/report.html")))
+    return console.export_text()
+
+
+def test_a_clear_run_is_called_so_only_where_a_check_judges_what_was_planted():
+    assert (judged("s1-1").status, judged("s1-1").verdict) == ("clear", "Verdict clear.")
+    assert judged("labels").status == "unknown"
+    assert judged("labels").verdict == "Verdict clear. What was planted is judged from a later version on."
+    assert judged("labels", "out", [OVERLAP]).status == "out"
+    assert judged("labels", "out", [OVERLAP]).verdict == "Verdict out."
+
+
+def test_a_spread_is_the_mean_over_the_steps_that_measured_it():
+    each = judged("s1-1", loss_std=[0.1, np.nan, 0.3], cosine_mean=[np.nan, np.nan, np.nan])
+    assert each.spread("loss_std") == pytest.approx(0.2)
+    assert each.spread("cosine_mean") is None
+    assert each.spread("loss_range") is None
+
+
+def test_advice_is_given_once_a_code_and_none_for_an_info():
+    settings = [
+        judged("s1-1", "clear", [STREAMS]),
+        judged("s1-2", "out", [OVERLAP, DRIFT]),
+        judged("s1-3", "out", [OVERLAP]),
+    ]
+    assert advice(settings) == [
+        ("shard-overlap", ["s1-2", "s1-3"], ["Share the seed."]),
+        ("replica-drift", ["s1-2"], ["Broadcast.", "Look."]),
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "words"), [((2,), "rank 2"), ((0, 2), "ranks 0, 2"), ((0, 1, 2, 3), "all ranks")])
+def test_ranks_are_named_in_few_letters(ranks, words):
+    assert rank_text(ranks, 4) == words
+
+
+def test_the_document_has_every_finding_and_is_plain_data():
+    each = judged("s1-2", "out", [OVERLAP, STREAMS], losses=(7.5, float("nan")), loss_std=[1.0])
+    made = document([each], {"steps": 3})
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert (made["schema"], made["steps"]) == (1, 3)
+    (setting,) = made["settings"]
+    assert [finding["code"] for finding in setting["findings"]] == ["shard-overlap", "rng-streams"]
+    assert setting["loss"] == {"first": 7.5, "last": "NaN"}
+    assert setting["dispersion"] == {"loss_std": 1.0, "loss_range": None, "grad_norm_std": None, "cosine_mean": None}
+
+
+def test_the_terminal_shows_findings_with_place_and_where_to_look_closer():
+    text = text_of(judged("s1-1", "clear", [STREAMS]), judged("s1-2", "out", [OVERLAP]), judged("loss-scale"))
+    assert "error shard-overlap (rank 0, step 10)" in text
+    assert "rng-streams" not in text
+    assert "the loss of rank 2 is doubled" in text
+    assert "not measured" in text
+    assert "trueline check out/s1-2" in text
+    assert "expected to look alike" in text
+
+
+def test_the_terminal_without_findings_still_points_at_a_run():
+    text = text_of(judged("s1-1"))
+    assert "trueline check out/s1-1" in text
+    assert "what to do" not in text
+
+
+def test_progress_is_drawn_with_its_note_even_if_that_looks_like_markup(tmp_path):
+    with open(tmp_path / "screen", "w") as screen, progress_bars(Console(file=screen, width=100)) as progress:
+        progress("Reading", 0, 3, "[/data]")
+        progress("Reading", 3, 3, "'[red]mine.json'")
+    assert "'[red]mine.json'" in (tmp_path / "screen").read_text()
+
+
+def fail_on_rank_1(rank, world_size):
+    import torch.distributed as dist
+
+    if rank == 1:
+        raise ValueError("ran out of luck\nand of lines")
+    dist.barrier()
+
+
+def leave_on_rank_1(rank, world_size):
+    import os
+
+    import torch.distributed as dist
+
+    if rank == 1:
+        os._exit(7)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (fail_on_rank_1, "ValueError: ran out of luck"),
+        (leave_on_rank_1, "the process ended with exit code 7"),
+    ],
+)
+def test_the_worker_that_failed_first_is_named_in_one_sentence(tmp_path, fault, reason):
+    job = SimpleNamespace(setting=BY_NAME["s1-3"], steps=50, progress=tmp_path / "progress")
+    job.progress.write_text("17 6.1")
+    with pytest.raises(RankError) as caught:
+        run_ranks(fault, 2, timeout_s=60)
+    sentence = failure_sentence(caught.value, job)
+    assert sentence.startswith(f"The worker of rank 1 failed in setting s1-3 after 17 of 50 steps ({reason})")
+    assert "\n" not in sentence
+
+
+def test_a_failure_before_the_first_step_counts_none(tmp_path):
+    job = SimpleNamespace(setting=BY_NAME["s1-1"], steps=50, progress=tmp_path / "progress")
+    error = RankError("1 of 4 ranks failed; all were stopped.\nrank 3: no answer within 2 s")
+    assert "rank 3 failed in setting s1-1 after 0 of 50 steps (no answer within 2 s)" in failure_sentence(error, job)
+
+
+BROKEN = """rank 0: Traceback (most recent call last):
+  File "x.py", line 1, in train
+RuntimeError: [gloo] Connection closed by peer
+  its output ended with:
+[W] warning
+"""
+RAISED = """rank 1: Traceback (most recent call last):
+  File "x.py", line 1, in train
+MemoryError: no room
+"""
+DIED = "rank 2: the process ended with exit code -9"
+
+
+@pytest.mark.parametrize(
+    ("failures", "words"),
+    [
+        (BROKEN + RAISED, "rank 1 failed in setting s1-1 after 0 of 50 steps (MemoryError: no room)"),
+        (BROKEN + RAISED + DIED, "rank 2 failed in setting s1-1 after 0 of 50 steps (the process ended with signal 9,"),
+        (BROKEN, "rank 0 failed in setting s1-1 after 0 of 50 steps (RuntimeError: [gloo] Connection closed by peer)"),
+    ],
+)
+def test_the_cause_is_told_from_the_connections_that_it_broke(tmp_path, failures, words):
+    job = SimpleNamespace(setting=BY_NAME["s1-1"], steps=50, progress=tmp_path / "progress")
+    error = RankError("3 of 4 ranks failed; all were stopped.\n" + failures)
+    assert words in failure_sentence(error, job)
