@@ -17,7 +17,11 @@ def run_path(tmp_path):
     for rank in (0, 1):
         writer = RunWriter(path, rank=rank)
         manifest = Manifest(
-            trueline_version="0.1.0", world_size=3, adapter="ddp", command=["train.py", "[bold]"], notes=["No buffers."]
+            trueline_version="0.1.0",
+            world_size=3,
+            adapter="ddp",
+            command=["train.py", "[bold]"],
+            notes=["[bold]No buffers."],
         )
         env = RankEnv(rank=rank, hostname="node7", params=["w", "b"], groups=[GroupSpec(name="head", params=["w"])])
         writer.describe(manifest if rank == 0 else None, env)
@@ -47,7 +51,7 @@ def test_info_shows_ranks_steps_columns_and_problems(run_path, monkeypatch, caps
         "node7",
         "open: writing or killed",
         "This worker's loss",
-        "No buffers.",
+        "[bold]No buffers.",
         "Loss of rank 0 is NaN at step 1.",
         "rank 2: it left nothing in this Run of 3 workers",
     ):
@@ -86,10 +90,11 @@ def test_info_answers_sql(run_path, monkeypatch, capsys):
         "rows": [[0, 0.0, None, [0.5]], [1, "NaN", None, [0.5]], [2, 1.0, None, [0.5]]],
     }
     code, out, _ = trueline(
-        monkeypatch, capsys, "info", run_path, "--sql", "select '[red]x' as a, max(step) from workers"
+        monkeypatch, capsys, "info", run_path, "--sql", "select '[red]x' as \"[blue]a\", max(step) from workers"
     )
     assert code == 0
     assert "[red]x" in out
+    assert "[blue]a" in out
     assert "max(step)" in out
 
 

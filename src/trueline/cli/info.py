@@ -24,6 +24,7 @@ def command(
     from rich.console import Console
     from rich.markup import escape
 
+    from trueline.cli.document import print_document
     from trueline.store.reader import Run
     from trueline.store.summary import summarize
 
@@ -32,27 +33,13 @@ def command(
     if sql is not None:
         names, rows = opened.query_named(sql)
         if json:
-            _print_json({"columns": names, "rows": rows})
+            print_document({"columns": names, "rows": rows})
         else:
             _print_rows(names, rows)
     elif json:
-        _print_json(summarize(opened))
+        print_document(summarize(opened))
     else:
         _print_summary(summarize(opened))
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    import json
-
-    print(json.dumps(_finite(document), allow_nan=False, default=str, ensure_ascii=False, indent=1))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
