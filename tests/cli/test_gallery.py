@@ -1,0 +1,62 @@
+"""`trueline gallery`: what it prints, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-c", "from trueline.cli.main import main; main()", "gallery")
+
+
+def gallery(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=200)
+
+
+def test_json_has_the_summary_of_the_contract_and_keeps_the_runs(tmp_path: Path):
+    done = gallery("--only", "D1.sequential,healthy.single", "--json", "--keep", str(tmp_path / "runs"))
+    document = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert document["schema"] == 1
+    assert document["summary"] == {
+        "faults": 1, "controls": 2, "detected": 1.0, "localised": 1.0, "cause_named": None, "wrong_cause": None,
+        "false_alarms": 0, "failed": 0,
+    }
+    assert [entry["id"] for entry in document["entries"]] == ["D1.sequential", "healthy.single"]
+    for run in ("D1.sequential/faulty", "D1.sequential/healthy", "healthy.single/healthy"):
+        assert (tmp_path / "runs" / run / "manifest.json").is_file()
+
+
+def test_table_tells_people_and_nothing_is_left_behind(tmp_path: Path):
+    done = gallery("--only", "N4.inf")
+    assert done.returncode == 0
+    assert "N4.inf" in done.stdout
+    assert "1 faults: 100% detected, 100% at their place; 0 false alarms in 1 healthy runs." in done.stdout
+    assert "\x1b[" not in done.stdout
+
+
+def test_a_loop_that_says_nothing_is_watched_from_outside():
+    done = gallery("--only", "R5", "--from-outside", "--json")
+    assert json.loads(done.stdout)["summary"]["detected"] == 1.0
+
+
+def test_unknown_entry_is_one_sentence_and_exit_2():
+    done = gallery("--only", "D99")
+    assert done.returncode == 2
+    assert done.stderr.startswith("trueline: No entry of the gallery is called 'D99'.")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_exists_is_not_written_into(tmp_path: Path, kind: str):
+    keep = tmp_path / "mine"
+    if kind == "file":
+        keep.write_text("precious")
+    else:
+        keep.mkdir()
+        (keep / "notes.txt").write_text("precious")
+    done = gallery("--only", "healthy.single", "--keep", str(keep))
+    assert done.returncode == 2
+    assert "already holds something" in done.stderr
+    assert (keep if kind == "file" else keep / "notes.txt").read_text() == "precious"

@@ -1,0 +1,126 @@
+"""Every planted fault is found at its place, and every healthy run is left alone."""
+
+import pytest
+
+from trueline.schema.errors import InputError
+from trueline.schema.finding import Finding
+from trueline.testing.entry import Control, Fault, all_entries, chosen_entries
+from trueline.testing.gallery import Score, judge, localises, summary
+from trueline.testing.witness import replicas_differ
+
+ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
+FAULTS = [entry for entry in ENTRIES if isinstance(entry, Fault)]
+CONTROLS = [entry for entry in ENTRIES if isinstance(entry, Control)]
+PART_ONE = ("D1", "D2", "D3", "D4", "D6", *(f"R{number}" for number in range(1, 11)), "S3", "N4")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_fault_is_real_and_found_at_its_place(fault, watched):
+    faulty = watched(fault, "faulty")
+    assert fault.shows(faulty.witnesses, watched(fault, "healthy").witnesses)
+    score = judge(fault, faulty.findings, (), ())
+    assert score.missed == (), score.claims
+    assert score.unexpected == (), score.claims
+    assert score.localised, score.claims
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_twin_is_sound_and_left_alone(fault, watched):
+    healthy = watched(fault, "healthy")
+    assert not fault.shows(healthy.witnesses, healthy.witnesses)
+    assert [finding.claim for finding in healthy.findings] == []
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.id)
+def test_control_keeps_replicas_equal_and_is_left_alone(control, watched):
+    healthy = watched(control, "healthy")
+    assert not replicas_differ(healthy.witnesses, [])
+    assert [finding.claim for finding in healthy.findings] == []
+
+
+def test_every_fault_of_the_first_part_is_there():
+    ids = {entry.id for entry in FAULTS}
+    assert ids.issuperset(PART_ONE)
+    assert len(ENTRIES) >= 2 * len(PART_ONE)
+
+
+def test_ids_are_unique():
+    ids = [entry.id for entry in ENTRIES]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_family_name_chooses_its_variants():
+    chosen = [entry.id for entry in chosen_entries(["D3", "R3.fsdp"])]
+    assert chosen == ["D3", "D3.rank-2", "D3.set-epoch", "R3.fsdp"]
+
+
+def test_r1_does_not_choose_r10():
+    assert not any(entry.id.startswith("R10") for entry in chosen_entries(["R1"]))
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(InputError, match=r"No entry of the gallery is called 'D99'\. There are D1, D2, .*, healthy"):
+        chosen_entries(["D1", "D99"])
+
+
+def planted(**fields) -> Fault:
+    values = {"must_find": ("replica-drift",), "ranks": (1,), "step": 6, "within": 1, "site": "head", **fields}
+    return Fault("X1", "planted by hand", lambda seat, faulty: None, shows=lambda faulty, healthy: True, **values)
+
+
+def found(code: str = "replica-drift", *, ranks=(1,), step=7, site="7.0/r1/param/head.weight#0:out0") -> Finding:
+    return Finding(code=code, severity="error", claim="claimed", ranks=ranks, step_first=step, sites=(site,))
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected"),
+    [
+        (found(), True),
+        (found(step=6), True),
+        (found(step=5), False),
+        (found(step=8), False),
+        (found(step=None), False),
+        (found(ranks=(0, 1)), False),
+        (found(site="7.0/r1/param/embed.weight#0:out0"), False),
+    ],
+)
+def test_a_finding_is_at_its_place_if_ranks_step_and_site_are(finding, expected):
+    assert localises(planted(), finding) is expected
+
+
+def test_steps_are_not_judged_where_evidence_depends_on_the_data():
+    assert localises(planted(within=None), found(step=40))
+
+
+def test_a_missing_code_is_missed_and_a_foreign_one_unexpected():
+    score = judge(planted(must_find=("replica-drift", "duplicate-data")), [found(), found("worker-silent")], (), ())
+    assert (score.detected, score.missed, score.unexpected) == (False, ("duplicate-data",), ("worker-silent",))
+    assert not score.green
+
+
+def test_either_of_two_codes_will_do():
+    score = judge(planted(must_find=("worker-silent|replica-drift",)), [found()], (), ())
+    assert score.green
+    assert score.delay_steps == 1
+
+
+def test_a_consequence_is_neither_missed_nor_unexpected():
+    assert judge(planted(may_find=("worker-silent",)), [found(), found("worker-silent")], (), ()).unexpected == ()
+
+
+def test_summary_counts_fractions_of_faults_and_alarms_of_healthy_runs():
+    scores = [
+        Score("X1", "", "fault", 2, detected=True, localised=True),
+        Score("X2", "", "fault", 2, detected=True, alarms=("a", "b")),
+        Score("healthy.x", "", "control", 2, alarms=("c",), failures=("died",)),
+    ]
+    assert summary(scores) == {
+        "faults": 2, "controls": 3, "detected": 1.0, "localised": 0.5, "cause_named": None, "wrong_cause": None,
+        "false_alarms": 3, "failed": 1,
+    }
+
+
+def test_summary_of_controls_alone_has_no_fractions():
+    totals = summary([Score("healthy.x", "", "control", 2)])
+    assert totals["detected"] is None
+    assert totals["localised"] is None
