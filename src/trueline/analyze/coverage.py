@@ -133,6 +133,21 @@ def log_e_of_staying(returns: Returns) -> float | None:
     return log_e if log_e >= math.log(1 / (ALARM_LEVEL * COVERAGE_SHARE)) else None
 
 
+def draws_with_replacement(samples: Samples, declared: Declared) -> bool:
+    """Whether workers repeat samples within an epoch as often as drawing with replacement would, and not never.
+
+    n draws of L rows give about n (n - 1)/(2 L) repeats; the nearer of that and none decides.
+    """
+    lengths = declared.of_each("dataset_len")
+    if lengths is None:
+        return False
+    owner = samples.block * len(samples.ranks) + samples.worker
+    drawn = np.bincount(owner)
+    length = np.array([lengths[rank] for rank in samples.ranks])[np.arange(len(drawn)) % len(samples.ranks)]
+    repeats = len(samples) - len(np.unique(first_equal(owner, samples.digest)))
+    return repeats >= float(np.sum(drawn * (drawn - 1.0) / (2 * np.maximum(length, 1)))) / 2
+
+
 def nothing_returns(samples: Samples) -> bool:
     """Whether later epochs hold no sample of earlier ones: augmentation, or a stream; digests then tell nothing."""
     if samples.num_blocks < 2 or not samples.block_known:

@@ -123,20 +123,30 @@ def repeats_of(samples: Samples, seen: SeenOnce) -> Repeats:
 
 def find_overlap(samples: Samples, seen: SeenOnce, repeats: Repeats) -> Overlap | None:
     """The repeats that alarm, or None."""
-    num_workers = len(samples.ranks)
-    between = repeats.between
-    if not between.any():
-        return None
-    share = TOTAL_SHARE if num_workers > 2 else TOTAL_SHARE + RANK_SHARE
-    tests = [(np.arange(len(repeats)), between, repeats.chance, share)]
-    if num_workers > 2:
-        involved = np.bincount(np.concatenate([repeats.here[between], repeats.there[between]]), minlength=num_workers)
-        tests += [
+    alarms = [
+        alarm for test in tests_of(samples, repeats, seen) if (alarm := _alarm(samples, repeats, *test)) is not None
+    ]
+    return min(alarms, key=lambda alarm: alarm.alarm_step, default=None)
+
+
+def tests_of(samples: Samples, repeats: Repeats, seen: SeenOnce) -> list[tuple[Ints, Bools, Floats, float]]:
+    """The tests on all workers and on single ones: indices of events [E], hits [E], chance [E], and its share of the
+    level.
+
+    With two workers, one of them is in as many repeats between workers as both.
+    """
+    num_workers, between = len(samples.ranks), repeats.between
+    everything = np.arange(len(repeats))
+    if num_workers < 3 or not between.any():
+        return [(everything, between, repeats.chance, TOTAL_SHARE + RANK_SHARE)]
+    involved = np.bincount(np.concatenate([repeats.here[between], repeats.there[between]]), minlength=num_workers)
+    return [
+        (everything, between, repeats.chance, TOTAL_SHARE),
+        *(
             (*_of_worker(int(worker), repeats, seen), RANK_SHARE / num_workers)
             for worker in np.argsort(-involved, kind="stable")[:_CANDIDATES]
-        ]
-    alarms = [alarm for test in tests if (alarm := _alarm(samples, repeats, *test)) is not None]
-    return min(alarms, key=lambda alarm: alarm.alarm_step, default=None)
+        ),
+    ]
 
 
 def named_workers(repeats: Repeats, events: Ints, num_workers: int) -> list[int]:

@@ -14,9 +14,9 @@ it seems, an epoch takes N times as long, and with dropout on not even the gradi
 How it decides
 --------------
 By digests of the samples, in no order that matters, and against what chance gives: a data set may hold equal rows,
-and sampling with replacement repeats rows. The null hypothesis is that the slots of an epoch (step, worker,
-position) are exchangeable: permuting what is in them is as likely as what was seen. That holds for any shuffled data
-set with any number of equal rows, and for any sampling with replacement.
+and sampling with replacement repeats rows. The null hypothesis is that the slots of an epoch (step, worker, position)
+are exchangeable: permuting what is in them is as likely as what was seen. That holds for any shuffled data set with
+any number of equal rows, and for any sampling with replacement.
 
 Go through the slots in order. If the sample in a slot is in m - 1 more slots, then under the null hypothesis these
 are a uniformly random choice of the R slots that are not known yet. Let s of those R be in the same step on other
@@ -24,13 +24,12 @@ workers: each of the m - 1 falls there with probability s/R, so their number k i
 
     E[t^k] <= (1 + (t - 1) s/R)^(m - 1)          for every t > 1 (Hoeffding 1963, theorem 4)
 
-Hence the product of t^k / (1 + (t - 1) s/R)^(m - 1) over all samples is a non-negative supermartingale that starts
-at 1. By Ville's inequality it exceeds 1/a with probability at most a, at any time: that, averaged over t = 3, 10,
-100 and 10,000, over epochs as starts, and over four ways to look (the slots of an epoch or of one step; the same
-step or also the same position in it), gives the false-alarm rate of 1e-6 a Run. Each sample counts in the first
-epoch only that repeats it, because an order that is not reshuffled repeats its coincidences. Nothing is assumed
-about the data, and nothing is tuned. `benchmarks/exact_checks/false_alarms.py` counts false alarms in simulated
-healthy runs.
+Hence the product of t^k / (1 + (t - 1) s/R)^(m - 1) over all samples is a non-negative supermartingale that starts at
+1. By Ville's inequality it exceeds 1/a with probability at most a, at any time: that, averaged over t = 3, 10, 100
+and 10,000, over epochs as starts, and over four ways to look (the slots of an epoch or of one step; the same step or
+also the same position in it), gives the false-alarm rate of 1e-6 a Run. Each sample counts in the first epoch only
+that repeats it, because an order that is not reshuffled repeats its coincidences. Nothing else is assumed about the
+data, and nothing is tuned. `benchmarks/exact_checks/false_alarms.py` counts false alarms in simulated healthy runs.
 
 Workers are named whose share of samples consumed elsewhere in the same step is likelier under the highest share of
 all workers than under chance, and grouped by the samples that they share.

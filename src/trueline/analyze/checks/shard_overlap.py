@@ -25,8 +25,8 @@ so far in the epoch, c_r those of them seen by worker r. Exchanging the slots of
 else as it was, so each of the c is equally likely to be the one that came again: the repeat falls between workers
 with probability 1 - c_r/c exactly, given all that came before. The product of likelihood ratios against odds 3, 10,
 100 and 10,000 times larger is a test martingale, averaged over these odds and over epochs as starts; by Ville's
-inequality it ever exceeds 1/a with probability at most a. No assumption about the data, no tuned threshold, and no
-dependence on when one looks.
+inequality it ever exceeds 1/a with probability at most a. Nothing else is assumed about the data, nothing is tuned,
+and it does not matter when one looks.
 
 The same is asked for single workers: whether repeats that involve worker r are more than chance gives (among c_r and
 the c_q of the other worker only, unless all are declared to draw from one data set, so that workers may have sources
@@ -43,7 +43,8 @@ Coverage, exactly: fewer samples consumed in a complete epoch than `plan.dataset
 drop; or samplers that leave parts of their data set to nobody, because the rows behind them differ between ranks.
 Coverage, probably: each worker reads one N-th of the data set that it declares, and that data set is its own: its
 rows differ, or samples of one epoch come again in the next, in another order, always on the worker that had them,
-while fresh ones keep coming (1e-6 a Run, by a test martingale like the above).
+while fresh ones keep coming (1e-6 a Run, by a test martingale like the above; not where workers draw with
+replacement).
 
 What it may miss
 ----------------
@@ -71,6 +72,7 @@ import numpy as np
 from trueline.analyze.coverage import (
     Gap,
     Returns,
+    draws_with_replacement,
     fresh_after_complete,
     log_e_of_staying,
     nothing_returns,
@@ -115,11 +117,13 @@ class _Evidence:
 def check(run: Run) -> list[Finding]:
     """Findings of overlap and of missing coverage; raises ``CannotTell`` where digests cannot tell."""
     samples = consumed_samples(run)
-    declared = declared_sampling(run.env, samples.ranks)
-    seen = SeenOnce(samples, one_data_set=declared.splits_one_data_set)
-    evidence = _Evidence(samples, declared, repeats_of(samples, seen))
-    found = [_overlap(evidence, seen), _gap(run, evidence)]
-    findings = [finding for finding in found if finding is not None]
+    team = run.manifest.data_parallel_ranks if run.manifest.adapter else range(run.world_size)
+    findings = judge(
+        samples,
+        declared_sampling(run.env, samples.ranks),
+        dataset_size=run.manifest.plan.get("dataset_size"),
+        all_present=set(samples.ranks) == set(team),
+    )
     if not findings and nothing_returns(samples):
         raise CannotTell(
             f"none of the samples came again in {samples.num_blocks} epochs: they are changed on the fly or streamed, "
@@ -128,13 +132,29 @@ def check(run: Run) -> list[Finding]:
     return findings
 
 
+def judge(
+    samples: Samples, declared: Declared, *, dataset_size: int | None = None, all_present: bool = True
+) -> list[Finding]:
+    """Findings on samples alone: ``dataset_size`` is what the plan declares for an epoch over all workers.
+
+    Without ``all_present`` (a rank left nothing) parts of the data may be missing because of that.
+    """
+    seen = SeenOnce(samples, one_data_set=declared.splits_one_data_set)
+    evidence = _Evidence(samples, declared, repeats_of(samples, seen))
+    found = [_overlap(evidence, seen), _gap(evidence, dataset_size, all_present=all_present)]
+    return [finding for finding in found if finding is not None]
+
+
 def _overlap(evidence: _Evidence, seen: SeenOnce) -> Finding | None:
     samples, declared, repeats = evidence.samples, evidence.declared, evidence.repeats
     between = np.flatnonzero(repeats.between)
     if odd := declared.odd_seeds():
         return _other_seed(evidence, odd, between)
-    if len(between) and declared.splits_one_data_set and rows_are_distinct(samples, declared.all_equal("dataset_len")):
-        return _contradiction(evidence, between)
+    if declared.splits_one_data_set and rows_are_distinct(samples, declared.all_equal("dataset_len")):
+        # A step that accumulates over the end of an epoch holds samples of both: the outer steps prove nothing.
+        inner = ~samples.in_first_step[repeats.first[between]] & ~samples.in_last_step[repeats.slot[between]]
+        if inner.any():
+            return _contradiction(evidence, between[inner])
     found = find_overlap(samples, seen, repeats)
     return None if found is None else _unlikely(evidence, found.events, log_e=found.log_e)
 
@@ -185,7 +205,7 @@ def _unlikely(evidence: _Evidence, events: Ints, *, log_e: float) -> Finding:
         _named(evidence, between),
         severity="warning" if by_design else "error",
         claim=f"{_consumed(len(between))} by two workers{_involving(evidence, between)} and "
-        f"{len(events) - len(between):,} twice by one worker, where chance gives {1 - chance:.0%} of the latter.",
+        f"{len(events) - len(between):,} twice by one, though chance gives {1 - chance:.0%} of repeats to one worker.",
         measured=len(between) / len(events),
         expected=chance,
         unit="fraction of repeats that are between workers",
@@ -258,15 +278,14 @@ def _site(samples: Samples, slot: int) -> str:
     return str(Site(int(samples.step[slot]), 0, rank, "batch", "samples", slot=f"in{samples.position[slot]}"))
 
 
-def _gap(run: Run, evidence: _Evidence) -> Finding | None:
+def _gap(evidence: _Evidence, dataset_size: int | None, *, all_present: bool) -> Finding | None:
     samples, declared = evidence.samples, evidence.declared
-    size = run.manifest.plan.get("dataset_size")
-    if isinstance(size, int) and (gap := short_epoch(samples, declared, size)) is not None:
+    if dataset_size is not None and (gap := short_epoch(samples, declared, dataset_size)) is not None:
         return _missing(samples, gap, claim=_gap_claim(samples, gap, "the plan declares"), severity="error")
     returns = returns_of(samples)
     if returns.between_workers(len(samples.ranks)):
         return None
-    parts = declared.uncovered_parts() if _all_present(run, samples) else None
+    parts = declared.uncovered_parts() if all_present else None
     if parts is not None:
         return _parts_missing(samples, declared, *parts)
     return _own_rows_in_part(evidence, returns)
@@ -287,16 +306,16 @@ def _own_rows_in_part(evidence: _Evidence, returns: Returns) -> Finding | None:
             false_alarm_rate=None,
         )
     log_e, fresh = log_e_of_staying(returns), fresh_after_complete(samples, declared, returns)
-    if log_e is None or fresh is None:
+    if log_e is None or fresh is None or draws_with_replacement(samples, declared):
         return None
     return _missing(
         samples,
         gap,
         severity="warning",
         false_alarm_rate=ALARM_LEVEL,
-        claim=f"Epochs bring up to {fresh:,} samples that no earlier one held, and {len(returns.stays):,} of "
-        f"{len(returns.stays):,} samples that came again came to the worker that had them: each worker reads one "
-        f"of {len(samples.ranks)} parts of rows of its own.",
+        claim=f"Every worker reads one of {len(samples.ranks)} parts of the rows that it declares, and they are rows "
+        f"of its own: all {len(returns.stays):,} samples that came again in another order came to the worker that had "
+        f"them, while an epoch brought {fresh:,} that no earlier one held.",
         more={"samples_fresh": fresh, "samples_returned": len(returns.stays), "chance_bound": math.exp(-log_e)},
     )
 
@@ -309,12 +328,6 @@ def _gap_claim(samples: Samples, gap: Gap, source: str) -> str:
 def _epoch_text(samples: Samples, block: int) -> str:
     where = samples.slots_of(block)
     return f"of steps {samples.step[where.start]}-{samples.step[where.stop - 1]}"
-
-
-def _all_present(run: Run, samples: Samples) -> bool:
-    """Whether every rank of the data-parallel group left samples: parts are missing where ranks are."""
-    expected = run.manifest.data_parallel_ranks if run.manifest.adapter else range(run.world_size)
-    return set(samples.ranks) == set(expected)
 
 
 def _parts_missing(samples: Samples, declared: Declared, taken: int, parts: int) -> Finding:
