@@ -31,7 +31,7 @@ gradient while the others reduce, that is reduction-mismatch.
 
 Example
 -------
-Ranks 0-3 used their own gradients of 2 groups (embed and head) unreduced at steps 0-49.
+Ranks 0-3 used their own gradients of embed and head unreduced at steps 0-49.
 """
 
 from __future__ import annotations

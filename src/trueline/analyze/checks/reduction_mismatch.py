@@ -14,26 +14,26 @@ a wrong result on one rank drives replicas apart.
 How it decides
 --------------
 Sketches are linear, so the sketch of the reduced gradient must be the mean of the workers' sketches, whatever the
-order of the sum: `group_reduce_residual` is zero but for rounding, whose bound is `group_reduce_floor`. Likewise
-what the optimizers receive must be equal on replicas (`group_used_residual`). Both floors come from the dtype, the
-number of workers and the sketch length alone; rounding exceeds one with a probability of at most 2 exp(-32) =
-2.5e-14, and the false-alarm rate is that times the number of comparisons.
+order of the sum: `group_reduce_residual` is zero but for rounding, whose bound is `group_reduce_floor`. Likewise what
+the optimizers receive must be equal on replicas (`group_used_residual`). Both floors come from the dtype, the number
+of workers and the sketch length alone; rounding exceeds one with a probability of at most 2 exp(-32) = 2.5e-14, and
+the false-alarm rate is that times the number of comparisons.
 
 If some ranks are beyond the floor and others are not, it is those; if all are, the group and step are named only. A
 residual that vanishes when one factor is taken out is a scaled mean, and the factor is reported.
 
 Where the reduction is not the framework's own, less is certain. A hook that is known to be lossy is not judged, but
-for replicas that must still agree. A hook of the user's own is an error if replicas disagree or the mean is scaled,
-a warning otherwise. In a hand-written loop the optimizer may receive clipped gradients: whatever all replicas agree
-on is legal, unless it is the mean times 1/N or 1/N^2 in all groups, to rounding, at three sampled steps in a row
-(and N is not the number of micro-batches). The same holds for what happens between the framework's reduction and the
-optimizer.
+for replicas that must still agree. A hook of the user's own is an error if replicas disagree or the mean is scaled, a
+warning otherwise, if it is further off than sending gradients in bfloat16 explains. In a hand-written loop the
+optimizer may receive clipped gradients: whatever all replicas agree on is legal, unless it is the mean times 1/N or
+1/N^2 in all groups, to rounding, at three sampled steps in a row (and N is not the number of micro-batches). The same
+holds for what happens between the framework's reduction and the optimizer.
 
 What it may miss
 ----------------
 Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of
 its group (digests of parameters see those one step later, see replica-drift). Steps between those that are sampled.
-Any step at which a gradient was not finite. Under FSDP it cannot tell which rank's shard was wrong.
+Any step at which a gradient was not finite.
 
 Example
 -------
@@ -42,6 +42,7 @@ The gradient of blocks.1 is not the mean of the workers' gradients on rank 1 at 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -133,8 +134,10 @@ def _wrong_results(reductions: Reductions) -> list[_Case]:
         return []
     residual, floor, factor = (reductions.groups(f"group_reduce_{name}") for name in ("residual", "floor", "factor"))
     beyond = _beyond_floor(reductions)
+    known = all(env.reduce_known for env in envs)
     scaled = beyond & (reductions.groups("group_reduce_shape_residual") <= floor) & _on_all_ranks(beyond)
-    certain = reductions.used_apart[:, None, :] | ~_on_all_ranks(beyond) | all(env.reduce_known for env in envs)
+    certain = reductions.used_apart[:, None, :] | ~_on_all_ranks(beyond) | known
+    coarse = residual > _floor_of_bfloat16(reductions)
     unit = "|reduced - mean| over the mean norm of the workers' gradients"
     return [
         _Case(
@@ -146,7 +149,7 @@ def _wrong_results(reductions: Reductions) -> list[_Case]:
             "times the mean of the workers' gradients",
         ),
         _Case("error", _NOT_THE_MEAN, beyond & ~scaled & certain, residual, floor, unit),
-        _Case("warning", _NOT_THE_MEAN, beyond & ~scaled & ~certain, residual, floor, unit),
+        _Case("warning", _NOT_THE_MEAN, beyond & ~scaled & ~certain & coarse, residual, floor, unit),
     ]
 
 
@@ -183,7 +186,7 @@ def _divided_again(reductions: Reductions) -> _Case:
     hit &= not any("torch.float16" in str(env.autocast) for env in _envs(reductions))
     return _Case(
         "error",
-        "reached the optimizer divided by the number of workers once more",
+        "reached the optimizer divided by the number of workers again",
         hit,
         factor,
         np.ones_like(factor),
@@ -209,6 +212,7 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     first, ranks = times[0], tuple(reductions.ranks[worker] for worker in workers)
     groups = np.flatnonzero(case.at[first].any(axis=0))
     names = [name for group in groups for name in _names(reductions, first, int(group))]
+    everything = names == [group.name for group in reductions.env.groups]
     steps = reductions.steps[times].tolist()
     inside = np.where(case.at[first], np.abs(case.measured[first] - case.expected[first]), -np.inf)
     worst = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=-np.inf))), inside.shape)
@@ -216,7 +220,7 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     return Finding(
         code=CODE,
         severity=case.severity,
-        claim=f"The gradient of {named_some(names)} {case.what}{where} at "
+        claim=f"The gradient of {'all parameters' if everything else named_some(names)} {case.what}{where} at "
         f"{steps_text(steps, among=reductions.steps.tolist())}.",
         ranks=ranks,
         step_first=steps[0],
@@ -248,6 +252,16 @@ def _beyond_floor(reductions: Reductions) -> Bools:
     """[T, N, G] where the reduced gradient is not the mean, and was reduced at all."""
     beyond = reductions.groups("group_reduce_residual") > reductions.groups("group_reduce_floor")
     return beyond & ~reductions.not_reduced[:, None, :]
+
+
+def _floor_of_bfloat16(reductions: Reductions) -> float:
+    """How far sending gradients in bfloat16 can take a mean: gamma = n u / (1 - n u) for n = N + 2 roundings, u = 2^-8.
+
+    Higham, Accuracy and Stability, 2nd ed., section 4.2; stretched by the sketch as the recorded floors are.
+    """
+    rounding = (len(reductions.ranks) + 2) * 2.0**-8
+    stretch = 1 + 8 * math.sqrt(2 / max(reductions.env.sketch_length, 1))
+    return rounding / (1 - rounding) * stretch if rounding < 1 else math.inf
 
 
 def _on_all_ranks(at_TNG: Bools) -> Bools:
