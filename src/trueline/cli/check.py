@@ -66,9 +66,9 @@ def _print_finding(console: Console, finding: Finding) -> None:
         span = "" if finding.step_last in (None, finding.step_first) else f"-{finding.step_last}"
         head.append(f"  step{'s' if span else ''} {finding.step_first}{span}")
     console.print(head)
-    for line in (finding.claim, *_numbers(finding)):
+    for line in (finding.claim, *(_numbers(finding) if finding.severity != "info" else ())):
         console.print(Padding(Text(line), (0, 0, 0, 2)))
-    for line in finding.next:
+    for line in finding.next if finding.severity != "info" else ():
         console.print(Padding(Text.assemble(("next: ", "green"), line), (0, 0, 0, 2)))
     console.print()
 

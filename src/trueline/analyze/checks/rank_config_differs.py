@@ -15,10 +15,10 @@ How it decides
 --------------
 By equality of what each rank recorded about itself, and of the learning rates and the digest of all optimizer
 hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are
-warnings. What tells ranks apart by nature is left out: host, process, device index, and variables that hold a rank,
-a local rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with
-equal parameters only. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are
-no false alarms.
+warnings. What tells ranks apart by nature is left out: host, process, device index, and variables that hold a rank, a
+local rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with equal
+parameters only. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no
+false alarms.
 
 What it may miss
 ----------------

@@ -29,7 +29,7 @@ shows one update later in the parameters. It names where the difference was seen
 
 Example
 -------
-Rank 2 holds other values of 4 parameters than the replicas, first seen before the update of step 50: embed.weight,
+Rank 2 holds other values than the replicas of 4 parameters, first seen before the update of step 50: embed.weight,
 head.weight, norm.bias and 1 more.
 """
 
@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -65,17 +65,15 @@ _KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 _COLUMN: dict[Kind, str] = {"parameter": "param_digests", "buffer": "buffer_digests"}
 _PHASE: dict[Kind, str] = {"parameter": "param", "buffer": "buffer"}
 
-_NEXT: dict[Kind, tuple[str, ...]] = {
-    "parameter": (
-        "At step 0: broadcast the initial weights from one rank (DDP does so when it is constructed; a hand-written "
-        "loop must), and load the same checkpoint on every rank.",
-        "Later: look at the findings on reduction and configuration of the same step; anything that changes gradients "
-        "or weights on one rank only (clipping, a skipped step, a replaced parameter) drives replicas apart.",
-    ),
-    "buffer": (
-        "Keep DDP's broadcast_buffers=True, use SyncBatchNorm, or broadcast the buffers before evaluating and saving.",
-    ),
-}
+_AT_THE_START = (
+    "Start all ranks from the same weights: broadcast them from one rank (DDP does so when it is constructed; a "
+    "hand-written loop must), and load the same checkpoint everywhere."
+)
+_LATER = (
+    "Look for what changes gradients or weights on some ranks only: findings on reduction and configuration at the "
+    "step before, clipping, a skipped step, a parameter replaced after wrapping, a device that computes wrongly."
+)
+_BUFFERS = "Keep DDP's broadcast_buffers=True, use SyncBatchNorm, or broadcast buffers before evaluating and saving."
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,7 @@ class _Drift:
     step_last: int
     ranks: tuple[int, ...]
     names: tuple[str, ...]
+    all_named: bool
 
 
 def check(run: Run) -> list[Finding]:
@@ -133,8 +132,10 @@ def _drift(run: Run, kind: Kind, ranks: Sequence[int], by_step: dict[int, dict[i
         if all(np.array_equal(digests[0], other) for other in digests[1:]):
             continue
         step_last = step
-        first = first or _Drift(step, step, *_who_and_what(run, kind, held))
-    return None if first is None else _Drift(first.step, step_last, first.ranks, first.names)
+        if first is None:
+            odd, names = _who_and_what(run, kind, held)
+            first = _Drift(step, step, odd, names, all_named=len(odd) == len(held))
+    return None if first is None else replace(first, step_last=step_last)
 
 
 def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -157,9 +158,8 @@ def _finding(kind: Kind, drifts: list[_Drift]) -> Finding:
     return Finding(
         code=CODE,
         severity="error" if kind == "parameter" else "warning",
-        claim=f"{capitalized(and_text([ranks_text(drift.ranks) for drift in earliest]))} "
-        f"{'holds' if len(ranks) == 1 else 'hold'} other values of {counted(len(names), kind)} than the replicas, "
-        f"first seen before the update of step {step}: {named_some(names)}.",
+        claim=f"{_who(earliest)} of {counted(len(names), kind)}, first seen before the update of step {step}: "
+        f"{named_some(names)}.",
         ranks=ranks,
         step_first=step,
         step_last=max(drift.step_last for drift in drifts),
@@ -169,5 +169,14 @@ def _finding(kind: Kind, drifts: list[_Drift]) -> Finding:
         unit=f"{kind}s that differ between replicas",
         false_alarm_rate=0.0,
         evidence={"names": list(names[:100])},
-        next=_NEXT[kind],
+        next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
+    )
+
+
+def _who(drifts: list[_Drift]) -> str:
+    who = capitalized(and_text([ranks_text(drift.ranks) for drift in drifts]))
+    if all(drift.all_named for drift in drifts):
+        return f"{who} hold different values"
+    return (
+        f"{who} {'holds' if sum(len(drift.ranks) for drift in drifts) == 1 else 'hold'} other values than the replicas"
     )

@@ -14,15 +14,15 @@ fails and nothing is infinite.
 How it decides
 --------------
 Exactly, for the whole gradient: a norm of zero on some ranks and not on others at one step. It is an error if the
-loss of that rank is not zero, or if it is silent for three sampled steps in a row or more; a warning otherwise,
-since a loss that is exactly zero for a step (all margins met) has a gradient of zero by right.
+loss of that rank is not zero, or if it is silent for three sampled steps in a row or more; a warning otherwise, since
+a loss that is exactly zero for a step (all margins met) has a gradient of zero by right.
 
 For single parameters a gradient may be missing by right, where a router or a branch decides per step. So a parameter
 is reported, as a warning, only if this rank never had a gradient for it at three sampled steps or more at which
 others had. If in the whole Run every parameter either always or never has a gradient on a rank, that is an exact
 contradiction. Otherwise it must be beyond chance: if routing treats workers alike, then at a step at which a of N
-workers lack the gradient, a given one is among them with probability a/N given all that came before; the product
-over steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate.
+workers lack the gradient, a given one is among them with probability a/N given all that came before; the product over
+steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate.
 
 What it may miss
 ----------------
@@ -115,25 +115,30 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
     )
 
 
+def silent_params(has_TNP: Bools) -> tuple[Bools, bool]:
+    """[N, P] whether a worker is silent on a parameter, and whether that is a contradiction rather than beyond chance.
+
+    ``has_TNP`` says which parameters had a gradient on each worker at each of T steps.
+    """
+    _, num_workers, num_params = has_TNP.shape
+    some_TP = any_over(has_TNP, 1) & any_over(~has_TNP, 1)
+    never_NP = ~any_over(has_TNP, 0) & (np.count_nonzero(some_TP, axis=0) >= _ENOUGH)
+    steady = not np.any(has_TNP != has_TNP[:1])
+    share_TP = np.where(some_TP, np.count_nonzero(~has_TNP, axis=1) / num_workers, 1.0)
+    log_chance_P = np.sum(np.log(share_TP), axis=0) + math.log(num_workers * max(num_params, 1))
+    return never_NP & (steady | (log_chance_P < math.log(ALARM_LEVEL))), steady
+
+
 def _single_params(run: Run, ranks: Sequence[int], silent_TN: Bools) -> list[Finding]:
-    """A warning for each set of parameters that one rank, not silent as a whole, never gives a gradient for."""
+    """A warning for each set of parameters that a rank, not silent as a whole, never gives a gradient for."""
     present = _presence(run, ranks, silent_TN)
     if present is None:
         return []
-    has_TNP, names = present
-    num_steps, num_workers, num_params = has_TNP.shape
-    some_TP = has_TNP.any(axis=1) & ~has_TNP.all(axis=1)
-    never_NP = ~has_TNP.any(axis=0) & (np.count_nonzero(some_TP, axis=0) >= _ENOUGH)
-    if num_steps < _ENOUGH or not never_NP.any():
-        return []
-    steady = bool(np.all(has_TNP == has_TNP[0]))
-    share_TP = np.where(some_TP, np.count_nonzero(~has_TNP, axis=1) / num_workers, 1.0)
-    log_chance_P = np.sum(np.log(share_TP), axis=0) + math.log(num_workers * num_params)
-    told_NP = never_NP & (steady | (log_chance_P < math.log(ALARM_LEVEL)))
+    has_TNP, names, steps = present
+    told_NP, steady = silent_params(has_TNP)
     by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for n in np.flatnonzero(told_NP.any(axis=1)):
+    for n in np.flatnonzero(any_over(told_NP, 1)):
         by_params[tuple(names[int(p)] for p in np.flatnonzero(told_NP[n]))].append(ranks[int(n)])
-    steps = run.steps[_sampled(run, ranks)].tolist()
     return [_of_params(params, silent, steps, steady=steady) for params, silent in by_params.items()]
 
 
@@ -156,7 +161,7 @@ def _of_params(params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[in
     )
 
 
-def _presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, list[str]] | None:
+def _presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, list[str], list[int]] | None:
     """[T, N, P] whether a parameter had a gradient, at steps that all ranks sampled and none was silent as a
     whole.
     """
@@ -169,8 +174,4 @@ def _presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, 
     if not steps or any(len(rows[step, rank]) != len(envs[0]) for step in steps for rank in ranks):
         return None
     norms: NDArray[np.float64] = np.stack([np.stack([rows[step, rank] for rank in ranks]) for step in steps])
-    return ~(norms <= 0), envs[0]
-
-
-def _sampled(run: Run, ranks: Sequence[int]) -> Bools:
-    return any_over(numbers(run, "grad_norm", ranks)[1], 1)
+    return ~(norms <= 0), envs[0], steps
