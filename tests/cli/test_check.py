@@ -1,0 +1,85 @@
+"""`trueline check`: exit codes, one JSON document, readable text."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from benchmarks.exact_checks.simulate import Size, same_batches
+from tests.unit.synthetic_run import healthy_rows, sample_rows, write_run
+
+
+def trueline(*words):
+    code = "from trueline.cli.main import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    rows = healthy_rows(2, 10)
+    write_run(folder / "healthy", rows)
+    for key, row in sample_rows(same_batches(Size(512, 2, 4, 1), np.random.default_rng(0)), 4, num_steps=10).items():
+        rows[key] |= row
+    rows[3, 1]["loss"] = float("inf")
+    write_run(folder / "faulty", rows)
+    write_run(folder / "empty", {})
+    return folder
+
+
+def test_nothing_found_is_exit_code_0(runs):
+    done = trueline("check", runs / "healthy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Nothing found in 7 checks; 2 checks could not run." in done.stdout
+
+
+def test_findings_are_exit_code_1_and_say_where(runs):
+    done = trueline("check", runs / "faulty")
+    text = " ".join(done.stdout.split())
+
+    assert done.returncode == 1
+    assert "error duplicate-data ranks 0 and 1 steps 0-9" in text
+    assert "Ranks 0 and 1 consumed the same samples at steps 0-9." in text
+    assert "next:" in text
+    assert text.endswith("2 errors in 9 checks.")
+
+
+def test_json_is_one_document_of_the_contract(runs):
+    done = trueline("check", runs / "faulty", "--json")
+    document = json.loads(done.stdout)
+
+    assert done.returncode == 1
+    assert document["schema"] == 1
+    assert [finding["code"] for finding in document["findings"]][:2] == ["duplicate-data", "worker-nonfinite"]
+    assert set(document["findings"][0]) == {
+        "code",
+        "severity",
+        "claim",
+        "ranks",
+        "step_first",
+        "step_last",
+        "sites",
+        "measured",
+        "expected",
+        "unit",
+        "false_alarm_rate",
+        "evidence",
+        "next",
+    }
+    assert len(document["checks_run"]) == 9
+
+
+def test_an_empty_run_is_exit_code_3(runs):
+    done = trueline("check", runs / "empty")
+    assert done.returncode == 3
+    assert "nothing can be told" in done.stdout
+
+
+def test_what_is_no_run_is_exit_code_2_in_one_sentence(runs):
+    for path in (runs, runs / "nothing"):
+        done = trueline("check", path)
+        assert done.returncode == 2
+        assert done.stderr.startswith("trueline: ")
+        assert "Traceback" not in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,155 @@
+"""The report on one Run: which checks ran, which could not, and what is wrong with the Run itself."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches
+from tests.unit.synthetic_run import healthy_rows, rank_env, sample_rows, write_run
+
+from trueline.analyze import check_run, registry
+from trueline.analyze.check_run import check
+from trueline.schema.errors import InputError, RunError
+from trueline.schema.finding import Finding
+from trueline.store.writer import RunWriter
+
+CODES = (
+    "duplicate-data",
+    "gradient-not-reduced",
+    "rank-config-differs",
+    "reduction-mismatch",
+    "replica-drift",
+    "rng-streams",
+    "shard-overlap",
+    "worker-nonfinite",
+    "worker-silent",
+)
+
+
+def healthy_run(path, *, num_ranks=2, num_steps=16):
+    rows = healthy_rows(num_ranks, num_steps)
+    epochs = HEALTHY["distributed sampler"](Size(512, num_ranks, 4, 1), np.random.default_rng(0), np.arange(512))
+    for key, row in sample_rows(epochs, 4, num_steps=num_steps).items():
+        rows[key] |= row
+    return write_run(path, rows)
+
+
+def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
+    report = check(healthy_run(tmp_path))
+
+    assert report.checks_run == CODES
+    assert (report.checks_not_run, report.notes) == ((), ())
+    assert [finding.code for finding in report.findings] == ["rng-streams"]
+    assert (report.found, report.exit_code) == (False, 0)
+
+
+def test_a_path_is_as_good_as_an_open_run(tmp_path):
+    run = healthy_run(tmp_path)
+    assert check(tmp_path).to_json() == check(str(tmp_path)).to_json() == check(run).to_json()
+
+
+def test_the_document_has_the_fields_of_the_contract(tmp_path):
+    document = check(healthy_run(tmp_path)).to_json()
+
+    assert list(document) == ["schema", "run", "findings", "checks_run", "checks_not_run", "notes"]
+    assert document["schema"] == 1
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_errors_come_first_and_make_exit_code_1(tmp_path):
+    rows = healthy_rows(2, 10)
+    for key, row in sample_rows(same_batches(Size(512, 2, 4, 1), np.random.default_rng(0)), 4, num_steps=10).items():
+        rows[key] |= row
+    report = check(write_run(tmp_path, rows))
+
+    assert [finding.code for finding in report.findings] == ["duplicate-data", "rng-streams"]
+    assert report.exit_code == 1
+
+
+def test_a_run_of_a_few_steps_is_read(tmp_path):
+    assert check(healthy_run(tmp_path, num_steps=1)).exit_code == 0
+
+
+def test_one_worker_runs_what_needs_no_second(tmp_path):
+    report = check(healthy_run(tmp_path, num_ranks=1))
+
+    assert report.checks_run == ("worker-nonfinite",)
+    assert all("one worker" in entry.why or "own shard" in entry.why for entry in report.checks_not_run)
+
+
+def test_an_empty_run_cannot_be_told(tmp_path):
+    report = check(write_run(tmp_path, {}))
+    assert (report.checks_run, report.exit_code) == ((), 3)
+
+
+def test_a_worker_that_died_is_noted(tmp_path):
+    rows = {key: row for key, row in healthy_rows(3, 9).items() if key[1] != 2 or key[0] < 4}
+    report = check(write_run(tmp_path, rows))
+    assert report.notes == ("Rank 2 has rows up to step 3 only, others go on to step 8: killed, or still writing.",)
+
+
+def test_a_worker_that_is_missing_is_noted(tmp_path):
+    envs = {rank: rank_env(rank, 3) for rank in range(2)}
+    report = check(write_run(tmp_path, healthy_rows(2, 4), envs=envs, world_size=3))
+    assert any(note.startswith("rank 2: it left nothing") for note in report.notes)
+
+
+def test_notes_of_the_recorder_are_passed_on(tmp_path):
+    report = check(write_run(tmp_path, healthy_rows(2, 2), notes=["buckets could not be seen"]))
+    assert report.notes == ("buckets could not be seen",)
+
+
+def test_live_findings_are_included(tmp_path):
+    writer = RunWriter(tmp_path, rank=0)
+    writer.describe(None, rank_env(0, 1))
+    writer.write(Finding(code="watch-degraded", severity="warning", claim="Something stopped."))
+    writer.close()
+    report = check(tmp_path)
+
+    assert [finding.code for finding in report.findings] == ["watch-degraded"]
+    assert report.exit_code == 1
+
+
+def test_what_is_no_run_is_an_error(tmp_path):
+    with pytest.raises(RunError):
+        check(tmp_path / "nothing")
+
+
+def test_a_check_that_fails_leaves_the_others_alone(tmp_path, monkeypatch):
+    def broken(run):
+        raise ZeroDivisionError("of mine")
+
+    checks = [registry.Check("mine", (), "", broken), *registry.installed_checks()]
+    monkeypatch.setattr(check_run, "installed_checks", lambda: checks)
+    report = check(healthy_run(tmp_path))
+
+    assert report.checks_run == CODES
+    assert report.checks_not_run[0].check == "mine"
+    assert "ZeroDivisionError: of mine" in report.checks_not_run[0].why
+
+
+def test_checks_are_found_without_entry_points(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    assert tuple(each.code for each in registry.installed_checks()) == CODES
+
+
+def test_entry_points_name_every_check():
+    assert tuple(each.code for each in registry.installed_checks()) == CODES
+    assert all(each.summary.endswith(".") for each in registry.installed_checks())
+
+
+def test_an_entry_point_that_is_no_check_is_named(monkeypatch):
+    entry = types.SimpleNamespace(name="mine", value="json", load=lambda: json)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    with pytest.raises(InputError, match=r"Check 'mine' in json lacks CODE, NEEDS, check"):
+        registry.installed_checks()
+
+
+def test_an_entry_point_that_cannot_be_imported_is_named(monkeypatch):
+    def load():
+        raise ImportError("no module")
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [types.SimpleNamespace(name="a", value="b", load=load)])
+    with pytest.raises(InputError, match="Check 'a' cannot be loaded from 'b'"):
+        registry.installed_checks()

@@ -1,0 +1,388 @@
+"""shard-overlap: overlapping shards and missing coverage are found and named; healthy repeats are not."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from benchmarks.exact_checks.simulate import (
+    HEALTHY,
+    Size,
+    one_seed_each,
+    same_batches,
+    samples_of,
+    sharded,
+    with_copies,
+)
+from tests.unit.synthetic_run import rank_env, sample_rows, write_run
+
+from trueline.analyze.checks import shard_overlap
+from trueline.analyze.coverage import draws_with_replacement
+from trueline.analyze.overlap import SeenOnce, repeats_of
+from trueline.analyze.samples import Samples
+from trueline.analyze.sampling import Declared
+from trueline.analyze.stats_tests import log_likelihood_steps
+from trueline.schema.errors import CannotTell
+
+
+def envs(num_ranks, num_rows, **facts):
+    """Workers that declare a DistributedSampler; a value may be a function of the rank."""
+    declared = {
+        "sampler": "DistributedSampler",
+        "num_replicas": num_ranks,
+        "dataset_len": num_rows,
+        "shuffle": True,
+        "seed": 0,
+        "batch_size": 4,
+        "sampler_rank": lambda rank: rank,
+        **facts,
+    }
+    return {
+        rank: rank_env(
+            rank, num_ranks, data={key: value(rank) if callable(value) else value for key, value in declared.items()}
+        )
+        for rank in range(num_ranks)
+    }
+
+
+def shards(num_rows, num_ranks, *, epochs, part=None, shuffle=True, seed=0):
+    """Epochs in which each rank owns its N-th of the rows and reads all of it, or one N-th of that again."""
+    rng = np.random.default_rng(seed)
+    owned = [np.arange(num_rows)[rank::num_ranks] for rank in range(num_ranks)]
+    found = []
+    for _ in range(epochs):
+        orders = [rng.permutation(rows) if shuffle else rows for rows in owned]
+        found.append([order if part is None else order[rank::num_ranks] for rank, order in enumerate(orders)])
+    return found
+
+
+# -- overlap ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_for_each_rank_is_found_by_digests_alone(tmp_path):
+    epochs = one_seed_each(Size(256, 4, 4, 1), np.random.default_rng(0), range(4))
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4)))
+
+    assert finding.severity == "error"
+    assert finding.ranks == (0, 1, 2, 3)
+    assert finding.measured == 1.0
+    assert finding.expected == pytest.approx(0.75, abs=0.05)
+    assert finding.false_alarm_rate == 1e-6
+    assert finding.evidence["chance_bound"] < 1e-6
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_one_rank_with_another_seed_is_named_by_digests_alone(tmp_path, odd):
+    epochs = one_seed_each(Size(512, 4, 4, 1), np.random.default_rng(0), [odd])
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4)))
+
+    assert finding.ranks == (odd,)
+    assert f"all of them involving rank {odd}" in finding.claim
+
+
+def test_two_ranks_and_a_small_data_set_are_found_after_two_epochs(tmp_path):
+    epochs = one_seed_each(Size(64, 2, 4, 2), np.random.default_rng(0), [0, 1])
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 64)))
+
+    assert finding.ranks == (0, 1)
+
+
+def test_recorded_seeds_settle_it_at_the_first_shared_sample(tmp_path):
+    epochs = one_seed_each(Size(8000, 8, 4, 1), np.random.default_rng(0), [0])
+    declared = envs(8, 8000, seed=lambda rank: int(rank > 0))
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4, num_steps=20), envs=declared))
+
+    assert (finding.severity, finding.ranks, finding.false_alarm_rate) == ("error", (0,), 0.0)
+    assert finding.claim.startswith("The samplers shuffle with different seeds, rank 0 with 0 and ranks 1-7 with 1.")
+    assert finding.measured == finding.evidence["samples_shared"] > 0
+    for first, again in zip(finding.sites[::2], finding.sites[1::2], strict=True):
+        assert ("/r0/" in first) != ("/r0/" in again)
+
+
+def test_recorded_seeds_warn_before_any_sample_is_shared(tmp_path):
+    epochs = HEALTHY["distributed sampler"](Size(8000, 2, 4, 1), np.random.default_rng(0), np.arange(8000))
+    declared = envs(2, 8000, seed=lambda rank: rank)
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4, num_steps=2), envs=declared))
+
+    assert (finding.severity, finding.ranks, finding.step_first) == ("warning", (0, 1), None)
+
+
+def test_seeds_of_unsplit_data_may_differ(tmp_path):
+    epochs = shards(400, 2, epochs=2)
+    declared = envs(2, 200, seed=lambda rank: rank, num_replicas=1, sampler_rank=0)
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
+
+
+def test_distinct_rows_make_any_repeat_a_contradiction(tmp_path):
+    """One rank forgets set_epoch: the second epoch alone overlaps, too little to be told by chance."""
+    rng = np.random.default_rng(0)
+    first, second = (sharded(rng.permutation(128), 4) for _ in range(2))
+    second[0] = first[0]
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows([first, second], 4), envs=envs(4, 128)))
+
+    assert (finding.severity, finding.ranks, finding.false_alarm_rate) == ("error", (0,), 0.0)
+    assert finding.step_first is not None
+    assert finding.step_first >= 8
+    assert "128 different rows" in finding.claim
+
+
+def test_overlap_without_epochs_is_found(tmp_path):
+    epochs = one_seed_each(Size(256, 4, 4, 1), np.random.default_rng(0), range(4))
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4, epoch_seen=False)))
+
+
+def test_overlap_that_starts_in_a_later_epoch_is_found(tmp_path):
+    healthy = HEALTHY["distributed sampler"](Size(256, 4, 4, 4), np.random.default_rng(1), np.arange(256))
+    rows = sample_rows([*healthy, *one_seed_each(Size(256, 4, 4, 1), np.random.default_rng(0), range(4))], 4)
+    (finding,) = shard_overlap.check(write_run(tmp_path, rows))
+
+    assert finding.step_first is not None
+    assert finding.step_first >= 64
+
+
+def test_overlap_of_unshuffled_shards_is_a_warning_without_a_rate(tmp_path):
+    epochs = one_seed_each(Size(256, 4, 4, 1), np.random.default_rng(0), range(4))
+    declared = envs(4, 256, shuffle=False)
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared))
+
+    assert (finding.severity, finding.false_alarm_rate) == ("warning", None)
+
+
+def test_duplicate_batches_are_left_to_duplicate_data(tmp_path):
+    epochs = same_batches(Size(256, 4, 4, 2), np.random.default_rng(0))
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4))) == []
+
+
+# -- healthy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copies", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("kind", "declares"), [*((kind, False) for kind in HEALTHY), ("distributed sampler", True), ("no set_epoch", True)]
+)
+def test_healthy_consumption_is_silent(tmp_path, kind, declares, copies):
+    rng = np.random.default_rng(5)
+    size = Size(rows=250, workers=4, batch=4, epochs=3)
+    rows = sample_rows(HEALTHY[kind](size, rng, with_copies(size, rng, copies)), 4)
+    declared = envs(4, 250) if declares else None
+
+    assert shard_overlap.check(write_run(tmp_path, rows, envs=declared)) == []
+
+
+@pytest.mark.parametrize("rows", [101, 102, 103])
+def test_padding_of_a_sampler_is_silent_with_distinct_rows(tmp_path, rows):
+    size = Size(rows, 4, 4, 6)
+    epochs = HEALTHY["distributed sampler"](size, np.random.default_rng(1), np.arange(rows))
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(4, rows))) == []
+
+
+def test_padding_without_epochs_is_silent(tmp_path):
+    """Accelerate fills the last round of batches from the start of the order: 15 samples at once, between workers."""
+    epochs = HEALTHY["padded batches (accelerate)"](Size(113, 2, 8, 1), np.random.default_rng(1), np.arange(113))
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 8, epoch_seen=False))) == []
+
+
+def test_accumulation_over_the_end_of_an_epoch_is_silent(tmp_path):
+    """Three batches an epoch and two a step: every other step holds samples of two epochs."""
+    rng = np.random.default_rng(1)
+    orders = [sharded(rng.permutation(24), 2) for _ in range(8)]
+    walked = [np.concatenate([order[rank] for order in orders]) for rank in range(2)]
+    rows = sample_rows([walked], 8)
+    for (step, _), row in rows.items():
+        row["epoch"] = (8 * step + 7) // 12
+    assert shard_overlap.check(write_run(tmp_path, rows, envs=envs(2, 24))) == []
+
+
+def test_a_resumed_epoch_is_not_a_gap(tmp_path):
+    epochs = HEALTHY["distributed sampler"](Size(256, 2, 4, 3), np.random.default_rng(1), np.arange(256))
+    epochs[0] = [order[60:] for order in epochs[0]]
+    assert (
+        shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 256), plan={"dataset_size": 256}))
+        == []
+    )
+
+
+def test_a_worker_that_dies_is_no_fault_of_the_data(tmp_path):
+    epochs = HEALTHY["distributed sampler"](Size(256, 4, 4, 2), np.random.default_rng(1), np.arange(256))
+    rows = {key: row for key, row in sample_rows(epochs, 4).items() if key[1] != 3 or key[0] < 9}
+    assert shard_overlap.check(write_run(tmp_path, rows, envs=envs(4, 256))) == []
+
+
+def test_a_missing_worker_leaves_no_gap_in_parts(tmp_path):
+    epochs = HEALTHY["distributed sampler"](Size(256, 4, 4, 1), np.random.default_rng(1), np.arange(256))
+    rows = {key: row for key, row in sample_rows(epochs, 4).items() if key[1] != 3}
+    left = {rank: env for rank, env in envs(4, 256).items() if rank != 3}
+    assert shard_overlap.check(write_run(tmp_path, rows, envs=left, world_size=4)) == []
+
+
+# -- coverage --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_its_own_under_a_splitting_sampler_leave_parts_unread(tmp_path):
+    epochs = shards(256, 2, epochs=1, part=0)
+    declared = envs(2, 128, rows_digest=lambda rank: f"rows{rank}")
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared))
+
+    assert (finding.severity, finding.measured, finding.expected, finding.false_alarm_rate) == ("error", 0.5, 1.0, 0.0)
+    assert (
+        finding.claim == "The samplers split the rows that only some ranks hold into 2 parts, of which 1 part is read."
+    )
+
+
+def test_a_sampler_rank_that_nobody_takes_is_a_gap(tmp_path):
+    epochs = shards(256, 4, epochs=1)
+    declared = envs(4, 256, num_replicas=8)
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared))
+
+    assert finding.measured == 0.5
+
+
+def test_rows_that_wander_between_workers_are_not_their_own(tmp_path):
+    """Row digests that differ because rows are cached per rank: the samples themselves refute it."""
+    epochs = HEALTHY["distributed sampler"](Size(256, 2, 4, 2), np.random.default_rng(1), np.arange(256))
+    declared = envs(2, 256, rows_digest=lambda rank: f"rows{rank}")
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
+
+
+def test_local_samplers_on_data_of_each_node_are_silent(tmp_path):
+    epochs = shards(256, 4, epochs=2)
+    declared = envs(
+        4, 128, num_replicas=2, sampler_rank=lambda rank: rank % 2, rows_digest=lambda rank: f"n{rank // 2}"
+    )
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
+
+
+def test_sharded_twice_shows_in_samples_that_stay_and_fresh_ones(tmp_path):
+    epochs = shards(256, 2, epochs=3, part=0)
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 128, rows_digest="")))
+
+    assert (finding.severity, finding.false_alarm_rate) == ("warning", 1e-6)
+    assert finding.evidence["samples_fresh"] > 8
+    assert finding.measured == 0.5
+
+
+def test_sharded_once_and_shuffled_inside_is_silent(tmp_path):
+    epochs = shards(256, 2, epochs=4)
+    declared = envs(2, 128, num_replicas=None, sampler="RandomSampler", sampler_rank=None, seed=None)
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
+
+
+def test_rows_of_its_own_read_in_part_are_a_warning_without_a_splitting_sampler(tmp_path):
+    epochs = shards(256, 2, epochs=4, part=0, shuffle=False)
+    declared = envs(
+        2,
+        128,
+        num_replicas=None,
+        sampler="BatchSamplerShard",
+        sampler_rank=None,
+        seed=None,
+        rows_digest=lambda rank: f"rows{rank}",
+    )
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared))
+
+    assert (finding.severity, finding.false_alarm_rate) == ("warning", None)
+
+
+def test_declared_size_is_held_against_a_complete_epoch(tmp_path):
+    epochs = shards(256, 2, epochs=3, part=0, shuffle=False)
+    run = write_run(tmp_path, sample_rows(epochs, 4), plan={"dataset_size": 256})
+    (finding,) = shard_overlap.check(run)
+
+    assert finding.claim == "The epoch of steps 16-31 consumed 128 of the 256 samples that the plan declares."
+    assert (finding.severity, finding.measured, finding.false_alarm_rate) == ("error", 0.5, 0.0)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_declared_size_allows_for_padding_and_dropping(tmp_path, drop_last):
+    epochs = HEALTHY["distributed sampler"](Size(255, 4, 4, 3), np.random.default_rng(1), np.arange(255))
+    if drop_last:
+        epochs = [[order[: len(order) // 4 * 4] for order in epoch] for epoch in epochs]
+    run = write_run(tmp_path, sample_rows(epochs, 4), envs=envs(4, 255), plan={"dataset_size": 255})
+    assert shard_overlap.check(run) == []
+
+
+def test_samples_that_never_come_again_cannot_tell(tmp_path):
+    epochs = [
+        [np.arange(1000 * epoch + 500 * rank, 1000 * epoch + 500 * rank + 40) for rank in range(2)]
+        for epoch in range(3)
+    ]
+    with pytest.raises(CannotTell, match="changed on the fly or streamed"):
+        shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4)))
+
+
+def test_flipped_images_are_not_a_gap(tmp_path):
+    """Every sample is flipped at random: half of the second epoch was never seen, yet rows wander between workers."""
+    rng = np.random.default_rng(1)
+    epochs = [
+        sharded(order + 1000 * rng.integers(2, size=256), 2) for order in (rng.permutation(256) for _ in range(3))
+    ]
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 256))) == []
+
+
+def test_drawing_with_replacement_is_recognised():
+    rng = np.random.default_rng(1)
+    declared = Declared({rank: {"dataset_len": 100} for rank in range(2)})
+    drawn = samples_of([[rng.integers(100, size=50) for _ in range(2)]], 4)
+    dealt = samples_of([[rng.permutation(100)[:50] for _ in range(2)]], 4)
+
+    assert draws_with_replacement(drawn, declared)
+    assert not draws_with_replacement(dealt, declared)
+
+
+# -- the mathematics -------------------------------------------------------------------------------------------------
+
+
+def brute_chances(samples: Samples):
+    """Of each second occurrence, in order: (slot, how many of the samples seen once so far were another worker's)."""
+    seen: dict[tuple[int, int], list[int]] = {}
+    found = []
+    for slot in range(len(samples)):
+        key = (int(samples.block[slot]), int(samples.digest[slot]))
+        once = [slots[0] for (block, _), slots in seen.items() if block == key[0] and len(slots) == 1]
+        if samples.in_last_step[slot]:
+            once = [first for first in once if not samples.in_first_step[first]]
+        held = seen.setdefault(key, [])
+        held.append(slot)
+        if len(held) == 2 and held[0] in once:
+            other = sum(samples.worker[first] != samples.worker[slot] for first in once)
+            found.append((slot, other / len(once)))
+    return [(slot, chance) for slot, chance in found if not samples.in_first_step[slot]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chances_equal_counting_by_hand(seed):
+    rng = np.random.default_rng(seed)
+    size = Size(40, int(rng.choice([2, 3, 5])), int(rng.choice([1, 2, 4])), 1)
+    content = with_copies(size, rng, 0.5)
+    samples = samples_of([[content[rng.integers(40, size=20)] for _ in range(size.workers)]], size.batch)
+    repeats = repeats_of(samples, SeenOnce(samples, one_data_set=False))
+
+    assert [(slot, pytest.approx(chance)) for slot, chance in brute_chances(samples)] == list(
+        zip(repeats.slot.tolist(), repeats.chance.tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("one_data_set", [False, True])
+@pytest.mark.parametrize("odds", [3.0, 1e4])
+def test_evidence_averages_to_one_over_all_arrangements(one_data_set, odds):
+    """The null hypothesis itself, exhaustively: every arrangement of these samples over four steps and two
+    workers.
+    """
+    evidence = []
+    for arrangement in sorted(set(permutations([1, 1, 1, 2, 2, 3, 3, 4]))):
+        samples = samples_of([[np.array(arrangement[0::2]), np.array(arrangement[1::2])]], 1)
+        repeats = repeats_of(samples, SeenOnce(samples, one_data_set=one_data_set))
+        ones = np.ones(len(repeats), dtype=np.int64)
+        steps = log_likelihood_steps(repeats.between.astype(np.int64), ones, repeats.chance, odds=odds)
+        evidence.append(float(np.exp(steps.sum())))
+
+    assert len(evidence) == 1680
+    assert np.mean(evidence) == pytest.approx(1.0, abs=1e-9)
+    assert max(evidence) > 2
+
+
+def test_fixed_shards_with_unlucky_copies_stay_silent(tmp_path):
+    """Eight equal pairs that all fell on two workers, met in each of forty epochs: the coincidence counts once."""
+    rng = np.random.default_rng(1)
+    owned = [np.arange(100), np.concatenate([np.arange(8), np.arange(200, 292)])]
+    epochs = [[rng.permutation(rows) for rows in owned] for _ in range(40)]
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 10))) == []
