@@ -62,4 +62,5 @@ def to_current(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     columns = [
         rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, schema.field(name).type) for name in names
     ]
-    return pa.table(columns, names=list(names)).cast(schema)
+    table = pa.table(columns, names=list(names))
+    return table if table.schema.equals(schema) else table.cast(schema)

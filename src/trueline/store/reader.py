@@ -187,7 +187,7 @@ class Run:
             lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
             wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & np.isin(self._rows.steps, list(steps))
         rows = np.flatnonzero(wanted_R)
-        return lists_R.take(pa.array(rows)), rows
+        return lists_R if len(rows) == len(lists_R) else lists_R.take(pa.array(rows)), rows
 
     def _spread(self, values_R: pa.Array, absent: float, dtype: type) -> tuple[np.ndarray, np.ndarray]:
         measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
