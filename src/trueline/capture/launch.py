@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,16 +45,17 @@ def environment(*, out: str, plan: dict[str, Any], overwrite: bool, base: dict[s
     }
 
 
-def attach() -> None:
-    """Wait for training in this process; called once, after torch was imported."""
-    Attachment().wait()
+def attach(watch: Callable[..., Watch]) -> None:
+    """Wait for training in this process and then call ``watch`` (``trueline.watch``); called once torch is imported."""
+    Attachment(watch).wait()
 
 
 class Attachment:
     """What this process has shown so far: optimizers, DDP modules, and at last the Watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[..., Watch]) -> None:
         self.watch: Watch | None = None
+        self._start = start
         self._failed = False
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
@@ -85,7 +87,7 @@ class Attachment:
             return
         seams.module_call.remove(self._at_call)
         try:
-            self.watch = _start(model)
+            self.watch = self._start(model, None, **_settings())
             self.watch.use_loader_probe(self._loader)
         except (TruelineError, OSError, RuntimeError) as error:
             self._failed = True
@@ -114,10 +116,11 @@ class Attachment:
             _log.warning("trueline: no training step was seen in this process, so no Run was written.")
 
 
-def _start(model: nn.Module) -> Watch:
-    import trueline
-
+def _settings() -> dict[str, Any]:
+    """What ``trueline run`` left in the environment, as arguments of ``trueline.watch``."""
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    out = os.environ[RUN] if restarts == "0" else f"{os.environ[RUN]}.restart{restarts}"
-    plan = json.loads(os.environ.get(PLAN) or "{}")
-    return trueline.watch(model, None, out=out, plan=plan, overwrite=bool(os.environ.get(OVERWRITE)))
+    return {
+        "out": os.environ[RUN] if restarts == "0" else f"{os.environ[RUN]}.restart{restarts}",
+        "plan": json.loads(os.environ.get(PLAN) or "{}"),
+        "overwrite": bool(os.environ.get(OVERWRITE)),
+    }

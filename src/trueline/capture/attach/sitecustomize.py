@@ -38,9 +38,10 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         try:
+            import trueline
             from trueline.capture.launch import attach
 
-            attach()
+            attach(trueline.watch)
         except Exception as error:
             print(f"trueline: not watching: {type(error).__name__}: {error}", file=sys.stderr)
 
