@@ -91,7 +91,7 @@ def test_finding_is_told_in_the_verdict_the_table_and_the_charts(tmp_path: Path)
         "10.0/r1/batch/input_ids#0:in0",
     ):
         assert words in text
-    assert document.count('<line class="mark error"') >= 3
+    assert document.count('<line class="mark error"') == 9
 
 
 def test_clean_run_says_so_and_what_was_not_judged(tmp_path: Path) -> None:
@@ -109,6 +109,18 @@ def test_runs_stand_side_by_side_under_their_names(tmp_path: Path) -> None:
 
     assert "Out of step: b; no fault found: a." in Words(document).text
     assert {"loss-0", "loss-1", "cosine_mean-0", "cosine_mean-1"} <= set(numbers_of(document)["charts"])
+
+
+def test_what_is_worth_knowing_stands_apart_once_and_is_not_marked(tmp_path: Path) -> None:
+    notice = Finding("rng-streams", "info", "Streams are equal.", (0, 1, 2, 3), 5, 9)
+    runs = [write_run(tmp_path / name, findings=(notice,)) for name in ("a", "b")]
+    document = report_on(tmp_path, *runs)
+    text = Words(document).text
+
+    assert text.count("Streams are equal.") == 1
+    assert "Worth knowing" in text
+    assert "No check found a fault." in text
+    assert 'class="mark info"' not in document
 
 
 def test_runs_of_one_name_are_told_apart() -> None:
@@ -184,6 +196,7 @@ def test_single_worker_has_curves_and_no_comparison(tmp_path: Path) -> None:
     assert "loss-0" in numbers_of(document)["charts"]
     assert "cosine_others-0" not in numbers_of(document)["charts"]
     assert "One worker: there are no two gradients to compare." in text
+    assert "One worker: there is no other to compare its gradient with." in text
 
 
 def test_run_without_sketches_says_why_it_has_no_matrix(tmp_path: Path) -> None:

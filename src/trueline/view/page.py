@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from trueline.view.report_data import RunReading
 from trueline.view.verdict import Verdict, headline, judges_workers
 from trueline.view.wording import clipped, counted, listed, number, seconds_words, steps_words
 
-_Line = TypeVar("_Line", str, tuple[str, str])
+_Line = TypeVar("_Line", bound=Hashable)
 _GLANCE = ("Run", "Workers", "Steps", "Watched as", "Gradient signals", "Step time", "Cost of watching", "Started")
 _NOT_JUDGED = (
     "No check here judges whether one worker’s loss, gradient norm or direction is unusual: "
@@ -30,12 +31,19 @@ _NOT_JUDGED = (
 
 
 @dataclass(frozen=True, slots=True)
+class FindingGroup:
+    """Lines of a table of findings under one heading: the Run, or Runs, that they are about."""
+
+    where: str
+    rows: tuple[FindingRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """What is said of one Run outside of the charts."""
 
     name: str
     verdict: Verdict
-    findings: tuple[FindingRow, ...]
     problems: int
     matrix: MatrixTable | None
     matrix_at: str
@@ -51,7 +59,8 @@ class Page:
     headline: str
     written_at: str
     runs: tuple[RunView, ...]
-    findings: int
+    findings: tuple[FindingGroup, ...]
+    notices: tuple[FindingGroup, ...]
     step_range: tuple[int, int] | None
     chart_sections: tuple[ChartSection, ...]
     colour_key: tuple[str, ...]
@@ -79,8 +88,9 @@ def page_of(readings: Sequence[RunReading]) -> Page:
         title=f"Trueline: {clipped(', '.join(reading.name for reading in readings), 80)}",
         headline=headline([(reading.name, reading.verdict) for reading in readings]),
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        runs=tuple(_run_view(reading, rows) for reading, rows in zip(readings, numbered, strict=True)),
-        findings=sum(len(rows) for rows in numbered),
+        runs=tuple(_run_view(reading) for reading in readings),
+        findings=_finding_groups(readings, numbered),
+        notices=_notice_groups(readings, first_number=1 + sum(len(rows) for rows in numbered)),
         step_range=(min(first for first, _ in ranges), max(last for _, last in ranges)) if ranges else None,
         chart_sections=charts,
         colour_key=tuple(f"{'n' if level < 0 else 'p'}{abs(level)}" for level in range(-LEVELS, LEVELS + 1, 2)),
@@ -132,21 +142,46 @@ def page_numbers(page: Page, readings: Sequence[RunReading]) -> str:
 
 
 def _numbered(readings: Sequence[RunReading]) -> list[list[tuple[int, Finding]]]:
-    """The findings of each Run with a number that is unique on the page, from 1."""
-    rows: list[list[tuple[int, Finding]]] = []
-    count = 0
-    for reading in readings:
-        rows.append(list(enumerate(reading.report.findings, start=count + 1)))
-        count += len(reading.report.findings)
-    return rows
+    """The errors and warnings of each Run with a number that is unique on the page, from 1."""
+    numbers = count(1)
+    return [
+        [(next(numbers), finding) for finding in reading.report.findings if _grave(finding)] for reading in readings
+    ]
 
 
-def _run_view(reading: RunReading, rows: Sequence[tuple[int, Finding]]) -> RunView:
+def _grave(finding: Finding) -> bool:
+    return finding.severity != "info"
+
+
+def _finding_groups(
+    readings: Sequence[RunReading], numbered: Sequence[Sequence[tuple[int, Finding]]]
+) -> tuple[FindingGroup, ...]:
+    return tuple(
+        FindingGroup(reading.name, tuple(finding_row(place, finding, reading.run.ranks) for place, finding in rows))
+        for reading, rows in zip(readings, numbered, strict=True)
+        if rows
+    )
+
+
+def _notice_groups(readings: Sequence[RunReading], *, first_number: int) -> tuple[FindingGroup, ...]:
+    """What is worth knowing, each once with the Runs that share it: most of it says the same of several."""
+    lines = [
+        (finding_row(0, finding, reading.run.ranks), reading.name)
+        for reading in readings
+        for finding in reading.report.findings
+        if not _grave(finding)
+    ]
+    groups: dict[str, list[FindingRow]] = {}
+    for place, (row, where) in enumerate(_with_runs(lines, readings), start=first_number):
+        groups.setdefault(where or "All Runs", []).append(replace(row, number=place))
+    return tuple(FindingGroup(where, tuple(rows)) for where, rows in groups.items())
+
+
+def _run_view(reading: RunReading) -> RunView:
     matrix = reading.matrices[-1] if reading.matrices else None
     return RunView(
         name=reading.name,
         verdict=reading.verdict,
-        findings=tuple(finding_row(place, finding, reading.run.ranks) for place, finding in rows),
         problems=len(reading.run.problems),
         matrix=None if matrix is None else matrix_table(matrix),
         matrix_at="" if matrix is None else steps_words(matrix.step, None),

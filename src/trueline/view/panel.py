@@ -92,6 +92,8 @@ def dispersion_section(readings: Sequence[RunReading], marks: Sequence[list[Mark
 
 def _workers_lead(readings: Sequence[RunReading], panels: Sequence[Panel]) -> list[str]:
     lead = ["What each worker measured by itself."]
+    if len(readings) > 1:
+        lead.append("The Runs share one vertical scale.")
     if any(mark for panel in panels for chart in panel.charts for mark in chart.marks):
         lead.append("A dotted vertical line is where the finding with that number begins.")
     most = max(len(reading.run.ranks) for reading in readings)
@@ -162,6 +164,8 @@ def _outside(one: Dispersion) -> str:
     if one.band is None:
         return ""
     known_T = one.values_T[np.isfinite(one.values_T)]
+    if not known_T.any():
+        return "No spread at all: the workers have equal values."
     outside = int(((known_T < one.band.low) | (known_T > one.band.high)).sum())
     by_chance = number((1 - one.band.level) * known_T.size, 2)
     return f"Outside at {outside:,} of {counted(known_T.size, 'step')}; about {by_chance} by chance."
