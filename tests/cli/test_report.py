@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.synthetic_runs import write_run
 from trueline.cli import main as command_line
 from trueline.schema.finding import Finding
 
-FINDING = Finding("shard-overlap", "error", "Rank 1 shares samples.", (1,), 10, 39)
+FINDING = Finding("shard-overlap", "error", "Rank 1 shares samples.", (1,), 10, 39, measured=math.nan)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_report_json_is_one_document(
     assert code == 0
     assert document["report"] == str(tmp_path / "r.html")
     assert [(run["name"], run["status"]) for run in document["runs"]] == [("exp (1)", "out"), ("exp (2)", "out")]
-    assert "shard-overlap" in [finding["code"] for finding in document["runs"][0]["findings"]]
+    assert ("shard-overlap", "NaN") in [(each["code"], each["measured"]) for each in document["runs"][0]["findings"]]
 
 
 def test_report_refuses_to_replace_a_file_and_does_when_told(

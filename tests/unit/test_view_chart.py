@@ -46,24 +46,34 @@ def chart_of(values_TN: np.ndarray, *, named: tuple[int, ...] = ()) -> Chart:
 def test_line_goes_through_every_value() -> None:
     values = np.array([0.0, 5.0, 10.0])
 
-    assert points(line_path(np.array([0.0, 5.0, 10.0]), values, values, PLOT, AXIS)) == [
+    assert points(line_path(np.array([0.0, 5.0, 10.0]), values, PLOT, AXIS)) == [
         (0, 1000),
         (5000, 500),
         (10000, 0),
     ]
 
 
-def test_line_touches_both_ends_of_a_bin() -> None:
-    path = line_path(np.array([0.0, 10.0]), np.array([1.0, 2.0]), np.array([1.0, 9.0]), PLOT, AXIS)
+def test_area_touches_both_ends_of_a_bin() -> None:
+    path = area_path(np.array([0.0, 10.0]), np.array([1.0, 2.0]), np.array([1.0, 9.0]), PLOT, AXIS)
 
     assert {(10000, 800), (10000, 100)} <= set(points(path))
+
+
+def test_long_series_is_a_mean_over_its_range() -> None:
+    values = np.zeros((5_000, 1))
+    values[2_500] = 1.0
+    chart = chart_of(values)
+
+    assert [shape.css for shape in chart.shapes] == ["range s0", "line s0"]
+    top = min(down for _, down in points(chart.shapes[0].path))
+    assert top < min(down for _, down in points(chart.shapes[1].path))
 
 
 def test_line_breaks_at_a_gap_and_a_lone_value_becomes_a_dot() -> None:
     steps, values = np.arange(6.0), np.array([1.0, 2.0, np.nan, 3.0, np.nan, np.nan])
 
-    assert line_path(steps, values, values, PLOT, AXIS).count("M") == 1
-    assert points(dot_path(steps, values, values, PLOT, AXIS)) == [(3000, 700), (3000, 700)]
+    assert line_path(steps, values, PLOT, AXIS).count("M") == 1
+    assert points(dot_path(steps, values, PLOT, AXIS)) == [(3000, 700), (3000, 700)]
 
 
 def test_area_closes_one_piece_for_each_stretch() -> None:

@@ -50,6 +50,7 @@ def test_bins_equal_a_slow_loop() -> None:
             finite = inside[np.isfinite(inside)]
             assert bins.nonfinite_BN[row, column] == (len(finite) < len(inside))
             assert bins.lo_BN[row, column] == pytest.approx(finite.min() if len(finite) else np.nan, nan_ok=True)
+            assert bins.mean_BN[row, column] == pytest.approx(finite.mean() if len(finite) else np.nan, nan_ok=True)
             assert bins.hi_BN[row, column] == pytest.approx(finite.max() if len(finite) else np.nan, nan_ok=True)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from trueline.view.report_data import RunReading
 
 
 def command(
@@ -25,6 +22,7 @@ def command(
     """
     from rich.console import Console
 
+    from trueline.cli.document import print_document
     from trueline.view.report import read_runs, render, save, writable_target
 
     target = writable_target(out, overwrite=overwrite)
@@ -32,18 +30,10 @@ def command(
         readings = read_runs(runs)
     save(target, render(readings))
     if json:
-        _print_json(str(target), readings)
+        runs_json = [{"name": each.name, "status": each.verdict.status, **each.report.to_json()} for each in readings]
+        print_document({"schema": 1, "report": str(target), "runs": runs_json})
         return
     console = Console(soft_wrap=True)
     for reading in readings:
         console.print(f"{reading.name}: {reading.verdict.line}", markup=False, highlight=False)
     console.print(f"Report: {target}", markup=False, highlight=False)
-
-
-def _print_json(report: str, readings: list[RunReading]) -> None:
-    import json
-
-    runs = [
-        {"name": reading.name, "status": reading.verdict.status, **reading.report.to_json()} for reading in readings
-    ]
-    print(json.dumps({"schema": 1, "report": report, "runs": runs}, ensure_ascii=False, indent=1))

@@ -133,7 +133,7 @@ def band_chart(
         edges = np.array([plot.first_step, plot.last_step], dtype=np.float64)
         low, high = (np.full(2, edge) for edge in band)
         chart.shapes.append(Shape(area_path(edges, low, high, plot, axis), "band"))
-    _draw_line(chart, bins, bins.lo_BN[:, 0], bins.hi_BN[:, 0], plot, axis, css="value", index=None)
+    _draw_line(chart, bins, 0, plot, axis, css="value", index=None)
     _add_series(chart, "value", "value", bins.lo_BN[:, 0], bins.hi_BN[:, 0])
     if band is not None:
         chart.legend.append(Entry(None, "band", "band", f"{number(band[0], 3)} to {number(band[1], 3)}", "band"))
@@ -225,13 +225,14 @@ def _reading(entry: dict[str, Any], index: int, decimals: int | None) -> str:
     return reading(lo, decimals) if lo == hi else f"{reading(lo, decimals)} to {reading(hi, decimals)}"
 
 
-def _draw_line(
-    chart: Chart, bins: Bins, lo_B: Floats, hi_B: Floats, plot: Plot, axis: Axis, *, css: str, index: int | None
-) -> None:
-    middle_B = _middle(bins)
+def _draw_line(chart: Chart, bins: Bins, column: int, plot: Plot, axis: Axis, *, css: str, index: int | None) -> None:
+    """The means of the bins as a line, over the range that each spans where it holds several steps."""
+    middle_B, lo_B, hi_B = _middle(bins), bins.lo_BN[:, column], bins.hi_BN[:, column]
+    if (hi_B > lo_B).any():
+        chart.shapes.append(Shape(area_path(middle_B, lo_B, hi_B, plot, axis), f"range {css}"))
     for path, kind in (
-        (line_path(middle_B, lo_B, hi_B, plot, axis), "line"),
-        (dot_path(middle_B, lo_B, hi_B, plot, axis), "line dot"),
+        (line_path(middle_B, bins.mean_BN[:, column], plot, axis), "line"),
+        (dot_path(middle_B, bins.mean_BN[:, column], plot, axis), "line dot"),
     ):
         if path:
             chart.shapes.append(Shape(path, f"{kind} {css}", index))
@@ -245,7 +246,7 @@ def _draw_all(chart: Chart, bins: Bins, ranks: tuple[int, ...], named: tuple[int
         _add_series(chart, f"r{rank}", css, lo_B, hi_B, nonfinite_B=nonfinite_B)
     for column in sorted(range(len(ranks)), key=on_top.__getitem__):
         css = chart.legend[column].css
-        _draw_line(chart, bins, bins.lo_BN[:, column], bins.hi_BN[:, column], plot, axis, css=css, index=column)
+        _draw_line(chart, bins, column, plot, axis, css=css, index=column)
 
 
 def _hue(index: int) -> str:
@@ -261,7 +262,7 @@ def _draw_quiet(
             index = _add_series(
                 chart, f"r{rank}", "quiet", lo_B, hi_B, listed=False, nonfinite_B=bins.nonfinite_BN[:, column]
             )
-            _draw_line(chart, bins, lo_B, hi_B, plot, axis, css="quiet", index=index)
+            _draw_line(chart, bins, column, plot, axis, css="quiet", index=index)
 
 
 def _draw_ribbon(chart: Chart, measured: Series, plot: Plot, axis: Axis) -> None:
@@ -271,7 +272,7 @@ def _draw_ribbon(chart: Chart, measured: Series, plot: Plot, axis: Axis) -> None
     middle_B = _middle(bins)
     chart.shapes.append(Shape(area_path(middle_B, bins.lo_BN[:, 0], bins.hi_BN[:, 4], plot, axis), "ribbon outer"))
     chart.shapes.append(Shape(area_path(middle_B, bins.lo_BN[:, 1], bins.hi_BN[:, 3], plot, axis), "ribbon inner"))
-    _draw_line(chart, bins, bins.lo_BN[:, 2], bins.hi_BN[:, 2], plot, axis, css="median", index=None)
+    chart.shapes.append(Shape(line_path(middle_B, bins.mean_BN[:, 2], plot, axis), "line median"))
 
 
 def _draw_singled(
@@ -281,7 +282,7 @@ def _draw_singled(
         column = ranks.index(rank)
         lo_B, hi_B = bins.lo_BN[:, column], bins.hi_BN[:, column]
         index = _add_series(chart, f"r{rank}", _hue(order), lo_B, hi_B, nonfinite_B=bins.nonfinite_BN[:, column])
-        _draw_line(chart, bins, lo_B, hi_B, plot, axis, css=_hue(order), index=index)
+        _draw_line(chart, bins, column, plot, axis, css=_hue(order), index=index)
 
 
 def _read_extremes(chart: Chart, measured: Series) -> None:

@@ -108,7 +108,7 @@ def _bins_words(panels: Sequence[Panel]) -> list[str]:
     widest = max((chart.steps_a_bin for panel in panels for chart in panel.charts), default=1)
     if widest == 1:
         return []
-    return [f"Long Runs are drawn in bins of up to {widest:,} steps, with the smallest and largest value of each."]
+    return [f"Long Runs are drawn in bins of up to {widest:,} steps: the mean over the range from smallest to largest."]
 
 
 def _workers_panel(quantity: Quantity, readings: Sequence[RunReading], marks: Sequence[list[Mark]]) -> Panel:

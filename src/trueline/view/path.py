@@ -49,29 +49,23 @@ class Shape:
     series: int | None = None
 
 
-def line_path(steps_B: Floats, lo_B: Floats, hi_B: Floats, plot: Plot, axis: Axis) -> str:
-    """A line through the bins that touches the smallest and largest value of each; broken where there is none.
-
-    Lone values between two gaps are left to ``dot_path``.
-    """
-    x_B, known_B, lone_B = _across(steps_B, plot), np.isfinite(lo_B), _lone(lo_B, hi_B)
-    lo_y_B, hi_y_B = _down(lo_B, plot, axis), _down(hi_B, plot, axis)
+def line_path(steps_B: Floats, values_B: Floats, plot: Plot, axis: Axis) -> str:
+    """A line through the values, broken where there is none; lone values between two gaps are left to ``dot_path``."""
+    places = zip(_across(steps_B, plot), _down(values_B, plot, axis), strict=True)
     pieces: list[str] = []
     x, y, drawing = 0, 0, False
-    for at, low, high, drawn in zip(x_B, lo_y_B, hi_y_B, (known_B & ~lone_B).tolist(), strict=True):
+    for (across, down), drawn in zip(places, (np.isfinite(values_B) & ~_lone(values_B)).tolist(), strict=True):
         if drawn:
-            near, far = (low, high) if not drawing or abs(low - y) <= abs(high - y) else (high, low)
-            pieces.append(_move(at - x, near - y) if drawing else f"M{at} {near}")
-            pieces.append(f"v{far - near}" if far != near else "")
-            x, y = at, far
+            pieces.append(_move(across - x, down - y) if drawing else f"M{across} {down}")
+            x, y = across, down
         drawing = drawn
     return "".join(pieces)
 
 
-def dot_path(steps_B: Floats, lo_B: Floats, hi_B: Floats, plot: Plot, axis: Axis) -> str:
+def dot_path(steps_B: Floats, values_B: Floats, plot: Plot, axis: Axis) -> str:
     """A stroke of no length, which a round line cap draws as a dot, at each value that has no neighbour to join."""
-    lone_B = _lone(lo_B, hi_B)
-    places = zip(_across(steps_B[lone_B], plot), _down(lo_B[lone_B], plot, axis), strict=True)
+    lone_B = _lone(values_B)
+    places = zip(_across(steps_B[lone_B], plot), _down(values_B[lone_B], plot, axis), strict=True)
     return "".join(f"M{x} {y}h0" for x, y in places)
 
 
@@ -97,10 +91,10 @@ def tick_path(steps_B: Floats, plot: Plot) -> str:
     return "".join(f"M{x} 0v{6 * _TENTHS}" for x in _across(steps_B, plot))
 
 
-def _lone(lo_B: Floats, hi_B: Floats) -> NDArray[np.bool_]:
-    """Bins with one value whose neighbours have none."""
-    known_B = np.pad(np.isfinite(lo_B), 1)
-    return known_B[1:-1] & ~known_B[:-2] & ~known_B[2:] & (lo_B == hi_B)
+def _lone(values_B: Floats) -> NDArray[np.bool_]:
+    """Finite values whose neighbours are not."""
+    known_B = np.pad(np.isfinite(values_B), 1)
+    return known_B[1:-1] & ~known_B[:-2] & ~known_B[2:]
 
 
 def _move(right: int, down: int) -> str:

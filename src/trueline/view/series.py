@@ -44,14 +44,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """A Series in B bins of consecutive measured steps: smallest and largest finite value of each.
+    """A Series in B bins of consecutive measured steps: smallest, mean and largest finite value of each.
 
-    ``lo_BN`` and ``hi_BN`` are NaN where a bin has no finite value; ``nonfinite_BN`` says that it has a NaN or inf.
+    All three are NaN where a bin has no finite value; ``nonfinite_BN`` says that it has a NaN or inf.
     """
 
     first_B: NDArray[np.int64]
     last_B: NDArray[np.int64]
     lo_BN: Floats
+    mean_BN: Floats
     hi_BN: Floats
     nonfinite_BN: NDArray[np.bool_]
 
@@ -81,7 +82,7 @@ def binned(series: Series, max_bins: int = MAX_BINS) -> Bins:
     measured = series.measured_only()
     if measured.steps_T.size == 0:
         none = np.empty((0, len(series.ranks)))
-        return Bins(measured.steps_T, measured.steps_T, none, none, none.astype(bool))
+        return Bins(measured.steps_T, measured.steps_T, none, none, none, none.astype(bool))
     starts_B = bin_starts(measured.steps_T.size, max_bins)
     ends_B = np.append(starts_B[1:], measured.steps_T.size) - 1
     finite_TN = measured.finite()
@@ -89,9 +90,16 @@ def binned(series: Series, max_bins: int = MAX_BINS) -> Bins:
         measured.steps_T[starts_B],
         measured.steps_T[ends_B],
         np.fmin.reduceat(finite_TN, starts_B, axis=0),
+        _means(finite_TN, starts_B),
         np.fmax.reduceat(finite_TN, starts_B, axis=0),
         np.logical_or.reduceat(measured.measured_TN & ~np.isfinite(measured.values_TN), starts_B, axis=0),
     )
+
+
+def _means(finite_TN: Floats, starts_B: NDArray[np.intp]) -> Floats:
+    count_BN = np.add.reduceat(np.isfinite(finite_TN).astype(np.int64), starts_B, axis=0)
+    total_BN = np.add.reduceat(np.nan_to_num(finite_TN), starts_B, axis=0)
+    return np.where(count_BN > 0, total_BN / np.maximum(count_BN, 1), np.nan)
 
 
 def spread(series: Series) -> Spread:
