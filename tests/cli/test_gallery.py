@@ -36,9 +36,12 @@ def test_table_tells_people_and_nothing_is_left_behind(tmp_path: Path):
     assert "\x1b[" not in done.stdout
 
 
-def test_a_loop_that_says_nothing_is_watched_from_outside():
-    done = gallery("--only", "R5", "--from-outside", "--json")
+@pytest.mark.parametrize(("flags", "source"), [((), "given"), (("--from-outside",), "backward")])
+def test_loops_tell_their_loss_unless_watched_from_outside(tmp_path: Path, flags: tuple[str, ...], source: str):
+    done = gallery("--only", "R4.checkpoint", "--json", "--keep", str(tmp_path / "runs"), *flags)
     assert json.loads(done.stdout)["summary"]["detected"] == 1.0
+    env = json.loads((tmp_path / "runs/R4.checkpoint/faulty/env/rank-00000.json").read_text())
+    assert env["loss_source"] == source
 
 
 def test_unknown_entry_is_one_sentence_and_exit_2():
