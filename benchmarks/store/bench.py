@@ -1,0 +1,102 @@
+"""What writing one row and reading a whole Run cost.
+
+Run with ``python -m benchmarks.store.bench``; the table it prints is kept in ``README.md`` beside it.
+A typical row: 25 scalar columns, three lists of 16 float64, one of 300 float64, 8 uint64 digests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueline.schema.workers import WORKER_COLUMNS
+from trueline.store.reader import Run
+from trueline.store.writer import RunWriter
+
+LISTS_OF_16 = ("group_grad_norms", "group_reduced_norms", "group_reduce_residual")
+SCALARS = [column.name for column in WORKER_COLUMNS if column.type in ("float64", "int64", "int32", "uint64")][:25]
+
+
+def typical_row(step: int, rng: np.random.Generator) -> dict[str, Any]:
+    integers = {column.name for column in WORKER_COLUMNS if column.type in ("int64", "int32", "uint64")}
+    row: dict[str, Any] = {
+        name: int(rng.integers(0, 2**31)) if name in integers else float(rng.normal()) for name in SCALARS
+    }
+    row |= {name: rng.normal(size=16) for name in LISTS_OF_16}
+    row["param_grad_norms"] = rng.normal(size=300)
+    row["sample_digests"] = rng.integers(0, 2**63, size=8, dtype=np.uint64)
+    row["step"] = step
+    del row["rank"]
+    return row
+
+
+def time_writes(path: Path, *, rank: int, steps: int) -> tuple[np.ndarray, float]:
+    """[steps] wall seconds that each call of ``write`` took, and the CPU seconds of all of them."""
+    rng = np.random.default_rng(rank)
+    taken_s = np.zeros(steps)
+    cpu_s = 0.0
+    writer = RunWriter(path, rank=rank)
+    for step in range(steps):
+        row = typical_row(step, rng)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        writer.write(row)
+        cpu_s += time.process_time() - cpu_start
+        taken_s[step] = time.perf_counter() - start
+    writer.close()
+    return taken_s, cpu_s
+
+
+def time_reads(path: Path) -> dict[str, tuple[float, float]]:
+    """Wall and CPU seconds for opening the Run, and for the first use of columns after that."""
+    steps: dict[str, Callable[[Run | None], Any]] = {
+        "open": lambda _: Run(path),
+        "pivot('loss')": lambda run: run.pivot("loss"),
+        "stack('param_grad_norms'), 300 values": lambda run: run.stack("param_grad_norms"),
+        "query(...), which merges every column": lambda run: run.query(
+            "select rank, avg(loss) from workers group by 1"
+        ),
+    }
+    run, taken_s = None, {}
+    for name, step in steps.items():
+        start, cpu_start = time.perf_counter(), time.process_time()
+        result = step(run)
+        taken_s[name] = (time.perf_counter() - start, time.process_time() - cpu_start)
+        run = run or result
+    return taken_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--ranks", type=int, default=8)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        writes = [time_writes(path, rank=rank, steps=chosen.steps) for rank in range(chosen.ranks)]
+        size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        reads_s = time_reads(path)
+    taken_s = np.concatenate([wall_s for wall_s, _ in writes])
+    cpu_s = sum(cpu_s for _, cpu_s in writes)
+    print("| write, one row | ms |\n|---|---|")
+    for name, value in (
+        ("median", np.median(taken_s)),
+        ("99th percentile", np.quantile(taken_s, 0.99)),
+        ("mean, sealing every 100 steps included", taken_s.mean()),
+        ("mean CPU time, sealing included", cpu_s / len(taken_s)),
+        ("mean of the slowest 1 %, the writes that seal", np.sort(taken_s)[-len(taken_s) // 100 :].mean()),
+    ):
+        print(f"| {name} | {value * 1e3:.3f} |")
+    print(f"\n| read, {chosen.ranks} ranks x {chosen.steps} steps | s | CPU s |\n|---|---|---|")
+    for name, (wall_s, read_cpu_s) in reads_s.items():
+        print(f"| {name} | {wall_s:.2f} | {read_cpu_s:.2f} |")
+    print(f"\n{size_bytes / len(taken_s):.0f} bytes a row on disk, {size_bytes / 1e6:.0f} MB in all")
+
+
+if __name__ == "__main__":
+    main()
