@@ -44,6 +44,25 @@ def test_loops_tell_their_loss_unless_watched_from_outside(tmp_path: Path, flags
     assert env["loss_source"] == source
 
 
+def test_a_run_that_dies_is_told_in_one_line(tmp_path: Path):
+    # The checks are replaced by one that cannot read the Run.
+    (tmp_path / "broken.py").write_text(
+        "import trueline\n"
+        "import trueline.schema.errors\n"
+        "def check(run, ref=None):\n"
+        "    raise trueline.schema.errors.RunError('nothing there')\n"
+        "trueline.check = check\n"
+        "from trueline.cli.main import main\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    command = [sys.executable, str(tmp_path / "broken.py"), "gallery", "--only", "healthy.single"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "healthy.single: healthy run did not finish: nothing there" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
 def test_unknown_entry_is_one_sentence_and_exit_2():
     done = gallery("--only", "D99")
     assert done.returncode == 2

@@ -18,7 +18,7 @@ PART_ONE = ("D1", "D2", "D3", "D4", "D6", *(f"R{number}" for number in range(1, 
 def test_fault_is_real_and_found_at_its_place(fault, watched):
     faulty = watched(fault, "faulty")
     assert fault.shows(faulty.witnesses, watched(fault, "healthy").witnesses)
-    score = judge(fault, faulty.findings, (), ())
+    score = judge(fault, faulty.findings)
     assert score.missed == (), score.claims
     assert score.unexpected == (), score.claims
     assert score.localised, score.claims
@@ -93,26 +93,31 @@ def test_steps_are_not_judged_where_evidence_depends_on_the_data():
 
 
 def test_a_missing_code_is_missed_and_a_foreign_one_unexpected():
-    score = judge(planted(must_find=("replica-drift", "duplicate-data")), [found(), found("worker-silent")], (), ())
+    score = judge(planted(must_find=("replica-drift", "duplicate-data")), [found(), found("worker-silent")])
     assert (score.detected, score.missed, score.unexpected) == (False, ("duplicate-data",), ("worker-silent",))
     assert not score.green
 
 
 def test_either_of_two_codes_will_do():
-    score = judge(planted(must_find=("worker-silent|replica-drift",)), [found()], (), ())
+    score = judge(planted(must_find=("worker-silent|replica-drift",)), [found()])
     assert score.green
     assert score.delay_steps == 1
 
 
 def test_a_consequence_is_neither_missed_nor_unexpected():
-    assert judge(planted(may_find=("worker-silent",)), [found(), found("worker-silent")], (), ()).unexpected == ()
+    assert judge(planted(may_find=("worker-silent",)), [found(), found("worker-silent")]).unexpected == ()
+
+
+def test_a_run_that_did_not_finish_is_not_green():
+    assert not judge(planted(), [found()], failures={"healthy": "a rank died"}).green
+    assert judge(planted(), [found()]).green
 
 
 def test_summary_counts_fractions_of_faults_and_alarms_of_healthy_runs():
     scores = [
         Score("X1", "", "fault", 2, detected=True, localised=True),
         Score("X2", "", "fault", 2, detected=True, alarms=("a", "b")),
-        Score("healthy.x", "", "control", 2, alarms=("c",), failures=("died",)),
+        Score("healthy.x", "", "control", 2, alarms=("c",), failures={"healthy": "died"}),
     ]
     assert summary(scores) == {
         "faults": 2, "controls": 3, "detected": 1.0, "localised": 0.5, "cause_named": None, "wrong_cause": None,

@@ -43,7 +43,7 @@ def run(entry_id: str, variant: str, folder: Path) -> list:
 def test_fault_in_an_unchanged_script_is_found_at_its_place(entry_id, tmp_path):
     fault = next(entry for entry in chosen_entries([entry_id]) if entry.id == entry_id)
     assert isinstance(fault, Fault)
-    score = judge(fault, run(entry_id, "faulty", tmp_path), (), ())
+    score = judge(fault, run(entry_id, "faulty", tmp_path))
     assert (score.missed, score.unexpected) == ((), ()), score.claims
     assert score.localised, score.claims
 

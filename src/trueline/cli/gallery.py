@@ -95,7 +95,8 @@ def _print_table(scores: Sequence[Score]) -> None:
 
 
 def _cells(score: Score) -> tuple[str, ...]:
-    healthy = f"{len(score.alarms)} alarms" if score.alarms else "silent"
+    spoken = f"{len(score.alarms)} alarms" if score.alarms else "silent"
+    healthy = "did not finish" if score.failed_healthy else spoken
     if score.kind == "control":
         return score.id, score.name, "", "", "", healthy
     delay = "" if score.delay_steps is None else f"{score.delay_steps} steps"
@@ -108,9 +109,16 @@ def _print_troubles(console: Any, score: Score) -> None:
     if score.kind == "fault" and not (score.detected and score.localised and not score.unexpected):
         lines += [f"planted run: {claim}" for claim in score.claims]
         lines += [f"planted run: {code} was not expected" for code in score.unexpected]
-    lines += [f"did not finish: {failure}" for failure in score.failures]
+    lines += [f"{variant} run did not finish: {_last_word(text)}" for variant, text in score.failures.items()]
     for line in lines:
         console.print(f"{score.id}: {line}", markup=False, highlight=False)
+
+
+def _last_word(failure: str) -> str:
+    """The error that the first rank to fail ended with; ``--json`` has the tracebacks of all."""
+    first_rank = failure.split("\nrank ")[1] if "\nrank " in failure else failure
+    told = first_rank.split("\n  its output ended with:")[0].strip().splitlines()
+    return told[-1] if len(told) > 1 else f"rank {first_rank}" if first_rank is not failure else failure
 
 
 def _sentence(totals: dict[str, Any]) -> str:

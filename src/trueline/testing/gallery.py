@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Score:
     ``found`` are the codes of warnings and errors in the faulty run, ``missed`` those that had to be there and were
     not, ``unexpected`` those that are neither asked for nor a true consequence. ``delay_steps`` counts from the
     trigger to where the evidence of the Finding starts. ``alarms`` are the claims made of the healthy run.
-    ``failures`` are runs that did not finish, as text.
+    ``failures`` are the runs that did not finish, by variant, with what every rank said.
     """
 
     id: str
@@ -41,7 +41,12 @@ class Score:
     unexpected: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     alarms: tuple[str, ...] = ()
-    failures: tuple[str, ...] = ()
+    failures: Mapping[Variant, str] = field(default_factory=dict)
+
+    @property
+    def failed_healthy(self) -> bool:
+        """Whether the healthy run did not finish, so that its silence means nothing."""
+        return "healthy" in self.failures
 
     @property
     def green(self) -> bool:
@@ -69,13 +74,13 @@ class Stage:
 
     def score(self, entry: Entry) -> Score:
         """Run ``entry`` (a fault twice: planted and healthy) and judge what the checks say of it."""
-        failures: list[str] = []
+        failures: dict[Variant, str] = {}
         healthy = self._findings(entry, "healthy", failures)
         alarms = tuple(f"{finding.code}: {finding.claim}" for finding in healthy)
         if isinstance(entry, Control):
-            return Score(entry.id, entry.name, "control", entry.world_size, alarms=alarms, failures=tuple(failures))
+            return Score(entry.id, entry.name, "control", entry.world_size, alarms=alarms, failures=failures)
         found = self._findings(entry, "faulty", failures)
-        return judge(entry, found, alarms, tuple(failures))
+        return judge(entry, found, alarms, failures)
 
     def run(self, entry: Entry, variant: Variant) -> list[Finding]:
         """The Findings that ``trueline.check`` has on one run of ``entry``, ``info`` ones included."""
@@ -85,11 +90,11 @@ class Stage:
         self._pool_of(entry.world_size).run(play, entry.id, variant, str(out), self.explicit)
         return list(trueline.check(str(out)).findings)
 
-    def _findings(self, entry: Entry, variant: Variant, failures: list[str]) -> list[Finding]:
+    def _findings(self, entry: Entry, variant: Variant, failures: dict[Variant, str]) -> list[Finding]:
         try:
             return [finding for finding in self.run(entry, variant) if finding.severity != "info"]
         except TruelineError as error:
-            failures.append(f"{variant}: {error}")
+            failures[variant] = str(error)
             return []
 
     def _pool_of(self, world_size: int) -> Ranks:
@@ -115,7 +120,9 @@ def run_gallery(entries: Sequence[Entry], folder: Path, *, explicit: bool = True
     return [scores[entry.id] for entry in entries]
 
 
-def judge(fault: Fault, found: Sequence[Finding], alarms: tuple[str, ...], failures: tuple[str, ...]) -> Score:
+def judge(
+    fault: Fault, found: Sequence[Finding], alarms: tuple[str, ...] = (), failures: Mapping[Variant, str] | None = None
+) -> Score:
     """The Score of ``fault`` whose planted run has the warnings and errors ``found``."""
     codes = tuple(sorted({finding.code for finding in found}))
     missed = tuple(wanted for wanted in fault.must_find if not set(wanted.split("|")) & set(codes))
@@ -135,7 +142,7 @@ def judge(fault: Fault, found: Sequence[Finding], alarms: tuple[str, ...], failu
         unexpected=tuple(code for code in codes if code not in expected),
         claims=tuple(f"{finding.code}: {finding.claim}" for finding in found),
         alarms=alarms,
-        failures=failures,
+        failures=failures or {},
     )
 
 
