@@ -60,6 +60,24 @@ def test_same_samples_in_another_order_are_found(tmp_path):
     assert finding.measured == 1.0
 
 
+def test_batches_in_reverse_order_are_found(tmp_path):
+    batches = np.random.default_rng(1).permutation(512)[:40].reshape(20, 2)
+    run = write_run(tmp_path, sample_rows([[batches.ravel(), batches[:, ::-1].ravel()]], 2))
+    assert len(duplicate_data.check(run)) == 1
+
+
+def test_equal_rows_do_not_draw_other_ranks_in(tmp_path):
+    """A third of the rows are copies, so that every rank shares a sample with another one now and then."""
+    rng = np.random.default_rng(1)
+    size = Size(400, 5, 20, 1)
+    epoch = HEALTHY["distributed sampler"](size, rng, with_copies(size, rng, 0.3))[0]
+    epoch[3] = epoch[1].copy()
+    epoch[4] = epoch[0].copy()
+    (finding,) = duplicate_data.check(write_run(tmp_path, sample_rows([epoch], 20)))
+
+    assert finding.evidence["groups"] == [[0, 4], [1, 3]]
+
+
 def test_half_of_a_batch_that_is_shared_is_measured(tmp_path):
     order = np.random.default_rng(1).permutation(512)[:240].reshape(20, 12)
     one, other = order[:, :8], np.concatenate([order[:, :4], order[:, 8:]], axis=1)

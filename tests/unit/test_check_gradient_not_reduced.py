@@ -87,6 +87,15 @@ def test_equal_gradients_of_all_workers_are_silent(tmp_path):
     assert gradient_not_reduced.check(write_run(tmp_path, rows)) == []
 
 
+def test_a_parameter_with_equal_gradients_does_not_make_its_group_unreduced(tmp_path):
+    """Replicas differ in another parameter of the group; this one has the same gradient on every worker."""
+    rows = healthy_rows(2, 4)
+    for row in rows.values():
+        row["group_used_residual"][1] = 0.2
+        row["param_grad_norms"][2] = row["used_param_norms"][2]
+    assert gradient_not_reduced.check(write_run(tmp_path, rows)) == []
+
+
 def test_one_rank_with_its_own_gradient_is_another_checks_business(tmp_path):
     rows = healthy_rows(3, 4)
     for (_, rank), row in rows.items():

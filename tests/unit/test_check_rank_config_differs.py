@@ -17,11 +17,13 @@ def test_a_learning_rate_that_differs_on_one_rank(tmp_path):
     for (_, rank), row in rows.items():
         if rank == 2:
             row |= {"lr": [2e-3], "optimizer_digest": 78}
-    (finding,) = checked(tmp_path, rows, 4, 2)
+    optimizer = {"class": "AdamW", "groups": [{"lr": 2e-3, "weight_decay": 0.01, "num_params": 4}]}
+    (finding,) = checked(tmp_path, rows, 4, 2, optimizer=optimizer)
 
     assert (finding.severity, finding.ranks, finding.step_first, finding.step_last) == ("error", (2,), 0, 2)
     assert finding.sites == ("0.0/r2/opt/lr#0:out0",)
     assert "lr is [0.002] on rank 2 and [0.001] on ranks 0, 1 and 3" in finding.claim
+    assert finding.measured == 1.0
 
 
 def test_a_scheduler_that_parts_later_names_the_step(tmp_path):

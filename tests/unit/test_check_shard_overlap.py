@@ -16,7 +16,7 @@ from benchmarks.exact_checks.simulate import (
 from tests.unit.synthetic_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import shard_overlap
-from trueline.analyze.coverage import draws_with_replacement
+from trueline.analyze.coverage import Returns, draws_with_replacement, log_e_of_staying
 from trueline.analyze.overlap import SeenOnce, repeats_of
 from trueline.analyze.samples import Samples
 from trueline.analyze.sampling import Declared
@@ -77,6 +77,12 @@ def test_one_rank_with_another_seed_is_named_by_digests_alone(tmp_path, odd):
 
     assert finding.ranks == (odd,)
     assert f"all of them involving rank {odd}" in finding.claim
+
+
+def test_one_rank_is_found_by_its_own_test_before_all_together_show_it(tmp_path):
+    epochs = one_seed_each(Size(8000, 8, 4, 1), np.random.default_rng(0), [5])
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4, num_steps=68)))
+    assert finding.ranks == (5,)
 
 
 def test_two_ranks_and_a_small_data_set_are_found_after_two_epochs(tmp_path):
@@ -181,15 +187,38 @@ def test_padding_without_epochs_is_silent(tmp_path):
     assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 8, epoch_seen=False))) == []
 
 
+def test_padding_in_the_middle_of_unseen_epochs_is_silent(tmp_path):
+    """Two passes without epochs: 31 padded samples lie between workers at the end of the first."""
+    epochs = HEALTHY["padded batches (accelerate)"](Size(225, 2, 32, 2), np.random.default_rng(1), np.arange(225))
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 32, epoch_seen=False))) == []
+
+
 def test_accumulation_over_the_end_of_an_epoch_is_silent(tmp_path):
-    """Three batches an epoch and two a step: every other step holds samples of two epochs."""
+    """Seven batches an epoch and two a step: every other epoch starts in the middle of a step."""
     rng = np.random.default_rng(1)
-    orders = [sharded(rng.permutation(24), 2) for _ in range(8)]
+    orders = [sharded(rng.permutation(112), 2) for _ in range(8)]
     walked = [np.concatenate([order[rank] for order in orders]) for rank in range(2)]
-    rows = sample_rows([walked], 8)
+    rows = sample_rows([walked], 16)
     for (step, _), row in rows.items():
-        row["epoch"] = (8 * step + 7) // 12
-    assert shard_overlap.check(write_run(tmp_path, rows, envs=envs(2, 24))) == []
+        row["epoch"] = (16 * step + 15) // 56
+    assert shard_overlap.check(write_run(tmp_path, rows, envs=envs(2, 112))) == []
+
+
+def test_an_order_that_is_replayed_counts_once(tmp_path):
+    """Nine equal pairs that all fell on two workers, and a sampler that is never reshuffled, for forty epochs."""
+    rng = np.random.default_rng(1)
+    orders = [rng.permutation(100), rng.permutation(np.concatenate([np.arange(9), np.arange(200, 291)]))]
+    run = write_run(tmp_path, sample_rows([orders] * 40, 10), envs=envs(2, 200, batch_size=10))
+    assert shard_overlap.check(run) == []
+
+
+def test_shards_that_drop_their_last_batch_are_silent(tmp_path):
+    """A sampler of the user's own deals fixed shards and shuffles inside: what one epoch drops the next one brings."""
+    rng = np.random.default_rng(1)
+    owned = [np.arange(268)[rank::2] for rank in range(2)]
+    epochs = [[rng.permutation(rows)[:128] for rows in owned] for _ in range(5)]
+    declared = envs(2, 268, sampler="ShardSampler", num_replicas=None, sampler_rank=None, batch_size=8)
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 8), envs=declared)) == []
 
 
 def test_a_resumed_epoch_is_not_a_gap(tmp_path):
@@ -260,6 +289,16 @@ def test_sharded_twice_shows_in_samples_that_stay_and_fresh_ones(tmp_path):
     assert finding.measured == 0.5
 
 
+def test_a_few_rows_that_two_shards_share_do_not_hide_it(tmp_path):
+    epochs = shards(256, 2, epochs=4, part=0)
+    for epoch in epochs:
+        epoch[1][epoch[1] < 32] -= 1
+    (finding,) = shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 128, rows_digest="")))
+    assert (finding.severity, finding.measured) == ("warning", 0.5)
+    returned = finding.evidence["samples_returned"]
+    assert f"{returned} of {returned}" not in finding.claim
+
+
 def test_sharded_once_and_shuffled_inside_is_silent(tmp_path):
     epochs = shards(256, 2, epochs=4)
     declared = envs(2, 128, num_replicas=None, sampler="RandomSampler", sampler_rank=None, seed=None)
@@ -293,10 +332,10 @@ def test_declared_size_is_held_against_a_complete_epoch(tmp_path):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_declared_size_allows_for_padding_and_dropping(tmp_path, drop_last):
-    epochs = HEALTHY["distributed sampler"](Size(255, 4, 4, 3), np.random.default_rng(1), np.arange(255))
+    epochs = HEALTHY["distributed sampler"](Size(250, 4, 4, 3), np.random.default_rng(1), np.arange(250))
     if drop_last:
         epochs = [[order[: len(order) // 4 * 4] for order in epoch] for epoch in epochs]
-    run = write_run(tmp_path, sample_rows(epochs, 4), envs=envs(4, 255), plan={"dataset_size": 255})
+    run = write_run(tmp_path, sample_rows(epochs, 4), envs=envs(4, 250), plan={"dataset_size": 250})
     assert shard_overlap.check(run) == []
 
 
@@ -316,6 +355,14 @@ def test_flipped_images_are_not_a_gap(tmp_path):
         sharded(order + 1000 * rng.integers(2, size=256), 2) for order in (rng.permutation(256) for _ in range(3))
     ]
     assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 256))) == []
+
+
+def test_samples_that_move_are_evidence_against_staying():
+    stays, chance, block = np.ones(60, dtype=bool), np.full(60, 0.5), np.ones(60, dtype=np.int64)
+    assert log_e_of_staying(Returns(stays, chance, block, {})) is not None
+
+    stays[::3] = False
+    assert log_e_of_staying(Returns(stays, chance, block, {})) is None
 
 
 def test_drawing_with_replacement_is_recognised():

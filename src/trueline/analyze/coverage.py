@@ -120,16 +120,14 @@ def fresh_after_complete(samples: Samples, declared: Declared, returns: Returns)
 
 
 def log_e_of_staying(returns: Returns) -> float | None:
-    """Natural log of the evidence that samples stay on their workers, or None where one moved or chance explains it.
+    """Natural log of the evidence that samples stay on their workers, or None where chance explains it.
 
     If all workers drew from one data set, then given everything before, each of the samples that the epoch before
     held once is equally likely to be the next to come again (``checks/shard_overlap.py``): the largest value of the
     test martingale of that.
     """
-    if not len(returns.stays) or not returns.stays.all():
-        return None
     ones = np.ones(len(returns.stays), dtype=np.int64)
-    log_e = float(log_e_process(ones, ones, returns.chance, returns.block).max())
+    log_e = float(log_e_process(returns.stays.astype(np.int64), ones, returns.chance, returns.block).max(initial=0.0))
     return log_e if log_e >= math.log(1 / (ALARM_LEVEL * COVERAGE_SHARE)) else None
 
 

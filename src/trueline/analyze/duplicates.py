@@ -130,10 +130,8 @@ def _describe(samples: Samples, start: int, *, log_e: float) -> Duplicates:
     shared = shared_in_step(samples) & since
     num_workers = len(samples.ranks)
     consumed_N = np.bincount(samples.worker[since], minlength=num_workers)
-    shared_N = np.bincount(samples.worker[shared], minlength=num_workers)
     chance = _chance_of_sharing(samples)
-    named = _likelier_shared(shared_N, consumed_N, chance)
-    groups = _linked(samples, shared & named[samples.worker], consumed_N, chance)
+    groups = _linked(samples, shared, consumed_N, chance)
     groups = groups or (tuple(np.unique(samples.worker[shared]).tolist()),)
     members = np.zeros(num_workers, dtype=bool)
     members[[worker for group in groups for worker in group]] = True
@@ -176,7 +174,11 @@ def _chance_of_sharing(samples: Samples) -> float:
 
 
 def _linked(samples: Samples, shared: Bools, consumed_N: Ints, chance: float) -> tuple[tuple[int, ...], ...]:
-    """Groups of workers that share samples with each other, ascending."""
+    """Groups of workers that share samples with each other, ascending.
+
+    Two are linked if the number of samples that they share is likelier under the highest share of any pair than under
+    chance.
+    """
     slots = np.flatnonzero(shared)
     group, worker = _equal_in_step(samples)[slots], samples.worker[slots]
     order = np.lexsort((worker, group))

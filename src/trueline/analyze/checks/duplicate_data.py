@@ -31,8 +31,8 @@ also the same position in it), gives the false-alarm rate of 1e-6 a Run. Each sa
 that repeats it, because an order that is not reshuffled repeats its coincidences. Nothing else is assumed about the
 data, and nothing is tuned. `benchmarks/exact_checks/false_alarms.py` counts false alarms in simulated healthy runs.
 
-Workers are named whose share of samples consumed elsewhere in the same step is likelier under the highest share of
-all workers than under chance, and grouped by the samples that they share.
+Two workers are named together if the share of samples that they have in common in a step is likelier under the
+highest share of any pair than under chance.
 
 What it may miss
 ----------------

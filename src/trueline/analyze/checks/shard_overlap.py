@@ -42,7 +42,7 @@ over N); otherwise all that take part.
 Coverage, exactly: fewer samples consumed in a complete epoch than `plan.dataset_size`, by more than `drop_last` can
 drop; or samplers that leave parts of their data set to nobody, because the rows behind them differ between ranks.
 Coverage, probably: each worker reads one N-th of the data set that it declares, and that data set is its own: its
-rows differ, or samples of one epoch come again in the next, in another order, always on the worker that had them,
+rows differ, or samples of one epoch come again in the next, in another order, on the worker that had them,
 while fresh ones keep coming (1e-6 a Run, by a test martingale like the above; not where workers draw with
 replacement).
 
@@ -308,13 +308,14 @@ def _own_rows_in_part(evidence: _Evidence, returns: Returns) -> Finding | None:
     log_e, fresh = log_e_of_staying(returns), fresh_after_complete(samples, declared, returns)
     if log_e is None or fresh is None or draws_with_replacement(samples, declared):
         return None
+    stayed = f"{int(np.count_nonzero(returns.stays)):,} of {len(returns.stays):,}"
     return _missing(
         samples,
         gap,
         severity="warning",
         false_alarm_rate=ALARM_LEVEL,
         claim=f"Every worker reads one of {len(samples.ranks)} parts of the rows that it declares, and they are rows "
-        f"of its own: all {len(returns.stays):,} samples that came again in another order came to the worker that had "
+        f"of its own: {stayed} samples that came again in another order came to the worker that had "
         f"them, while an epoch brought {fresh:,} that no earlier one held.",
         more={"samples_fresh": fresh, "samples_returned": len(returns.stays), "chance_bound": math.exp(-log_e)},
     )
