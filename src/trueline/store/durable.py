@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 from trueline.store.layout import TEMPORARY_SUFFIX
 
@@ -22,16 +23,23 @@ def append(fd: int, data: bytes, size_bytes: int) -> int:
 
 def replace_file(path: str, data: bytes) -> None:
     """Put a file with ``data`` at ``path``, fsynced; on an ``OSError`` whatever was there before stays."""
-    os.close(open_replacement(path, data))
+    os.close(_open_replacement(path, data, settle=lambda fd: os.fsync(fd)))
 
 
 def open_replacement(path: str, data: bytes) -> int:
-    """Like ``replace_file``, and the new file's descriptor, open for appending."""
+    """The descriptor, for appending, of a file with ``data`` that is put at ``path``; as ``replace_file``, no fsync.
+
+    A process that dies leaves either file whole; a power cut may leave an empty one.
+    """
+    return _open_replacement(path, data, settle=_leave)
+
+
+def _open_replacement(path: str, data: bytes, *, settle: Callable[[int], None]) -> int:
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}{TEMPORARY_SUFFIX}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     try:
         append(fd, data, 0)
-        os.fsync(fd)
+        settle(fd)
         os.replace(temporary, path)
     except OSError:
         os.close(fd)
@@ -39,6 +47,10 @@ def open_replacement(path: str, data: bytes) -> int:
             os.remove(temporary)
         raise
     return fd
+
+
+def _leave(fd: int) -> None:
+    """Let the kernel write the file when it likes."""
 
 
 def sync_directory(path: str) -> None:

@@ -58,11 +58,15 @@ class MergeOrder:
 
 def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
     """The merged rows of record batches, oldest first, of which each may have other columns; at least one batch."""
-    alike: dict[tuple[str, ...], list[int]] = {}
+    alike: list[tuple[pa.Schema, list[int]]] = []
     for index, batch in enumerate(batches):
-        alike.setdefault(tuple(batch.schema.names), []).append(index)
-    written = [index for indices in alike.values() for index in indices]
-    tables = [pa.Table.from_batches([batches[index] for index in indices]) for indices in alike.values()]
+        schema = batch.schema
+        indices = next((indices for known, indices in alike if known.equals(schema)), None)
+        if indices is None:
+            alike.append((schema, indices := []))
+        indices.append(index)
+    written = [index for _, indices in alike for index in indices]
+    tables = [pa.Table.from_batches([batches[index] for index in indices]) for _, indices in alike]
     pieces = pa.concat_tables([table.combine_chunks() for table in tables], promote_options="default")
     written_T = np.repeat(written, [batches[index].num_rows for index in written])
     order = MergeOrder(pieces["step"].to_numpy(), pieces["rank"].to_numpy(), written_T)
