@@ -50,7 +50,7 @@ def _head(chosen: argparse.Namespace) -> str:
         [
             "# What watching costs",
             "",
-            f"- command: `python -m benchmarks.overhead --ranks {chosen.ranks} --rounds {chosen.rounds}` (`make bench`)",
+            f"- command: `python -m benchmarks.overhead --ranks {chosen.ranks} --rounds {chosen.rounds}`",
             f"- machine: {os.cpu_count()} cores {platform.machine()}, CPU only, gloo, torch {_torch()}",
             f"- commit {commit.stdout.strip()}, {datetime.datetime.now(datetime.UTC).date().isoformat()}",
         ]

@@ -27,8 +27,8 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
         mode: [max(result["times"][mode][index] for result in results) for index in range(rounds)] for mode in MODES
     }
     introduction = (
-        f"{results[0]['numel'] / 1e6:.1f}M parameters, 512 tokens a rank, {ranks} ranks, {rounds} rounds; a bare step took "
-        f"{statistics.median(times['bare']):.3f} s (median). By the end the default plan sampled every "
+        f"{results[0]['numel'] / 1e6:.1f}M parameters, 512 tokens a rank, {ranks} ranks, {rounds} rounds; a bare step "
+        f"took {statistics.median(times['bare']):.3f} s (median). By the end the default plan sampled every "
         f"{results[0]['interval']} steps."
     )
     lines = [

@@ -7,75 +7,109 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueline.tensor.sketch import LENGTHS, SignBank, measure, signs_needed, sketch_length
+from trueline.tensor import sketch as module
+from trueline.tensor.sketch import LENGTHS, NORM_CHUNK, SMALL, SignBank, Sketcher, sketch_length
 
 K = 521
+# 8 standard errors of the rounding of a signed sum of BLOCK_ROWS float32 terms, against its norm
+FLOOR = 8 * 2**-24 * math.sqrt(module.BLOCK_ROWS / 2)
 
 
-def slow_sketch(x, signs, k):
-    flat = x.double().reshape(-1)
-    out = torch.zeros(k, dtype=torch.float64)
-    for row in range(-(-flat.numel() // k)):
-        piece = flat[row * k : (row + 1) * k]
-        out[: piece.numel()] += signs[row].double() * piece
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def one(numel, **options):
+    return Sketcher(["w"], [numel], [0], k=K, **options)
+
+
+def as_matrix(sketcher, numel):
+    """float64 [k, n]: the sketch of every unit vector. What the sketch does, by asking it n times."""
+    return torch.stack([sketcher.measure([(0, row)]).sketches[0] for row in torch.eye(numel)], dim=1)
+
+
+@pytest.mark.parametrize("numel", [1, 7, 520, 521, 1500])
+def test_every_element_lands_in_one_cell_with_one_sign(numel):
+    matrix = as_matrix(one(numel), numel)
+    assert torch.equal(matrix.abs().sum(dim=0), torch.ones(numel, dtype=torch.float64))
+    assert torch.equal(matrix.abs().argmax(dim=0), torch.arange(numel) % K)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("numel", [5, SMALL, SMALL + 1, 521 * 1024, 521 * 1500 + 17])
+def test_sketches_and_norms_equal_slow_truth(numel, dtype):
+    x = random(numel, seed=numel, dtype=dtype)
+    sketcher = one(numel)
+    measured = sketcher.measure([(0, x)])
+    truth = slow_sketch(sketcher, x)
+    norm = x.double().norm()
+    wide = dtype in (torch.float32, torch.float64)
+    assert measured.norm2.item() == pytest.approx(norm.item() ** 2, rel=1e-6 if wide else 1e-5)
+    assert (measured.sketches[0] - truth).norm() <= FLOOR * norm
+
+
+def slow_sketch(sketcher, x):
+    out = torch.zeros(K, dtype=torch.float64)
+    rows = sketcher._rows[0]
+    signs = torch.cat([sketcher._signs[0][:rows], sketcher._rest_signs[0]]).double()
+    for row, start in enumerate(range(0, x.numel(), K)):
+        piece = x.double()[start : start + K]
+        out[: piece.numel()] += signs[row] * piece
     return out
 
 
-def bank(numel, shards=1):
-    return SignBank(capacity=signs_needed(numel, k=K, shards=shards), device=torch.device("cpu"))
-
-
-@pytest.mark.parametrize("numel", [0, 1, 7, 520, 521, 522, 521 * 256, 521 * 600 + 17])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_measure_equals_slow_truth(numel, dtype):
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(numel)).to(dtype)
-    signs = bank(numel).signs("w", signs_needed(numel, k=K))
-    norm2, sketch = measure(x, signs, k=K)
-    truth = slow_sketch(x, signs, K)
-    assert norm2.item() == pytest.approx(x.double().square().sum().item(), rel=1e-6)
-    # float32 inside blocks of 256 rows: 8 standard errors of 2^-24 * sqrt(128) of the norm (docs: rounding floors)
-    floor = 8 * 2**-24 * math.sqrt(128) * math.sqrt(max(norm2.item(), 1e-30))
-    assert (sketch - truth).norm().item() <= floor
-
-
-def test_low_precision_is_widened_in_pieces(monkeypatch):
-    monkeypatch.setattr("trueline.tensor.sketch.LOW_PRECISION_CHUNK", 3 * K)
-    x = torch.randn(11 * K + 5).bfloat16()
-    signs = bank(x.numel()).signs("w", signs_needed(x.numel(), k=K))
-    norm2, sketch = measure(x, signs, k=K)
-    torch.testing.assert_close(sketch, slow_sketch(x, signs, K), rtol=1e-5, atol=1e-4)
-    assert norm2.item() == pytest.approx(x.double().square().sum().item(), rel=1e-6)
-
-
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5000), st.floats(-3, 3), st.floats(-3, 3), st.integers(0, 10_000))
-def test_sketch_is_linear(numel, a, b, offset):
-    generator = torch.Generator().manual_seed(numel)
-    x, y = torch.randn(2, numel, generator=generator, dtype=torch.float64)
-    signs = bank(numel).signs("w", signs_needed(numel, k=K))
-    both = measure(a * x + b * y, signs, k=K, offset=offset)[1]
-    apart = a * measure(x, signs, k=K, offset=offset)[1] + b * measure(y, signs, k=K, offset=offset)[1]
-    torch.testing.assert_close(both, apart, rtol=1e-9, atol=1e-9)
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=6), st.floats(-3, 3), st.floats(-3, 3), st.integers(1, 3))
+def test_sketches_are_linear(sizes, a, b, groups):
+    names = [f"p{index}" for index in range(len(sizes))]
+    sketcher = Sketcher(names, sizes, [index % groups for index in range(len(sizes))], k=K)
+    xs = [random(size, seed=index, dtype=torch.float64) for index, size in enumerate(sizes)]
+    ys = [random(size, seed=99 + index, dtype=torch.float64) for index, size in enumerate(sizes)]
+
+    def total(tensors):
+        return sketcher.measure(list(enumerate(tensors))).sketches
+
+    both = total([a * x + b * y for x, y in zip(xs, ys, strict=True)])
+    apart_x, apart_y = total(xs), total(ys)
+    for group, value in both.items():
+        # tails are held in float32
+        torch.testing.assert_close(value, a * apart_x[group] + b * apart_y[group], rtol=1e-5, atol=1e-4)
+
+
+def test_the_sketch_does_not_depend_on_how_calls_are_cut():
+    """A bucket or a parameter at a time: the sums are the same, or phases of one step could not be compared."""
+    sizes = [100, 5000, 521 * 20 + 3, 64, 9000]
+    sketcher = Sketcher([f"p{i}" for i in range(5)], sizes, [0, 0, 1, 1, 1], k=K)
+    pairs = [(index, random(size, seed=index)) for index, size in enumerate(sizes)]
+    whole = sketcher.measure(pairs)
+    for cut in ([pairs[:2], pairs[2:]], [[pair] for pair in reversed(pairs)]):
+        parts = [sketcher.measure(part) for part in cut]
+        for group in (0, 1):
+            total = sum(part.sketches[group] for part in parts if group in part.sketches)
+            torch.testing.assert_close(total, whole.sketches[group], rtol=1e-6, atol=1e-5)
+        norm2 = {index: float(value) for part in parts for index, value in zip(part.indices, part.norm2, strict=True)}
+        assert [norm2[index] for index in range(5)] == pytest.approx(whole.norm2.tolist())
 
 
 @pytest.mark.parametrize("shards", [2, 3, 8])
-def test_sketches_of_shards_add_up_to_the_sketch_of_the_whole(shards):
-    width = 3 * K + 11
-    buffer = torch.randn(shards, width + 40)
+@pytest.mark.parametrize("width", [40, 3 * K + 11, 1100 * K])
+def test_sketches_of_shards_add_up_to_the_sketch_of_the_whole(shards, width):
+    buffer = random(shards, width + 40)
     x_WC = buffer[:, 5 : 5 + width]
-    count = shards * (width // K + 1)
-    signs = bank(shards * width, shards).signs("w", count)
-    norm2, whole = measure(x_WC, signs, k=K, offset=9, shards=shards)
-    rows = width // K + 1
-    parts = [measure(x_WC[w].contiguous(), signs[w * rows :], k=K, offset=9) for w in range(shards)]
-    torch.testing.assert_close(sum(part[1] for part in parts), whole, rtol=1e-5, atol=1e-4)
-    assert sum(part[0].item() for part in parts) == pytest.approx(norm2.item(), rel=1e-9)
+    sketcher = one(width, shards=shards)
+    whole = sketcher.measure([(0, x_WC)])
+    parts = [sketcher.measure([(0, x_WC[w].contiguous())], shard=w) for w in range(shards)]
+    total = sum(part.sketches[0] for part in parts)
+    assert (total - whole.sketches[0]).norm() <= 2 * FLOOR * x_WC.norm()
+    assert sum(part.norm2.item() for part in parts) == pytest.approx(whole.norm2.item(), rel=1e-6)
+    assert whole.norm2.item() == pytest.approx(x_WC.double().square().sum().item(), rel=1e-6)
 
 
 def test_a_transposed_gradient_is_read_in_logical_order():
-    x = torch.randn(40, 60)
-    signs = bank(x.numel()).signs("w", signs_needed(x.numel(), k=K))
-    assert torch.equal(measure(x.t().contiguous().t(), signs, k=K)[1], measure(x, signs, k=K)[1])
+    x = random(400, 60)
+    sketcher = one(x.numel())
+    turned = sketcher.measure([(0, x.t().contiguous().t())])
+    assert torch.equal(turned.sketches[0], sketcher.measure([(0, x)]).sketches[0])
 
 
 def test_cosine_error_is_what_theory_says():
@@ -85,8 +119,8 @@ def test_cosine_error_is_what_theory_says():
     for trial in range(200):
         a = torch.randn(numel, generator=generator)
         b = 0.5 * a + math.sqrt(0.75) * torch.randn(numel, generator=generator)
-        signs = bank(numel).signs(f"w{trial}", signs_needed(numel, k=K))
-        sa, sb = measure(a, signs, k=K)[1], measure(b, signs, k=K)[1]
+        sketcher = Sketcher([f"w{trial}"], [numel], [0], k=K)
+        sa, sb = (sketcher.measure([(0, x)]).sketches[0] for x in (a, b))
         errors.append((sa @ sb / sa.norm() / sb.norm() - a @ b / a.norm() / b.norm()).item())
     measured = math.sqrt(sum(error**2 for error in errors) / len(errors))
     theory = (1 - 0.5**2) / math.sqrt(K)
@@ -95,25 +129,24 @@ def test_cosine_error_is_what_theory_says():
 
 def test_large_float32_norm_is_right_where_a_flat_one_is_wrong():
     x = torch.rand(9_000_000, generator=torch.Generator().manual_seed(0)) + 1
-    signs = bank(x.numel()).signs("w", signs_needed(x.numel(), k=K))
     truth = x.double().square().sum().item()
-    assert measure(x, signs, k=K)[0].item() == pytest.approx(truth, rel=1e-7)
+    assert one(x.numel()).measure([(0, x)]).norm2.item() == pytest.approx(truth, rel=1e-6)
 
 
-def test_nan_and_inf_show_in_the_norm():
-    signs = bank(2000).signs("w", signs_needed(2000, k=K))
+@pytest.mark.parametrize("numel", [10, NORM_CHUNK + 2000])
+def test_nan_and_inf_show_in_the_norm(numel):
     for bad in (math.nan, math.inf):
-        x = torch.ones(2000)
-        x[1999] = bad
-        assert not math.isfinite(measure(x, signs, k=K)[0].item())
+        x = torch.ones(numel)
+        x[-1] = bad
+        assert not math.isfinite(one(numel).measure([(0, x)]).norm2.item())
 
 
 def test_signs_are_the_same_everywhere_and_differ_by_name():
-    one, two = bank(521 * 300), bank(521 * 300)
-    assert torch.equal(one.signs("a.weight", 300), two.signs("a.weight", 300))
-    assert not torch.equal(one.signs("a.weight", 300), one.signs("b.weight", 300))
+    first, second = (SignBank(capacity=301, device=torch.device("cpu")) for _ in range(2))
+    assert torch.equal(first.signs("a.weight", 300), second.signs("a.weight", 300))
+    assert not torch.equal(first.signs("a.weight", 300), first.signs("b.weight", 300))
     with pytest.raises(ValueError, match="built for"):
-        one.signs("a.weight", 10_000)
+        first.signs("a.weight", 10_000)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8, 16, 256])

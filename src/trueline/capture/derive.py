@@ -13,6 +13,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.tensor.sketch import BLOCK_ROWS
+
 Array = NDArray[np.float64]
 
 SCALARS: tuple[str, ...] = ("step", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s")
@@ -23,10 +25,8 @@ LAMBDA = 8.0
 """Roundings behave like independent errors: a bound of LAMBDA·√n·u fails with probability 2·exp(-LAMBDA²/2) = 2.5e-14
 (Higham & Mary, A New Approach to Probabilistic Rounding Error Analysis, SISC 41(5), 2019, theorem 2.4)."""
 
-SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(256 / 2)
-"""Relative rounding error of one sketch against its norm: signed sums of 256 float32 terms
-(`tensor.sketch.BLOCK_ROWS`).
-"""
+SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(BLOCK_ROWS / 2)
+"""Relative rounding error of one sketch against its norm: signed sums of ``BLOCK_ROWS`` float32 terms."""
 
 UNIT_ROUNDOFF: dict[str, float] = {
     "torch.float64": 2.0**-53,

@@ -1,4 +1,4 @@
-"""Which parameters are watched, in which groups, and which sketch signs belong to each."""
+"""Which parameters are watched, in which groups, and what sketches them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from trueline.schema.errors import CaptureError
 from trueline.schema.run_manifest import GroupSpec
-from trueline.tensor.sketch import SignBank, signs_needed, sketch_length
+from trueline.tensor.sketch import Sketcher, sketch_length
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, groups and signs of the P watched parameters of one model, the same on every rank.
+    """Names, groups and sketcher of the P watched parameters of one model, the same on every rank.
 
     ``numels`` are of whole (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless
     FSDP).
@@ -32,17 +31,8 @@ class Layout:
     group_of: tuple[int, ...]
     k: int
     shards: int
-    bank: SignBank
+    sketcher: Sketcher
     index_of: dict[int, int]
-
-    def signs(self, index: int) -> Tensor:
-        """float32 signs of parameter ``index``, one a row and one a tail of each shard."""
-        needed = signs_needed(_padded(self.params[index], self.shards), k=self.k, shards=self.shards)
-        return self.bank.signs(self.names[index], needed)
-
-    def offset(self, index: int) -> int:
-        """Where in the sketch the first element of parameter ``index`` falls."""
-        return xxhash.xxh32_intdigest(self.names[index].encode()) % self.k
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model still has exactly these parameters (people replace them after wrapping)."""
@@ -97,7 +87,6 @@ def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int,
     params = tuple(param for _, param in chosen)
     groups, group_of = _group(names, [param.numel() for param in params], max_groups=max_groups)
     k = sketch_length(len(groups))
-    capacity = max(signs_needed(_padded(param, shards), k=k, shards=shards) for param in params)
     return Layout(
         names=names,
         params=params,
@@ -106,7 +95,14 @@ def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int,
         group_of=group_of,
         k=k,
         shards=shards,
-        bank=SignBank(capacity=capacity, device=local(params[0]).device),
+        sketcher=Sketcher(
+            names,
+            [_padded(param, shards) // shards for param in params],
+            group_of,
+            k=k,
+            shards=shards,
+            device=local(params[0]).device,
+        ),
         index_of={id(param): index for index, param in enumerate(params)},
     )
 

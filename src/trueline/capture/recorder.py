@@ -244,9 +244,8 @@ class Recorder:
 
     def _gather_gradients(self) -> None:
         if self._adapter.local_is_grad:
-            for param in self.layout.params:
-                if param.grad is not None:
-                    self.gradients.see("local", param, param.grad)
+            params = self.layout.params
+            self.gradients.see("local", [(param, param.grad) for param in params if param.grad is not None])
         elif self._adapter.shards == 1:
             self.gradients.see_used()
         self._staged |= self.gradients.payload()

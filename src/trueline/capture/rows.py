@@ -24,8 +24,8 @@ Array = NDArray[np.float64]
 def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: bool) -> dict[str, Any]:
     """The columns that one worker knows by itself: loss and tokens, and its ``local`` and ``used`` norms."""
     out: dict[str, Any] = {name: float(host[name]) for name in ("loss", "tokens") if name in host}
-    if "local_norm2" in host:
-        norm2 = host["local_norm2"].numpy()
+    norm2 = norms2(host, "local", layout)
+    if norm2 is not None:
         seen = norm2 != MISSING
         total = float(norm2[seen].sum())
         out["grad_norm"] = math.sqrt(total) if total >= 0 else math.nan
@@ -55,7 +55,8 @@ def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
         return None if found is None else found.numpy().reshape(shape)
 
     local = sketch("local")
-    norms = np.zeros(shape[0]) if local is None else np.sqrt(by_group(host["local_norm2"].numpy(), layout))
+    norm2 = norms2(host, "local", layout)
+    norms = np.zeros(shape[0]) if norm2 is None else np.sqrt(by_group(norm2, layout))
     return Own(
         local_norm=norms,
         local=np.zeros(shape) if local is None else local,
@@ -69,9 +70,25 @@ def reduced_norm2(host: Mapping[str, Tensor], layout: Layout) -> Array | None:
     used).
     """
     for phase in ("reduced", "used"):
-        if f"{phase}_norm2" in host:
-            return by_group(host[f"{phase}_norm2"].numpy(), layout)
+        norm2 = norms2(host, phase, layout)
+        if norm2 is not None:
+            return by_group(norm2, layout)
     return None
+
+
+def norms2(host: Mapping[str, Tensor], phase: str, layout: Layout) -> Array | None:
+    """Squared norms float64 [P] of one phase. Where micro-batches were added up, the sum lacks their cross terms: each
+    group is scaled to the square of its sketch.
+    """
+    found = host.get(f"{phase}_norm2")
+    if found is None:
+        return None
+    norm2 = found.numpy()
+    if f"{phase}_group_norm2" not in host:
+        return norm2
+    wanted, summed = host[f"{phase}_group_norm2"].numpy(), by_group(norm2, layout)
+    scale = np.divide(wanted, summed, out=np.ones_like(wanted), where=summed > 0)
+    return np.where(norm2 == MISSING, MISSING, norm2 * scale[list(layout.group_of)])
 
 
 def by_group(norm2_P: Array, layout: Layout) -> Array:

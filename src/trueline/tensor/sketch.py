@@ -1,30 +1,40 @@
-"""Norm and linear sketch of a gradient in two passes over memory, without a copy of it.
+"""Norms and linear sketches of many gradients at once, in two passes over memory and few calls, without a copy of them.
 
-Letters: W shards (1 for a whole tensor), C elements a shard, R rows of k elements a shard, k sketch length.
+Letters: P parameters, G groups, k sketch length, W shards (1 for whole tensors), C elements of one shard, R rows of
+k.
 
-The sketch of x multiplies each row of k consecutive elements with one random sign and adds the rows up; the tail that
-does not fill a row gets a sign of its own. It is linear in x, E[sketch(a)·sketch(b)] = a·b, and the standard error of
-a cosine c from self-normalised sketches is (1 - c²)/√k, measured on real gradients (docs: The maths). k must be
-prime: at k = 4,096 rows line up with weight rows and the error is 3 to 7 times larger.
+The sketch of x multiplies each row of k consecutive elements with one random sign and adds the rows up. What does not
+fill a row (tails, and small parameters whole) is laid side by side in one vector per group, every parameter in a
+place of its own, and sketched in the same way. It is linear in x, E[sketch(a)·sketch(b)] = a·b, and the standard
+error of a cosine c from self-normalised sketches is (1 - c²)/√k, measured on real gradients (docs: The maths). k must
+be prime: at k = 4,096 rows line up with weight rows and the error is 3 to 7 times larger.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import xxhash
 from torch import Tensor
 
-BLOCK_ROWS = 256
-"""Rows that are added up in float32 before float64 takes over: a signed sum of 256 terms has a rounding error of about
-2⁻²⁴·√128 of its norm, instead of 2⁻²⁴·√(R/2)."""
+BLOCK_ROWS = 1024
+"""Rows that are added up in float32 before float64 takes over: a signed sum of n terms has a rounding error of about
+2⁻²⁴·√(n/2) of its norm."""
 
-LOW_PRECISION_CHUNK = 4_194_304
-"""Elements of a 16-bit tensor that are widened to float32 at one time (16 MiB of float32)."""
+SMALL = 4096
+"""Parameters of up to so many elements are sketched together with the tails: one call for all of them."""
+
+NORM_CHUNK = 65_536
+"""Elements whose squares are added in float32; across chunks in float64. Relative error of the square below 1e-6 for
+float32 and 1e-5 for 16-bit gradients (tests/unit/test_tensor_sketch.py), where a flat float32 norm over 9M elements is
+wrong by 1e-3 (docs: The maths)."""
 
 LENGTHS: tuple[int, ...] = (4099, 2053, 1031, 521)
 """Primes near the powers of two; the more groups, the shorter the sketch of each."""
+
+_WIDE = (torch.float32, torch.float64)
 
 
 def sketch_length(num_groups: int) -> int:
@@ -60,72 +70,166 @@ class SignBank:
         return self._signs[start : start + count]
 
 
-def signs_needed(numel: int, *, k: int, shards: int = 1) -> int:
-    """How many signs a tensor of ``numel`` elements in ``shards`` equal shards takes: a row each, and one for each
-    tail.
+@dataclass(frozen=True)
+class Measured:
+    """``norm2`` float64 [n] of the n gradients of one call, at positions ``indices``; the sketch, float64 [k], of every
+    group that took part.
     """
-    per_shard = -(-numel // shards)
-    return shards * (per_shard // k + 1)
+
+    indices: tuple[int, ...]
+    norm2: Tensor
+    sketches: dict[int, Tensor]
 
 
-def measure(x: Tensor, signs: Tensor, *, k: int, offset: int = 0, shards: int = 1) -> tuple[Tensor, Tensor]:
-    """(‖x‖² as float64 [], sketch of x as float64 [k]) of a floating tensor, on its device, without synchronising.
+class _Norms:
+    """Norms of chunks in the order of their gradients: those of large ones at once, those of small ones in one call."""
 
-    ``x`` is read in logical order, flat; with ``shards`` W > 1 it must be [W, C], and W sketches of the shards add up
-    to this one. ``signs`` is [W * (C // k + 1)] float32; ``offset`` rotates the sketch, so that the tails of many
-    small parameters do not fall on the same cells. ‖x‖² is taken row by row in float32 and added in float64 (relative
-    error about 1e-8; a flat float32 norm over 9M elements is wrong by 1e-3). A row whose square sum exceeds float32
-    (norm 1.8e19) gives inf.
+    def __init__(self) -> None:
+        self._norms: list[Tensor | None] = []
+        self._counts: list[int] = []
+        self._waiting: list[Tensor] = []
+
+    def take(self, chunks: Sequence[Tensor]) -> None:
+        """Measure the chunks of one gradient now."""
+        self._counts.append(len(chunks))
+        self._norms.extend(_chunk_norms(chunks))
+
+    def keep(self, chunks: Sequence[Tensor]) -> None:
+        """Measure the chunks of one gradient together with those of others."""
+        self._counts.append(len(chunks))
+        self._norms.extend([None] * len(chunks))
+        self._waiting.extend(chunks)
+
+    def result(self) -> tuple[list[Tensor], tuple[int, ...]]:
+        """The norm of every chunk, and the number of chunks of every gradient."""
+        late = iter(_chunk_norms(self._waiting))
+        return [norm if norm is not None else next(late) for norm in self._norms], tuple(self._counts)
+
+
+def _chunk_norms(chunks: Sequence[Tensor]) -> Sequence[Tensor]:
+    if not chunks:
+        return ()
+    kind = torch.float64 if chunks[0].dtype == torch.float64 else torch.float32
+    return torch._foreach_norm(list(chunks), 2, dtype=kind)  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Sketcher:
+    """Measures gradients of P parameters in G groups; the same on all ranks for the same names and widths.
+
+    ``widths`` is C per parameter: the elements of one of its W shards, padding included (all of them for W = 1).
     """
-    x_WC = x if shards > 1 else x.reshape(1, -1)
-    width = x_WC.shape[1]
-    signs_WR = signs[: shards * (width // k + 1)].view(shards, width // k + 1)
-    norm2 = torch.zeros((), dtype=torch.float64, device=x.device)
-    total_k = torch.zeros(k, dtype=torch.float64, device=x.device)
-    step = width if x.dtype in (torch.float32, torch.float64) else max(LOW_PRECISION_CHUNK // k, 1) * k
-    for start in range(0, width, max(step, 1)):
-        part_WC = x_WC[:, start : start + step]
-        if part_WC.dtype not in (torch.float32, torch.float64):
-            part_WC = part_WC.float()
-        norm2, total_k = _add_part(part_WC, signs_WR[:, start // k :], norm2, total_k, k=k)
-    return norm2, torch.roll(total_k, offset % k) if offset % k else total_k
 
+    def __init__(
+        self,
+        names: Sequence[str],
+        widths: Sequence[int],
+        group_of: Sequence[int],
+        *,
+        k: int,
+        shards: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self.k = k
+        self.shards = shards
+        self._group_of = tuple(group_of)
+        self._rows = tuple(0 if width * shards <= SMALL else width // k for width in widths)
+        self._tails = tuple(width - rows * k for width, rows in zip(widths, self._rows, strict=True))
+        self._widths = tuple(widths)
+        self._device = device if device is not None else torch.device("cpu")
+        self._slots, self._spans = self._place_tails(max(group_of, default=-1) + 1)
+        longest = max((stop - start) // k for start, stop in self._spans) if self._spans else 0
+        bank = SignBank(capacity=max([shards * max(self._rows, default=0), longest, 1]), device=self._device)
+        self._signs = [bank.signs(name, shards * rows) for name, rows in zip(names, self._rows, strict=True)]
+        self._rest_signs = [
+            bank.signs(f"tails of group {group}", (stop - start) // k)
+            for group, (start, stop) in enumerate(self._spans)
+        ]
+        self._owners: dict[tuple[int, ...], Tensor] = {}
 
-def _add_part(x_WC: Tensor, signs_WR: Tensor, norm2: Tensor, total_k: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
-    rows = x_WC.shape[1] // k
-    if rows:
-        body_WRk = x_WC[:, : rows * k].view(-1, rows, k)
-        norm2 = norm2 + _square_sum(body_WRk)
-        total_k = total_k + _signed_rows(body_WRk, signs_WR[:, :rows].to(x_WC.dtype))
-    tail_WC = x_WC[:, rows * k :]
-    if tail_WC.shape[1]:
-        norm2 = norm2 + _square_sum(tail_WC)
-        tail = (signs_WR[:, rows].to(x_WC.dtype) @ tail_WC).double()
-        total_k = total_k.clone() if rows == 0 else total_k
-        total_k[: tail.shape[0]] += tail
-    return norm2, total_k
+    def measure(self, gradients: Sequence[tuple[int, Tensor]], *, shard: int | None = None) -> Measured:
+        """Norms and group sketches of (position, floating tensor) pairs, on their device, without synchronising.
 
+        Tensors are read in logical order: whole, or [W, C] where W > 1, or with ``shard`` flat [C], that one of the W
+        shards; the sketches of all shards add up to that of [W, C]. A chunk of ``NORM_CHUNK`` elements whose square sum
+        exceeds float32 (norm 1.8e19) has norm inf.
+        """
+        rest = torch.zeros(self._spans[-1][1] if self._spans else 0, device=self._device)
+        rows_of: dict[int, list[Tensor]] = {}
+        targets: list[Tensor] = []
+        tails: list[Tensor] = []
+        norms = _Norms()
+        for index, x in gradients:
+            x_WC = x.reshape(1, -1) if self.shards == 1 or shard is not None else x
+            group = self._group_of[index]
+            rows = self._rows[index]
+            parts = rows_of.setdefault(group, [])
+            if rows:
+                parts.extend(self._body(index, x_WC[:, : rows * self.k], shard))
+                norms.take(self._chunks(x))  # while the sketch has just brought it into the cache
+            else:
+                norms.keep(self._chunks(x))
+            tail = x_WC[:, rows * self.k :]
+            if tail.shape[1]:
+                slot = self._slots[index] + (shard or 0) * self._tails[index]
+                targets.append(rest[slot : slot + tail.numel()].view(tail.shape))
+                tails.append(tail)
+        if targets:
+            torch._foreach_copy_(targets, tails)  # pyright: ignore[reportPrivateImportUsage]
+        sketches: dict[int, Tensor] = {}
+        for group, parts in rows_of.items():
+            start, stop = self._spans[group]
+            if stop > start:
+                parts.append(self._rest_signs[group] @ rest[start:stop].view(-1, self.k))
+            sketches[group] = torch.stack(parts).double().sum(dim=0)
+        indices = tuple(index for index, _ in gradients)
+        return Measured(indices, self._by_gradient(*norms.result()), sketches)
 
-def _square_sum(x: Tensor) -> Tensor:
-    """Σ x² as float64 []; the last dim is summed in the tensor's dtype, the others in float64."""
-    norms = cast(Tensor, torch.linalg.vector_norm(x, dim=-1))  # pyright: ignore[reportUnknownMemberType]: no stubs
-    return norms.double().square().sum()
+    def _body(self, index: int, x_WC: Tensor, shard: int | None) -> list[Tensor]:
+        """Signed sums [k] of the full rows, one per block of ``BLOCK_ROWS`` rows and shard, in float32 or float64."""
+        rows = self._rows[index]
+        signs_WR = self._signs[index].view(self.shards, rows)
+        if shard is not None:
+            signs_WR = signs_WR[shard : shard + 1]
+        x_WRk = x_WC.reshape(-1, rows, self.k)  # a view: rows are contiguous within a shard
+        sums: list[Tensor] = []
+        for start in range(0, rows, BLOCK_ROWS):
+            block_WRk = x_WRk[:, start : start + BLOCK_ROWS]
+            block_WRk = block_WRk if block_WRk.dtype in _WIDE else block_WRk.float()
+            block_signs_WR = signs_WR[:, start : start + BLOCK_ROWS].to(block_WRk.dtype)
+            if self._device.type == "cpu":  # a batched product of one row is 13 times slower there than plain ones
+                sums.extend(signs @ block for signs, block in zip(block_signs_WR, block_WRk, strict=True))
+            else:
+                sums.extend(torch.bmm(block_signs_WR.unsqueeze(1), block_WRk).squeeze(1).unbind(0))
+        return sums
 
+    def _by_gradient(self, norms: list[Tensor], counts: tuple[int, ...]) -> Tensor:
+        """Squared norms float64 [n] of gradients whose chunks have these norms, so many each, in order."""
+        total = torch.zeros(len(counts), dtype=torch.float64, device=self._device)
+        if not norms:
+            return total
+        owners = self._owners.get(counts)
+        if owners is None:
+            order = [position for position, count in enumerate(counts) for _ in range(count)]
+            owners = self._owners[counts] = torch.tensor(order, device=self._device)
+        return total.index_add_(0, owners, torch.stack(norms).double().square())
 
-def _signed_rows(body_WRk: Tensor, signs_WR: Tensor) -> Tensor:
-    """Σ over shards and rows of sign × row, float64 [k]; blocks of rows in the tensor's dtype, across blocks in
-    float64.
-    """
-    rows, k = body_WRk.shape[1:]
-    blocks = rows // BLOCK_ROWS
-    total_k = torch.zeros(k, dtype=torch.float64, device=body_WRk.device)
-    if blocks:
-        covered = blocks * BLOCK_ROWS
-        for body_Rk, signs_R in zip(body_WRk, signs_WR, strict=True):
-            blocks_BRk = body_Rk[:covered].view(blocks, BLOCK_ROWS, k)
-            signs_B1R = signs_R[:covered].reshape(blocks, 1, BLOCK_ROWS)
-            total_k += torch.bmm(signs_B1R, blocks_BRk).double().sum(dim=(0, 1))
-        body_WRk, signs_WR = body_WRk[:, covered:], signs_WR[:, covered:]
-    if rows % BLOCK_ROWS:
-        total_k += torch.bmm(signs_WR.unsqueeze(1), body_WRk).double().sum(dim=(0, 1))
-    return total_k
+    def _chunks(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Pieces of at most ``NORM_CHUNK`` elements, each contiguous: a strided sum is less exact."""
+        if self.shards > 1 and x.dim() == 2:
+            return tuple(piece for row in x.unbind(0) for piece in torch.split(row, NORM_CHUNK))
+        return (x,) if x.numel() <= NORM_CHUNK else torch.split(x.reshape(-1), NORM_CHUNK)
+
+    def _place_tails(self, num_groups: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """Where each parameter's tail starts in the vector of all tails, and each group's span, a multiple of k."""
+        slots = [0] * len(self._tails)
+        spans: list[tuple[int, int]] = []
+        end = 0
+        for group in range(num_groups):
+            start = end
+            for index, of in enumerate(self._group_of):
+                if of == group:
+                    slots[index] = end
+                    end += self.shards * self._tails[index]
+            end = start + -(-(end - start) // self.k) * self.k
+            spans.append((start, end))
+        return slots, spans

@@ -48,17 +48,19 @@ class CommHook:
         places: list[tuple[Tensor, torch.Size, tuple[int, ...], int]] = []
         with guard("gradients"):
             start = bucket.buffer().storage_offset()
-            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                probe.see("local", param, gradient)
-                places.append((param, gradient.shape, gradient.stride(), gradient.storage_offset() - start))
+            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+            places = [(param, g.shape, g.stride(), g.storage_offset() - start) for param, g in pairs]
+            probe.see("local", pairs)
         future = self._reduce(bucket)
 
         def look(done: torch.futures.Future[Any]) -> Tensor:
             value = done.value()
             flat: Tensor = value[0] if isinstance(value, (list, tuple)) else value
             with guard("gradients"):
-                for param, shape, stride, offset in places:
-                    probe.see("reduced", param, flat.as_strided(shape, stride, flat.storage_offset() + offset))
+                first = flat.storage_offset()
+                probe.see(
+                    "reduced", [(p, flat.as_strided(shape, stride, first + at)) for p, shape, stride, at in places]
+                )
             return flat
 
         return future.then(look)

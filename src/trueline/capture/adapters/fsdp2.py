@@ -88,11 +88,11 @@ class Fsdp2Adapter:
             predivided = _predivide(flat.dtype, self.shards * self.replicas)
             group._trueline_scale = predivided / (self.shards * self.replicas) if op == dist.ReduceOp.SUM else 1.0
             x_WS = flat.view(self.shards, -1)
+            pairs = []
             for param, offset, width in _pieces(group, x_WS.shape[1], self.shards):
                 piece_WC = x_WS[:, offset : offset + width]
-                if predivided != 1:
-                    piece_WC = piece_WC.float() * predivided
-                probe.see("local", param, piece_WC, add=True)
+                pairs.append((param, piece_WC if predivided == 1 else piece_WC.float() * predivided))
+            probe.see("local", pairs, add=True)
 
     def see_output(self, group: Any, flat: Tensor) -> None:
         """This rank's shard of the reduced gradient of one parameter group."""
@@ -101,12 +101,11 @@ class Fsdp2Adapter:
             return
         with guard("gradients"):
             scale = getattr(group, "_trueline_scale", 1.0)
+            pairs = []
             for param, offset, width in _pieces(group, flat.numel(), self.shards):
-                index = probe.layout.index_of.get(id(param))
-                if index is not None:
-                    piece = flat[offset : offset + width]
-                    piece = piece if scale == 1.0 else piece.float() * scale
-                    probe.see_index("reduced", index, piece, add=True, shard=self.shard)
+                piece = flat[offset : offset + width]
+                pairs.append((param, piece if scale == 1.0 else piece.float() * scale))
+            probe.see("reduced", pairs, add=True, shard=self.shard)
 
 
 def _watched_comm(original: Any, adapter: Fsdp2Adapter, group: Any) -> Any:

@@ -26,7 +26,7 @@ def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], 
     def look(param: Tensor) -> None:
         if probe.active and param.grad is not None and due():
             with guard("gradients"):
-                probe.see("local", param, param.grad)
+                probe.see("local", [(param, param.grad)])
 
     handles = []
     for param in probe.layout.params:

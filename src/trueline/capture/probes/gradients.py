@@ -1,13 +1,14 @@
 """What the gradient hooks see: a squared norm and a sketch per parameter, in three phases of one step.
 
-``local`` is the worker's own gradient before any reduction, ``reduced`` what the reduction returned, ``used`` what the
-optimizer is about to receive. Hooks call ``see``; nothing here synchronises or communicates.
+``local`` is the worker's own gradient before any reduction, ``reduced`` what the reduction returned, ``used`` what
+the optimizer is about to receive. Hooks call ``see``; nothing here synchronises or communicates.
 
 Letters: P parameters, G groups, k sketch length, W shards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trueline.capture.layout import Layout, device_of, local
-from trueline.tensor.sketch import measure
+from trueline.tensor.sketch import Measured
 
 Phase = Literal["local", "reduced", "used"]
 MISSING = -1.0
@@ -26,8 +27,10 @@ PHASES: tuple[Phase, ...] = ("local", "reduced", "used")
 
 @dataclass
 class _Seen:
-    norm2: dict[int, Tensor] = field(default_factory=dict)
-    sketch: dict[int, Tensor] = field(default_factory=dict)
+    """The calls of one phase: a bucket, a parameter group or one parameter each, by the parameters it was about."""
+
+    calls: dict[tuple[int, ...], Measured] = field(default_factory=dict)
+    added: bool = False
 
 
 class GradientProbe:
@@ -47,64 +50,75 @@ class GradientProbe:
         self.copies = {}
         self._seen = {phase: _Seen() for phase in PHASES}
 
-    def see(self, phase: Phase, param: Tensor, gradient: Tensor, *, add: bool = False) -> None:
-        """Measure the gradient of ``param`` ([...] or, sharded, [W, C]) in ``phase``.
+    def see(
+        self,
+        phase: Phase,
+        gradients: Iterable[tuple[Tensor, Tensor]],
+        *,
+        add: bool = False,
+        shard: int | None = None,
+    ) -> None:
+        """Measure (parameter, gradient) pairs that a hook has at one time; sharded gradients are [W, C], or flat [C]
+        with ``shard``, the one of the W shards that they are.
 
         A second look at a parameter in one step replaces the first (what accumulates in ``.grad`` holds the earlier
-        micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself).
+        micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself; norms then
+        come from the sketch, as the cross terms between micro-batches are not at hand).
         """
-        index = self.layout.index_of.get(id(param))
-        if index is None or gradient.is_sparse:
+        index_of = self.layout.index_of
+        pairs = [
+            (index_of[id(param)], gradient.detach())
+            for param, gradient in gradients
+            if id(param) in index_of and gradient.layout == torch.strided
+        ]
+        if not pairs:
             return
-        self.see_index(phase, index, gradient.detach(), add=add)
-
-    def see_index(
-        self, phase: Phase, index: int, gradient: Tensor, *, add: bool = False, shard: int | None = None
-    ) -> None:
-        """As ``see`` by position in the layout; ``shard`` tells which of the W shards a flat piece is."""
-        layout = self.layout
-        signs = layout.signs(index)
-        if shard is not None:
-            rows = gradient.numel() // layout.k + 1
-            signs = signs[shard * rows : (shard + 1) * rows]
-        shards = layout.shards if shard is None else 1
-        norm2, sketch = measure(gradient, signs, k=layout.k, offset=layout.offset(index), shards=shards)
+        measured = self.layout.sketcher.measure(pairs, shard=shard)
         seen = self._seen[phase]
-        if add and index in seen.sketch:
-            sketch = seen.sketch[index] + sketch
-            norm2 = sketch.square().sum()  # cross terms of the micro-batches are not at hand: norm from the sketch
-        seen.norm2[index] = norm2
-        seen.sketch[index] = sketch
+        key = measured.indices
+        if add and key in seen.calls:
+            seen.added = True
+            measured = _sum(seen.calls[key], measured)
+        elif key not in seen.calls and any(not set(key).isdisjoint(other) for other in seen.calls):
+            seen.calls.clear()  # DDP has cut its buckets anew since the micro-batch before
+        seen.calls[key] = measured
         if self.exact and phase == "local":
-            copy = gradient.to(torch.float32, copy=True)
-            self.copies[index] = self.copies[index] + copy if add and index in self.copies else copy
+            self._keep(pairs, add=add)
 
     def see_used(self) -> None:
         """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one."""
-        for index, param in enumerate(self.layout.params):
-            if param.grad is not None and not param.grad.is_sparse and param.grad.layout == torch.strided:
-                self.see_index("used", index, local(param.grad).detach())
-
-    def saw(self, phase: Phase) -> bool:
-        """Whether any gradient was seen in this phase of the step."""
-        return bool(self._seen[phase].norm2)
+        self.see("used", [(param, local(param.grad)) for param in self.layout.params if param.grad is not None])
 
     def payload(self) -> dict[str, Tensor]:
         """Per phase, ``<phase>_norm2`` float64 [P] (NaN-free: -1 where nothing was seen) and ``<phase>_sketch``
         float64 [G*k].
         """
         device = device_of(self.layout)
-        missing = torch.full((), MISSING, dtype=torch.float64, device=device)
         empty_k = torch.zeros(self.layout.k, dtype=torch.float64, device=device)
         out: dict[str, Tensor] = {}
-        for phase in PHASES:
-            seen = self._seen[phase]
-            if not seen.norm2:
+        for phase, seen in self._seen.items():
+            if not seen.calls:
                 continue
             members: list[list[Tensor]] = [[] for _ in self.layout.groups]
-            for index, sketch in seen.sketch.items():
-                members[self.layout.group_of[index]].append(sketch)
+            norms = [torch.full((), MISSING, dtype=torch.float64, device=device)] * len(self.layout.names)
+            for measured in seen.calls.values():
+                for index, norm2 in zip(measured.indices, measured.norm2.unbind(0), strict=True):
+                    norms[index] = norm2
+                for group, sketch in measured.sketches.items():
+                    members[group].append(sketch)
             sums = [torch.stack(one).sum(dim=0) if one else empty_k for one in members]
-            out[f"{phase}_norm2"] = torch.stack([seen.norm2.get(i, missing) for i in range(len(self.layout.names))])
+            out[f"{phase}_norm2"] = torch.stack(norms)
             out[f"{phase}_sketch"] = torch.cat(sums)
+            if seen.added:
+                out[f"{phase}_group_norm2"] = torch.stack(sums).square().sum(dim=1)
         return out
+
+    def _keep(self, pairs: list[tuple[int, Tensor]], *, add: bool) -> None:
+        for index, gradient in pairs:
+            copy = gradient.to(torch.float32, copy=True)
+            self.copies[index] = self.copies[index] + copy if add and index in self.copies else copy
+
+
+def _sum(first: Measured, second: Measured) -> Measured:
+    sketches = {group: value + second.sketches[group] for group, value in first.sketches.items()}
+    return Measured(first.indices, first.norm2 + second.norm2, sketches)
