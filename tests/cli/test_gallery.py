@@ -20,8 +20,14 @@ def test_json_has_the_summary_of_the_contract_and_keeps_the_runs(tmp_path: Path)
     assert done.returncode == 0
     assert document["schema"] == 1
     assert document["summary"] == {
-        "faults": 1, "controls": 2, "detected": 1.0, "localised": 1.0, "cause_named": None, "wrong_cause": None,
-        "false_alarms": 0, "failed": 0,
+        "faults": 1,
+        "controls": 2,
+        "detected": 1.0,
+        "localised": 1.0,
+        "cause_named": None,
+        "wrong_cause": None,
+        "false_alarms": 0,
+        "failed": 0,
     }
     assert [entry["id"] for entry in document["entries"]] == ["D1.sequential", "healthy.single"]
     for run in ("D1.sequential/faulty", "D1.sequential/healthy", "healthy.single/healthy"):

@@ -120,8 +120,14 @@ def test_summary_counts_fractions_of_faults_and_alarms_of_healthy_runs():
         Score("healthy.x", "", "control", 2, alarms=("c",), failures={"healthy": "died"}),
     ]
     assert summary(scores) == {
-        "faults": 2, "controls": 3, "detected": 1.0, "localised": 0.5, "cause_named": None, "wrong_cause": None,
-        "false_alarms": 3, "failed": 1,
+        "faults": 2,
+        "controls": 3,
+        "detected": 1.0,
+        "localised": 0.5,
+        "cause_named": None,
+        "wrong_cause": None,
+        "false_alarms": 3,
+        "failed": 1,
     }
 
 

@@ -33,7 +33,10 @@ def run(entry_id: str, variant: str, folder: Path) -> list:
     trueline_run = [sys.executable, "-c", "from trueline.cli.main import main; main()", "run"]
     done = subprocess.run(
         [*trueline_run, "--out", str(out), "--plan", str(plan), "--", *command],
-        capture_output=True, text=True, timeout=200, check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return [finding for finding in trueline.check(str(out)).findings if finding.severity != "info"]

@@ -100,8 +100,14 @@ def _cells(score: Score) -> tuple[str, ...]:
     if score.kind == "control":
         return score.id, score.name, "", "", "", healthy
     delay = "" if score.delay_steps is None else f"{score.delay_steps} steps"
-    return (score.id, score.name, "yes" if score.detected else f"not {', '.join(score.missed)}",
-            "yes" if score.localised else "no", delay, healthy)
+    return (
+        score.id,
+        score.name,
+        "yes" if score.detected else f"not {', '.join(score.missed)}",
+        "yes" if score.localised else "no",
+        delay,
+        healthy,
+    )
 
 
 def _print_troubles(console: Any, score: Score) -> None:
@@ -126,5 +132,7 @@ def _sentence(totals: dict[str, Any]) -> str:
     failed = f"; {totals['failed']} runs did not finish" if totals["failed"] else ""
     if not totals["faults"]:
         return f"{healthy}{failed}."
-    return (f"{totals['faults']} faults: {totals['detected']:.0%} detected, {totals['localised']:.0%} at their place; "
-            f"{healthy}{failed}.")
+    return (
+        f"{totals['faults']} faults: {totals['detected']:.0%} detected, {totals['localised']:.0%} at their place; "
+        f"{healthy}{failed}."
+    )

@@ -71,8 +71,10 @@ def chosen_entries(only: Sequence[str]) -> tuple[Entry, ...]:
     for name in only:
         if not any(_named(entry, name) for entry in entries):
             families = sorted({entry.id.split(".")[0] for entry in entries}, key=_natural)
-            raise InputError(f"No entry of the gallery is called '{name}'. There are {', '.join(families)}, "
-                             "and their variants such as " + entries[1].id + ".")
+            raise InputError(
+                f"No entry of the gallery is called '{name}'. There are {', '.join(families)}, "
+                "and their variants such as " + entries[1].id + "."
+            )
     return tuple(entry for entry in entries if not only or any(_named(entry, name) for name in only))
 
 

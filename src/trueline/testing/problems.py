@@ -107,8 +107,9 @@ class Regression:
         """Linear, ReLU, Linear."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return nn.Sequential(nn.Linear(self.num_features, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(),
-                                 nn.Linear(16, 4))
+            return nn.Sequential(
+                nn.Linear(self.num_features, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)
+            )
 
     def dataset(self, num_samples: int, *, seed: int = 0) -> Rows:
         """``x`` [num_samples, 16] and ``y`` [num_samples, 4] float32; inputs are Cauchy-tailed if asked for."""
@@ -138,9 +139,15 @@ class Vision:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return nn.Sequential(
-                nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-                nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, self.num_classes),
+                nn.Conv2d(1, 8, 3, padding=1),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.Conv2d(8, 16, 3, stride=2, padding=1),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(2),
+                nn.Flatten(),
+                nn.Linear(64, self.num_classes),
             )
 
     def dataset(self, num_samples: int, *, seed: int = 0) -> Rows:
@@ -148,8 +155,9 @@ class Vision:
         draw = torch.Generator().manual_seed(seed)
         label_B = torch.randint(self.num_classes, (num_samples,), generator=draw)
         prototypes = torch.randn(self.num_classes, 1, 8, 8, generator=torch.Generator().manual_seed(7))
-        return Rows({"image": prototypes[label_B] + torch.randn(num_samples, 1, 8, 8, generator=draw),
-                     "label": label_B})
+        return Rows(
+            {"image": prototypes[label_B] + torch.randn(num_samples, 1, 8, 8, generator=draw), "label": label_B}
+        )
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Mean cross-entropy over the batch."""

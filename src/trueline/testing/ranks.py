@@ -224,9 +224,7 @@ def _join_group(rank: int, world_size: int, folder: str, timeout_s: float) -> No
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
 
 def _die_with_parent() -> None:

@@ -30,7 +30,12 @@ def nothing(step: int) -> None:
 
 
 def sharded_loader(
-    seat: Seat, dataset: Dataset[Any], *, batch_size: int = BATCH_SIZE, seed: int = 0, shuffle: bool = True,
+    seat: Seat,
+    dataset: Dataset[Any],
+    *,
+    batch_size: int = BATCH_SIZE,
+    seed: int = 0,
+    shuffle: bool = True,
     drop_last: bool = False,
 ) -> DataLoader[Any]:
     """The usual loader: a DistributedSampler over all ranks."""
@@ -80,9 +85,18 @@ def mean_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup | No
 
 
 def fit(
-    seat: Seat, model: nn.Module, optimizer: Optimizer, problem: Problem, batches: Iterator[Any], *,
-    steps: int = STEPS, forward: nn.Module | None = None, loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
-    after_backward: AtStep = nothing, after_step: AtStep = nothing, watch: Watching | None = None,
+    seat: Seat,
+    model: nn.Module,
+    optimizer: Optimizer,
+    problem: Problem,
+    batches: Iterator[Any],
+    *,
+    steps: int = STEPS,
+    forward: nn.Module | None = None,
+    loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
+    after_backward: AtStep = nothing,
+    after_step: AtStep = nothing,
+    watch: Watching | None = None,
 ) -> nn.Module:
     """Train ``model`` under watch, one batch a step; returns it.
 
@@ -106,9 +120,17 @@ def fit(
 
 
 def fit_accumulating(
-    seat: Seat, model: nn.Module, optimizer: Optimizer, problem: Problem, batches: Iterator[Any], *,
-    num_micro: int = 2, steps: int = STEPS, syncs: Callable[[int, int], bool] | None = None,
-    loss_of: Callable[[nn.Module, Any, int], Tensor] | None = None, after_backward: AtStep = nothing,
+    seat: Seat,
+    model: nn.Module,
+    optimizer: Optimizer,
+    problem: Problem,
+    batches: Iterator[Any],
+    *,
+    num_micro: int = 2,
+    steps: int = STEPS,
+    syncs: Callable[[int, int], bool] | None = None,
+    loss_of: Callable[[nn.Module, Any, int], Tensor] | None = None,
+    after_backward: AtStep = nothing,
 ) -> nn.Module:
     """Train a DDP ``model`` with ``num_micro`` batches a step; returns it.
 

@@ -115,8 +115,9 @@ def strided_by_batch(seat: Seat) -> nn.Module:
 def sliced_batch(seat: Seat) -> nn.Module:
     """Every rank loads the whole batch and trains on its slice of it."""
     rows = Regression().dataset(256)
-    loader = DataLoader(rows, batch_size=BATCH_SIZE * seat.world_size, shuffle=True,
-                        generator=torch.Generator().manual_seed(3))
+    loader = DataLoader(
+        rows, batch_size=BATCH_SIZE * seat.world_size, shuffle=True, generator=torch.Generator().manual_seed(3)
+    )
     mine = slice(seat.rank, None, seat.world_size)
     problem = Regression()
     model = wrapped(problem.model())
@@ -186,8 +187,9 @@ ENTRIES = (
     Control("healthy.few-distinct", "dataset of few distinct rows", few_distinct),
     Control("healthy.replacement", "sampling with replacement", with_replacement),
     Control("healthy.own-files", "every rank has rows of its own, no sampler", files_of_its_own),
-    Control("healthy.own-files-sampler", "every rank has rows of its own, a sampler of one replica",
-            own_files_one_replica),
+    Control(
+        "healthy.own-files-sampler", "every rank has rows of its own, a sampler of one replica", own_files_one_replica
+    ),
     Control("healthy.limited", "epochs that end early", limited_epochs),
     Control("healthy.loader-workers", "loader processes", in_workers),
     Control("healthy.strided", "every N-th batch of a common order", strided_by_batch),

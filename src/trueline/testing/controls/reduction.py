@@ -84,8 +84,15 @@ def accumulation(seat: Seat, *, every_micro: bool = False, **settings: Any) -> n
     """Three micro-steps a step, reduced at the last one or at each."""
     problem = CausalLM()
     model = wrapped(problem.model(), **settings)
-    return fit_accumulating(seat, model, adamw(model), problem, batches_of(seat, problem), num_micro=3,
-                            syncs=lambda step, micro: every_micro or micro == 2)
+    return fit_accumulating(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        num_micro=3,
+        syncs=lambda step, micro: every_micro or micro == 2,
+    )
 
 
 def unused_everywhere(seat: Seat) -> nn.Module:
@@ -102,8 +109,14 @@ def by_hand(seat: Seat) -> nn.Module:
     """A hand-written all-reduce that averages."""
     problem = CausalLM()
     model = problem.model()
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: mean_gradients(model.parameters()))
+    return fit(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: mean_gradients(model.parameters()),
+    )
 
 
 def summed_by_hand(seat: Seat) -> nn.Module:
@@ -150,8 +163,14 @@ def fsdp(seat: Seat, *, hybrid: bool = False, **settings: Any) -> nn.Module:
     """FSDP2 over all ranks, or as two replicas of halves."""
     problem = CausalLM()
     model = sharded(problem.model(), hybrid_mesh(seat.world_size) if hybrid else None, **settings)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    return fit(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    )
 
 
 def fsdp_bf16(seat: Seat) -> nn.Module:
@@ -238,14 +257,20 @@ ENTRIES = (
     Control("healthy.ddp-four", "DDP, four ranks", with_ddp, world_size=4),
     Control("healthy.fp16-hook", "fp16_compress_hook", partial(with_hook, hook=default_hooks.fp16_compress_hook)),
     Control("healthy.bf16-hook", "the user's own bf16 compression", bf16_hook),
-    Control("healthy.fp16-hook-later", "fp16_compress_hook registered under watch",
-            partial(with_hook, hook=default_hooks.fp16_compress_hook, watched_first=True)),
+    Control(
+        "healthy.fp16-hook-later",
+        "fp16_compress_hook registered under watch",
+        partial(with_hook, hook=default_hooks.fp16_compress_hook, watched_first=True),
+    ),
     Control("healthy.power-sgd", "PowerSGD", power_sgd),
     Control("healthy.power-sgd-later", "PowerSGD registered under watch", partial(power_sgd, watched_first=True)),
     Control("healthy.own-hook", "the user's own averaging hook", weighted_mean_hook),
     Control("healthy.no-sync", "accumulation under no_sync", accumulation),
-    Control("healthy.no-sync-view", "accumulation under no_sync into bucket views",
-            partial(accumulation, gradient_as_bucket_view=True)),
+    Control(
+        "healthy.no-sync-view",
+        "accumulation under no_sync into bucket views",
+        partial(accumulation, gradient_as_bucket_view=True),
+    ),
     Control("healthy.sync-always", "accumulation reduced at every micro-step", partial(accumulation, every_micro=True)),
     Control("healthy.unused", "parameters unused on all ranks", unused_everywhere),
     Control("healthy.unused-some", "parameters unused on some ranks at some steps", unused_here_and_there),

@@ -71,8 +71,14 @@ def pure_bf16(seat: Seat, *, by_hand: bool = False) -> nn.Module:
     problem = CausalLM()
     model = problem.model().bfloat16()
     if by_hand:
-        return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
-                   after_backward=lambda step: mean_gradients(model.parameters()))
+        return fit(
+            seat,
+            model,
+            adamw(model),
+            problem,
+            batches_of(seat, problem),
+            after_backward=lambda step: mean_gradients(model.parameters()),
+        )
     model = wrapped(model)
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
 
@@ -183,10 +189,16 @@ ENTRIES = (
     Control("healthy.schedule", "warm-up and a scheduled spike of the learning rate", scheduled),
     Control("healthy.frozen", "layers frozen on purpose", frozen),
     Control("healthy.tied", "tied weights", partial(causal_lm, tied=True)),
-    Control("healthy.checkpoint", "activation checkpointing, non-reentrant",
-            partial(causal_lm, checkpointing="non-reentrant", dropout=0.1)),
-    Control("healthy.checkpoint-old", "activation checkpointing, reentrant",
-            partial(causal_lm, checkpointing="reentrant", dropout=0.1)),
+    Control(
+        "healthy.checkpoint",
+        "activation checkpointing, non-reentrant",
+        partial(causal_lm, checkpointing="non-reentrant", dropout=0.1),
+    ),
+    Control(
+        "healthy.checkpoint-old",
+        "activation checkpointing, reentrant",
+        partial(causal_lm, checkpointing="reentrant", dropout=0.1),
+    ),
     Control("healthy.batch-norm", "BatchNorm with broadcast buffers", batch_norm),
     Control("healthy.autocast", "bf16 autocast", autocast),
     Control("healthy.bf16", "pure bf16", pure_bf16),
@@ -194,12 +206,14 @@ ENTRIES = (
     Control("healthy.clip-norm", "clipping by global norm", clipped),
     Control("healthy.clip-value", "clipping by value", partial(clipped, by_value=True)),
     Control("healthy.clip-by-hand", "clipping by global norm, hand-written all-reduce", partial(clipped, by_hand=True)),
-    Control("healthy.clip-value-by-hand", "clipping by value, hand-written all-reduce",
-            partial(clipped, by_hand=True, by_value=True)),
+    Control(
+        "healthy.clip-value-by-hand",
+        "clipping by value, hand-written all-reduce",
+        partial(clipped, by_hand=True, by_value=True),
+    ),
     Control("healthy.clip-before", "each rank clips before a hand-written average", clipped_before),
     Control("healthy.scaler", "gradient scaler", scaled),
-    Control("healthy.scaler-skips", "gradient scaler that skips updates",
-            partial(scaled, init_scale=2.0**24)),
+    Control("healthy.scaler-skips", "gradient scaler that skips updates", partial(scaled, init_scale=2.0**24)),
     Control("healthy.compile", "torch.compile inside DDP", compiled),
     Control("healthy.compile-outside", "torch.compile around DDP", partial(compiled, outside=True)),
     Control("healthy.resumed", "resumed from a checkpoint", resumed),

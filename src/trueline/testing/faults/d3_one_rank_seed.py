@@ -53,10 +53,35 @@ def _again(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 ENTRIES = (
-    Fault("D3", "rank 0 alone has another sampler seed", seed_of_rank_0, ("shard-overlap",), shared_samples,
-          ranks=(0,), within=None, world_size=4),
-    Fault("D3.rank-2", "rank 2 alone has another sampler seed", seed_of_rank_2, ("shard-overlap",), shared_samples,
-          ranks=(2,), within=None, world_size=4),
-    Fault("D3.set-epoch", "rank 0 alone never calls set_epoch", no_set_epoch, ("shard-overlap",),
-          shared_samples_from(8), ranks=(0,), step=8, within=None, world_size=4),
+    Fault(
+        "D3",
+        "rank 0 alone has another sampler seed",
+        seed_of_rank_0,
+        ("shard-overlap",),
+        shared_samples,
+        ranks=(0,),
+        within=None,
+        world_size=4,
+    ),
+    Fault(
+        "D3.rank-2",
+        "rank 2 alone has another sampler seed",
+        seed_of_rank_2,
+        ("shard-overlap",),
+        shared_samples,
+        ranks=(2,),
+        within=None,
+        world_size=4,
+    ),
+    Fault(
+        "D3.set-epoch",
+        "rank 0 alone never calls set_epoch",
+        no_set_epoch,
+        ("shard-overlap",),
+        shared_samples_from(8),
+        ranks=(0,),
+        step=8,
+        within=None,
+        world_size=4,
+    ),
 )

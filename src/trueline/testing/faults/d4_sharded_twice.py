@@ -148,8 +148,10 @@ class _Strided(IterableDataset[Any]):
         self.source, self.part, self.num_parts = source, seat.rank, seat.world_size
 
     def __iter__(self) -> Iterator[Any]:
-        samples = self.source if isinstance(self.source, IterableDataset) else map(
-            self.source.__getitem__, range(len(self.source))
+        samples = (
+            self.source
+            if isinstance(self.source, IterableDataset)
+            else map(self.source.__getitem__, range(len(self.source)))
         )
         for index, sample in enumerate(samples):
             if index % self.num_parts == self.part:
@@ -158,20 +160,53 @@ class _Strided(IterableDataset[Any]):
 
 ENTRIES = (
     Fault("D4", "Subset by rank under a DistributedSampler", subset, ("shard-overlap",), fewer_samples, within=None),
-    Fault("D4.in-order", "Subset by rank, no shuffling", subset_in_order, ("shard-overlap",), fewer_samples,
-          within=None),
-    Fault("D4.own-dataset", "the user's own dataset sharded by rank", selected_rows, ("shard-overlap",), fewer_samples,
-          within=None),
+    Fault(
+        "D4.in-order", "Subset by rank, no shuffling", subset_in_order, ("shard-overlap",), fewer_samples, within=None
+    ),
+    Fault(
+        "D4.own-dataset",
+        "the user's own dataset sharded by rank",
+        selected_rows,
+        ("shard-overlap",),
+        fewer_samples,
+        within=None,
+    ),
     Fault("D4.list", "list of samples sliced by rank", list_of_samples, ("shard-overlap",), fewer_samples, within=None),
     Fault("D4.tensors", "TensorDataset sliced by rank", tensors, ("shard-overlap",), fewer_samples, within=None),
-    Fault("D4.declared", "lazy dataset sharded by rank, size declared", declared_size, ("shard-overlap",),
-          fewer_samples, within=None),
-    Fault("D4.short", "Subset by rank, a run within one epoch", short_run, ("shard-overlap",), samples_differ,
-          within=None),
-    Fault("D4.batches", "batch sampler sharded over a DistributedSampler", batches_sharded_again, ("shard-overlap",),
-          fewer_samples, within=None),
-    Fault("D4.four", "Subset by rank under a DistributedSampler, four ranks", subset, ("shard-overlap",),
-          samples_differ, within=None, world_size=4),
-    Fault("D4.stream", "stream strided by rank twice, size declared", strided_stream, ("shard-overlap",),
-          fewer_samples, within=None),
+    Fault(
+        "D4.declared",
+        "lazy dataset sharded by rank, size declared",
+        declared_size,
+        ("shard-overlap",),
+        fewer_samples,
+        within=None,
+    ),
+    Fault(
+        "D4.short", "Subset by rank, a run within one epoch", short_run, ("shard-overlap",), samples_differ, within=None
+    ),
+    Fault(
+        "D4.batches",
+        "batch sampler sharded over a DistributedSampler",
+        batches_sharded_again,
+        ("shard-overlap",),
+        fewer_samples,
+        within=None,
+    ),
+    Fault(
+        "D4.four",
+        "Subset by rank under a DistributedSampler, four ranks",
+        subset,
+        ("shard-overlap",),
+        samples_differ,
+        within=None,
+        world_size=4,
+    ),
+    Fault(
+        "D4.stream",
+        "stream strided by rank twice, size declared",
+        strided_stream,
+        ("shard-overlap",),
+        fewer_samples,
+        within=None,
+    ),
 )

@@ -54,8 +54,9 @@ def zeros_by_hand(seat: Seat, faulty: bool) -> nn.Module:
     problem = _SumOverCount()
     model = problem.model()
     batches = _masked(batches_of(seat, problem), lambda step: faulty and seat.rank == 2 and step == TRIGGER)
-    return fit(seat, model, adamw(model), problem, batches,
-               after_backward=lambda step: mean_gradients(model.parameters()))
+    return fit(
+        seat, model, adamw(model), problem, batches, after_backward=lambda step: mean_gradients(model.parameters())
+    )
 
 
 def zeros_sharded(seat: Seat, faulty: bool) -> nn.Module:
@@ -81,14 +82,50 @@ def _masked(batches: Iterator[Any], masked: Any) -> Iterator[Any]:
 
 
 ENTRIES = (
-    Fault("D6", "one rank's labels all masked, mean loss", mean_of_nothing, ("worker-nonfinite|worker-silent",),
-          nonfinite, ranks=(1,), step=TRIGGER, may_find=("worker-nonfinite", "worker-silent")),
-    Fault("D6.zeros", "one rank's labels all masked once, clamped count", zeros_once, ("worker-silent",), silent_loss,
-          ranks=(1,), step=TRIGGER),
-    Fault("D6.always", "one rank's labels always masked, clamped count", zeros_for_good, ("worker-silent",),
-          silent_loss, ranks=(1,)),
-    Fault("D6.by-hand", "labels of one rank of four all masked, hand-written all-reduce", zeros_by_hand,
-          ("worker-silent",), silent_loss, ranks=(2,), step=TRIGGER, world_size=4),
-    Fault("D6.fsdp", "one rank's labels all masked once, FSDP2", zeros_sharded, ("worker-silent",), silent_loss,
-          ranks=(1,), step=TRIGGER),
+    Fault(
+        "D6",
+        "one rank's labels all masked, mean loss",
+        mean_of_nothing,
+        ("worker-nonfinite|worker-silent",),
+        nonfinite,
+        ranks=(1,),
+        step=TRIGGER,
+        may_find=("worker-nonfinite", "worker-silent"),
+    ),
+    Fault(
+        "D6.zeros",
+        "one rank's labels all masked once, clamped count",
+        zeros_once,
+        ("worker-silent",),
+        silent_loss,
+        ranks=(1,),
+        step=TRIGGER,
+    ),
+    Fault(
+        "D6.always",
+        "one rank's labels always masked, clamped count",
+        zeros_for_good,
+        ("worker-silent",),
+        silent_loss,
+        ranks=(1,),
+    ),
+    Fault(
+        "D6.by-hand",
+        "labels of one rank of four all masked, hand-written all-reduce",
+        zeros_by_hand,
+        ("worker-silent",),
+        silent_loss,
+        ranks=(2,),
+        step=TRIGGER,
+        world_size=4,
+    ),
+    Fault(
+        "D6.fsdp",
+        "one rank's labels all masked once, FSDP2",
+        zeros_sharded,
+        ("worker-silent",),
+        silent_loss,
+        ranks=(1,),
+        step=TRIGGER,
+    ),
 )

@@ -42,8 +42,9 @@ def by_hand(seat: Seat, faulty: bool) -> nn.Module:
     problem = Regression()
     model = problem.model()
     batches = _spoiled(batches_of(seat, problem), seat.rank == 2, math.nan if faulty else 8.0)
-    return fit(seat, model, sgd(model), problem, batches,
-               after_backward=lambda step: mean_gradients(model.parameters()))
+    return fit(
+        seat, model, sgd(model), problem, batches, after_backward=lambda step: mean_gradients(model.parameters())
+    )
 
 
 def fsdp(seat: Seat, faulty: bool) -> nn.Module:
@@ -129,13 +130,43 @@ BAD = (BAD_RANK,)
 ENTRIES = (
     Fault("N4", "NaN in a sample of one rank", nan_input, FOUND, nonfinite, ranks=BAD, step=TRIGGER),
     Fault("N4.inf", "infinity in a sample of one rank", inf_input, FOUND, nonfinite, ranks=BAD, step=TRIGGER),
-    Fault("N4.by-hand", "NaN in a sample of one rank of four, hand-written all-reduce", by_hand, FOUND, nonfinite,
-          ranks=(2,), step=TRIGGER, world_size=4),
+    Fault(
+        "N4.by-hand",
+        "NaN in a sample of one rank of four, hand-written all-reduce",
+        by_hand,
+        FOUND,
+        nonfinite,
+        ranks=(2,),
+        step=TRIGGER,
+        world_size=4,
+    ),
     Fault("N4.fsdp", "NaN loss on one rank, FSDP2", fsdp, FOUND, nonfinite, ranks=BAD, step=TRIGGER),
-    Fault("N4.gradient", "gradient NaN, loss finite, on one rank", gradient_only, FOUND, nonfinite, ranks=BAD,
-          step=TRIGGER),
-    Fault("N4.buffer", "NaN in a buffer of one rank", buffer, FOUND, nonfinite, ("replica-drift",), ranks=BAD,
-          step=TRIGGER),
-    Fault("N4.loss", "infinite loss with a finite gradient on one rank", loss_only, FOUND, nonfinite, ranks=BAD,
-          step=TRIGGER),
+    Fault(
+        "N4.gradient",
+        "gradient NaN, loss finite, on one rank",
+        gradient_only,
+        FOUND,
+        nonfinite,
+        ranks=BAD,
+        step=TRIGGER,
+    ),
+    Fault(
+        "N4.buffer",
+        "NaN in a buffer of one rank",
+        buffer,
+        FOUND,
+        nonfinite,
+        ("replica-drift",),
+        ranks=BAD,
+        step=TRIGGER,
+    ),
+    Fault(
+        "N4.loss",
+        "infinite loss with a finite gradient on one rank",
+        loss_only,
+        FOUND,
+        nonfinite,
+        ranks=BAD,
+        step=TRIGGER,
+    ),
 )

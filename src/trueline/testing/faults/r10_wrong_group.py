@@ -54,8 +54,14 @@ def by_hand(seat: Seat, faulty: bool) -> nn.Module:
     problem = Regression()
     model = problem.model()
     group = _pair_of(seat) if faulty else None
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: mean_gradients(model.parameters(), group))
+    return fit(
+        seat,
+        model,
+        sgd(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: mean_gradients(model.parameters(), group),
+    )
 
 
 def one_parameter(seat: Seat, faulty: bool) -> nn.Module:
@@ -101,17 +107,67 @@ ALSO = ("replica-drift", "gradient-not-reduced")
 ALL = (0, 1, 2, 3)
 
 ENTRIES = (
-    Fault("R10", "DDP hook reduces over pairs", in_hook, ("reduction-mismatch",), replicas_differ, ALSO, ranks=ALL,
-          world_size=4),
-    Fault("R10.by-hand", "hand-written all-reduce over pairs", by_hand, ("reduction-mismatch",), replicas_differ, ALSO,
-          ranks=ALL, world_size=4),
-    Fault("R10.left-out", "one rank of four left out of the group", one_left_out, ("reduction-mismatch",),
-          replicas_differ, ALSO, ranks=ALL, world_size=4),
-    Fault("R10.one-parameter", "one parameter reduced over pairs", one_parameter, ("reduction-mismatch",),
-          replicas_differ, ALSO, ranks=ALL, site=MISROUTED, world_size=4),
-    Fault("R10.ddp-group", "DDP over pairs, watched over all", ddp_group, ("reduction-mismatch|replica-drift",),
-          replicas_differ, (*ALSO, "reduction-mismatch"), ranks=ALL, within=1, world_size=4),
-    Fault("R10.mesh", "FSDP2 mesh ends at the node, watched over all", mesh_of_node,
-          ("reduction-mismatch|replica-drift",), replicas_differ, (*ALSO, "reduction-mismatch"), ranks=ALL, within=1,
-          world_size=4),
+    Fault(
+        "R10",
+        "DDP hook reduces over pairs",
+        in_hook,
+        ("reduction-mismatch",),
+        replicas_differ,
+        ALSO,
+        ranks=ALL,
+        world_size=4,
+    ),
+    Fault(
+        "R10.by-hand",
+        "hand-written all-reduce over pairs",
+        by_hand,
+        ("reduction-mismatch",),
+        replicas_differ,
+        ALSO,
+        ranks=ALL,
+        world_size=4,
+    ),
+    Fault(
+        "R10.left-out",
+        "one rank of four left out of the group",
+        one_left_out,
+        ("reduction-mismatch",),
+        replicas_differ,
+        ALSO,
+        ranks=ALL,
+        world_size=4,
+    ),
+    Fault(
+        "R10.one-parameter",
+        "one parameter reduced over pairs",
+        one_parameter,
+        ("reduction-mismatch",),
+        replicas_differ,
+        ALSO,
+        ranks=ALL,
+        site=MISROUTED,
+        world_size=4,
+    ),
+    Fault(
+        "R10.ddp-group",
+        "DDP over pairs, watched over all",
+        ddp_group,
+        ("reduction-mismatch|replica-drift",),
+        replicas_differ,
+        (*ALSO, "reduction-mismatch"),
+        ranks=ALL,
+        within=1,
+        world_size=4,
+    ),
+    Fault(
+        "R10.mesh",
+        "FSDP2 mesh ends at the node, watched over all",
+        mesh_of_node,
+        ("reduction-mismatch|replica-drift",),
+        replicas_differ,
+        (*ALSO, "reduction-mismatch"),
+        ranks=ALL,
+        within=1,
+        world_size=4,
+    ),
 )

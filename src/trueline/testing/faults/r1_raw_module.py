@@ -53,8 +53,14 @@ def never_synced(seat: Seat, faulty: bool) -> nn.Module:
     """Every micro-step runs under `no_sync`."""
     problem = CausalLM()
     model = wrapped(problem.model())
-    return fit_accumulating(seat, model, adamw(model), problem, batches_of(seat, problem),
-                            syncs=lambda step, micro: micro == 1 and not faulty)
+    return fit_accumulating(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        syncs=lambda step, micro: micro == 1 and not faulty,
+    )
 
 
 def parameter_left_out(seat: Seat, faulty: bool) -> nn.Module:
@@ -62,8 +68,14 @@ def parameter_left_out(seat: Seat, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = problem.model()
     reduced = [param for name, param in model.named_parameters() if not (faulty and name == "blocks.1.mlp.0.weight")]
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: mean_gradients(reduced))
+    return fit(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: mean_gradients(reduced),
+    )
 
 
 def step_left_out(seat: Seat, faulty: bool) -> nn.Module:
@@ -83,8 +95,9 @@ def never_reduced(seat: Seat, faulty: bool) -> nn.Module:
     problem = Regression()
     model = problem.model()
     reduced = [] if faulty else list(model.parameters())
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: mean_gradients(reduced))
+    return fit(
+        seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=lambda step: mean_gradients(reduced)
+    )
 
 
 BOTH = ("gradient-not-reduced", "replica-drift")
@@ -92,13 +105,36 @@ ALSO = ("reduction-mismatch",)
 
 ENTRIES = (
     Fault("R1", "forward through the raw module", raw_module, BOTH, replicas_differ, ALSO, ranks=(0, 1)),
-    Fault("R1.later", "unwrapped for an evaluation and not wrapped again", unwrapped_later, BOTH, replicas_differ,
-          ALSO, ranks=(0, 1), step=TRIGGER),
+    Fault(
+        "R1.later",
+        "unwrapped for an evaluation and not wrapped again",
+        unwrapped_later,
+        BOTH,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+        step=TRIGGER,
+    ),
     Fault("R1.no-sync", "every micro-step under no_sync", never_synced, BOTH, replicas_differ, ALSO, ranks=(0, 1)),
-    Fault("R1.one-parameter", "one parameter left out of a hand-written all-reduce", parameter_left_out, BOTH,
-          replicas_differ, ALSO, ranks=(0, 1), site="blocks.1.mlp.0.weight"),
-    Fault("R1.one-step", "hand-written all-reduce skipped at one step", step_left_out, BOTH, replicas_differ, ALSO,
-          ranks=(0, 1), step=TRIGGER),
-    Fault("R1.never", "hand-written loop without all-reduce", never_reduced, BOTH, replicas_differ, ALSO,
-          ranks=(0, 1)),
+    Fault(
+        "R1.one-parameter",
+        "one parameter left out of a hand-written all-reduce",
+        parameter_left_out,
+        BOTH,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+        site="blocks.1.mlp.0.weight",
+    ),
+    Fault(
+        "R1.one-step",
+        "hand-written all-reduce skipped at one step",
+        step_left_out,
+        BOTH,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+        step=TRIGGER,
+    ),
+    Fault("R1.never", "hand-written loop without all-reduce", never_reduced, BOTH, replicas_differ, ALSO, ranks=(0, 1)),
 )

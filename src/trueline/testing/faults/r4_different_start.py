@@ -29,8 +29,14 @@ def by_hand(seat: Seat, faulty: bool) -> nn.Module:
     """A seed per rank, and no broadcast before the loop."""
     problem = Regression()
     model = problem.model(seed=seat.rank * faulty)
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: mean_gradients(model.parameters()))
+    return fit(
+        seat,
+        model,
+        sgd(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: mean_gradients(model.parameters()),
+    )
 
 
 def no_broadcast(seat: Seat, faulty: bool) -> nn.Module:
@@ -64,8 +70,14 @@ def frozen_apart(seat: Seat, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = problem.model()
     model.embed.weight = nn.Parameter(problem.model(seed=1 + seat.rank * faulty).embed.weight, requires_grad=False)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: mean_gradients(model.parameters()))
+    return fit(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: mean_gradients(model.parameters()),
+    )
 
 
 def bit_flip(seat: Seat, faulty: bool) -> nn.Module:
@@ -98,16 +110,59 @@ FOUND = ("replica-drift",)
 
 ENTRIES = (
     Fault("R4", "different initial weights, hand-written all-reduce", by_hand, FOUND, replicas_differ, ranks=(0, 1)),
-    Fault("R4.init-sync", "different initial weights, DDP without broadcast", no_broadcast, FOUND, replicas_differ,
-          ranks=(0, 1)),
-    Fault("R4.hybrid", "different initial weights between HSDP replicas", hybrid, FOUND, replicas_differ,
-          ranks=(0, 1, 2, 3), world_size=4),
-    Fault("R4.checkpoint", "one rank resumed from an older checkpoint", older_checkpoint, FOUND, replicas_differ,
-          ranks=(0, 1)),
-    Fault("R4.frozen", "a frozen parameter differs between ranks", frozen_apart, FOUND, replicas_differ, ranks=(0, 1),
-          site="embed.weight"),
-    Fault("R4.bit-flip", "a bit of one weight flips on one rank", bit_flip, FOUND, replicas_differ, ranks=(0, 1),
-          step=TRIGGER, site="blocks.0.qkv.weight"),
-    Fault("R4.last-bit", "the last bit of one weight flips on one rank of four", bit_flip_four, FOUND,
-          replicas_differ, ranks=(2,), step=TRIGGER, site="2.weight", world_size=4),
+    Fault(
+        "R4.init-sync",
+        "different initial weights, DDP without broadcast",
+        no_broadcast,
+        FOUND,
+        replicas_differ,
+        ranks=(0, 1),
+    ),
+    Fault(
+        "R4.hybrid",
+        "different initial weights between HSDP replicas",
+        hybrid,
+        FOUND,
+        replicas_differ,
+        ranks=(0, 1, 2, 3),
+        world_size=4,
+    ),
+    Fault(
+        "R4.checkpoint",
+        "one rank resumed from an older checkpoint",
+        older_checkpoint,
+        FOUND,
+        replicas_differ,
+        ranks=(0, 1),
+    ),
+    Fault(
+        "R4.frozen",
+        "a frozen parameter differs between ranks",
+        frozen_apart,
+        FOUND,
+        replicas_differ,
+        ranks=(0, 1),
+        site="embed.weight",
+    ),
+    Fault(
+        "R4.bit-flip",
+        "a bit of one weight flips on one rank",
+        bit_flip,
+        FOUND,
+        replicas_differ,
+        ranks=(0, 1),
+        step=TRIGGER,
+        site="blocks.0.qkv.weight",
+    ),
+    Fault(
+        "R4.last-bit",
+        "the last bit of one weight flips on one rank of four",
+        bit_flip_four,
+        FOUND,
+        replicas_differ,
+        ranks=(2,),
+        step=TRIGGER,
+        site="2.weight",
+        world_size=4,
+    ),
 )

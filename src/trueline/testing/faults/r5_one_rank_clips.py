@@ -54,8 +54,14 @@ def other_threshold(seat: Seat, faulty: bool) -> nn.Module:
     problem = Regression()
     model = wrapped(problem.model())
     max_norm = MAX_NORM / 2 if faulty and seat.rank == 3 else MAX_NORM
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    return fit(
+        seat,
+        model,
+        sgd(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), max_norm),
+    )
 
 
 def _norm(model: nn.Module) -> float:
@@ -68,8 +74,25 @@ ALSO = ("gradient-not-reduced", "reduction-mismatch")
 
 ENTRIES = (
     Fault("R5", "clipping on one rank only", on_rank_0, FOUND, replicas_differ, ALSO, ranks=(0, 1), within=1),
-    Fault("R5.local-norm", "reduced gradient clipped by the local norm", by_local_norm, FOUND, replicas_differ, ALSO,
-          ranks=(0, 1), within=1),
-    Fault("R5.threshold", "another clipping threshold on one rank of four", other_threshold, FOUND, replicas_differ,
-          ALSO, ranks=(3,), within=1, world_size=4),
+    Fault(
+        "R5.local-norm",
+        "reduced gradient clipped by the local norm",
+        by_local_norm,
+        FOUND,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+        within=1,
+    ),
+    Fault(
+        "R5.threshold",
+        "another clipping threshold on one rank of four",
+        other_threshold,
+        FOUND,
+        replicas_differ,
+        ALSO,
+        ranks=(3,),
+        within=1,
+        world_size=4,
+    ),
 )

@@ -108,10 +108,33 @@ FOUND = ("gradient-not-reduced",)
 ALSO: tuple[Any, ...] = ("replica-drift", "reduction-mismatch")
 
 ENTRIES = (
-    Fault("R7", "branch unused in the last micro-step", reduced_from_hooks, FOUND, replicas_differ, ALSO,
-          ranks=(0, 1), site="branch"),
-    Fault("R7.epoch-end", "step taken while under no_sync", step_at_the_end, FOUND, replicas_differ, ALSO,
-          ranks=(0, 1), step=TRIGGER),
-    Fault("R7.backward-outside", "forward under no_sync, backward outside", backward_outside, FOUND, replicas_differ,
-          ALSO, ranks=(0, 1)),
+    Fault(
+        "R7",
+        "branch unused in the last micro-step",
+        reduced_from_hooks,
+        FOUND,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+        site="branch",
+    ),
+    Fault(
+        "R7.epoch-end",
+        "step taken while under no_sync",
+        step_at_the_end,
+        FOUND,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+        step=TRIGGER,
+    ),
+    Fault(
+        "R7.backward-outside",
+        "forward under no_sync, backward outside",
+        backward_outside,
+        FOUND,
+        replicas_differ,
+        ALSO,
+        ranks=(0, 1),
+    ),
 )

@@ -36,8 +36,14 @@ def by_hand(seat: Seat, faulty: bool) -> nn.Module:
         if not faulty:
             _broadcast_buffers(model)
 
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: (mean_gradients(model.parameters()), share(step)))
+    return fit(
+        seat,
+        model,
+        sgd(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: (mean_gradients(model.parameters()), share(step)),
+    )
 
 
 def _as_the_next_step_would(model: nn.Module, seat: Seat, faulty: bool) -> nn.Module:
@@ -53,8 +59,22 @@ def _broadcast_buffers(model: nn.Module) -> None:
 
 
 ENTRIES = (
-    Fault("R9", "broadcast_buffers=False with BatchNorm", no_broadcast, ("replica-drift",), buffers_differ,
-          within=1, site="running_"),
-    Fault("R9.by-hand", "hand-written loop that forgets the buffers", by_hand, ("replica-drift",), buffers_differ,
-          within=1, site="running_"),
+    Fault(
+        "R9",
+        "broadcast_buffers=False with BatchNorm",
+        no_broadcast,
+        ("replica-drift",),
+        buffers_differ,
+        within=1,
+        site="running_",
+    ),
+    Fault(
+        "R9.by-hand",
+        "hand-written loop that forgets the buffers",
+        by_hand,
+        ("replica-drift",),
+        buffers_differ,
+        within=1,
+        site="running_",
+    ),
 )

@@ -101,8 +101,14 @@ def dtype(seat: Seat, faulty: bool) -> nn.Module:
     model = problem.model()
     if _odd(seat, faulty):
         model.bfloat16()
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem),
-               after_backward=lambda step: _mean_in_fp32(model, seat.world_size))
+    return fit(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        after_backward=lambda step: _mean_in_fp32(model, seat.world_size),
+    )
 
 
 def matmul_precision(seat: Seat, faulty: bool) -> nn.Module:
@@ -146,16 +152,48 @@ ENTRIES = (
     Fault("S3", "learning rate differs on one rank", learning_rate, FOUND, config_differs, ALSO, ranks=BOTH),
     Fault("S3.weight-decay", "weight decay differs on one rank", weight_decay, FOUND, config_differs, ALSO, ranks=BOTH),
     Fault("S3.betas", "betas differ on one rank", betas, FOUND, config_differs, ALSO, ranks=BOTH),
-    Fault("S3.optimizer", "optimizer class differs on one rank", other_optimizer, FOUND, config_differs, ALSO,
-          ranks=BOTH),
-    Fault("S3.schedule", "scheduler one step ahead on one rank", schedule, FOUND, config_differs, ALSO, ranks=BOTH,
-          step=TRIGGER),
-    Fault("S3.group", "learning rate of one parameter group differs on one rank, FSDP2", one_group, FOUND,
-          trains_differently, ALSO, ranks=BOTH, step=TRIGGER),
-    Fault("S3.four", "learning rate differs on one rank of four", one_of_four, FOUND, config_differs, ALSO,
-          ranks=(ODD_RANK,), world_size=4),
+    Fault(
+        "S3.optimizer", "optimizer class differs on one rank", other_optimizer, FOUND, config_differs, ALSO, ranks=BOTH
+    ),
+    Fault(
+        "S3.schedule",
+        "scheduler one step ahead on one rank",
+        schedule,
+        FOUND,
+        config_differs,
+        ALSO,
+        ranks=BOTH,
+        step=TRIGGER,
+    ),
+    Fault(
+        "S3.group",
+        "learning rate of one parameter group differs on one rank, FSDP2",
+        one_group,
+        FOUND,
+        trains_differently,
+        ALSO,
+        ranks=BOTH,
+        step=TRIGGER,
+    ),
+    Fault(
+        "S3.four",
+        "learning rate differs on one rank of four",
+        one_of_four,
+        FOUND,
+        config_differs,
+        ALSO,
+        ranks=(ODD_RANK,),
+        world_size=4,
+    ),
     Fault("S3.autocast", "autocast on one rank only", autocast, FOUND, config_differs, ALSO, ranks=BOTH),
-    Fault("S3.dtype", "bf16 weights on one rank only", dtype, FOUND, config_differs,
-          (*ALSO, "reduction-mismatch", "gradient-not-reduced"), ranks=BOTH),
+    Fault(
+        "S3.dtype",
+        "bf16 weights on one rank only",
+        dtype,
+        FOUND,
+        config_differs,
+        (*ALSO, "reduction-mismatch", "gradient-not-reduced"),
+        ranks=BOTH,
+    ),
     Fault("S3.flags", "matmul precision differs on one rank", matmul_precision, FOUND, always, ALSO, ranks=BOTH),
 )
