@@ -305,6 +305,22 @@ def test_sharded_once_and_shuffled_inside_is_silent(tmp_path):
     assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
 
 
+def test_shards_of_a_single_step_are_silent(tmp_path):
+    """An N-th and the whole of eight rows are both within one step."""
+    declared = envs(
+        8,
+        8,
+        num_replicas=None,
+        sampler="RandomSampler",
+        sampler_rank=None,
+        seed=None,
+        batch_size=8,
+        rows_digest=lambda rank: f"rows{rank}",
+    )
+    run = write_run(tmp_path, sample_rows(shards(64, 8, epochs=6), 8), envs=declared)
+    assert shard_overlap.check(run) == []
+
+
 def test_rows_of_its_own_read_in_part_are_a_warning_without_a_splitting_sampler(tmp_path):
     epochs = shards(256, 2, epochs=4, part=0, shuffle=False)
     declared = envs(

@@ -80,7 +80,8 @@ def short_epoch(samples: Samples, declared: Declared, expected: int) -> Gap | No
 def one_part_read(samples: Samples, declared: Declared) -> Gap | None:
     """The first complete epoch, if every worker consumed one N-th of the rows that it said its data set has.
 
-    That is right where the data set is the same on all workers, and a gap where each has rows of its own.
+    To within a step, and nearer to one N-th than to all of them. That is right where the data set is the same on all
+    workers, and a gap where each has rows of its own.
     """
     lengths, blocks = declared.of_each("dataset_len"), complete_blocks(samples, declared)
     if lengths is None or not blocks:
@@ -88,7 +89,8 @@ def one_part_read(samples: Samples, declared: Declared) -> Gap | None:
     num_workers = len(samples.ranks)
     consumed_N = np.bincount(samples.worker[samples.slots_of(blocks[0])], minlength=num_workers)
     lengths_N = np.array([lengths[rank] for rank in samples.ranks])
-    if np.any(np.abs(consumed_N * num_workers - lengths_N) > largest_step(samples)):
+    off_N = np.abs(consumed_N * num_workers - lengths_N)
+    if np.any(off_N > largest_step(samples)) or np.any(off_N >= np.abs(consumed_N - lengths_N) * num_workers):
         return None
     return Gap(consumed=int(consumed_N.sum()), expected=int(lengths_N.sum()), block=blocks[0])
 

@@ -157,10 +157,13 @@ def named_workers(repeats: Repeats, events: Ints, num_workers: int) -> list[int]
     between = events[repeats.between[events]]
     involved = np.bincount(np.concatenate([repeats.here[between], repeats.there[between]]), minlength=num_workers)
     if num_workers > 2:
-        tails = [binomial_tail(int(count), len(between), 2 / num_workers) for count in involved]
-        named = [worker for worker, tail in enumerate(tails) if tail * num_workers < NAMING_LEVEL]
+        named: list[int] = []
+        for worker in np.argsort(-involved, kind="stable").tolist():
+            if binomial_tail(int(involved[worker]), len(between), 2 / num_workers) * num_workers >= NAMING_LEVEL:
+                break
+            named.append(worker)
         if named:
-            return named
+            return sorted(named)
     return [int(worker) for worker in np.flatnonzero(involved)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,7 @@ class Reductions:
     steps: Ints
     ranks: tuple[int, ...]
     env: RankEnv
+    _read: dict[str, Floats] = field(default_factory=dict[str, Floats], repr=False, compare=False)
 
     def groups(self, column: str) -> Floats:
         """[T, N, G] of a column with one number a group; all NaN where the Run has none."""
@@ -115,6 +116,11 @@ class Reductions:
         return floor.max(axis=(1, 2), initial=0.0)[:, None, None]
 
     def _stack(self, column: str, width: int) -> Floats:
+        if column not in self._read:
+            self._read[column] = self._from_run(column, width)
+        return self._read[column]
+
+    def _from_run(self, column: str, width: int) -> Floats:
         try:
             values, measured = self.run.stack(column, steps=self.steps.tolist())
         except RunError as error:

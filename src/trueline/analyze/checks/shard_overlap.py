@@ -42,17 +42,16 @@ over N); otherwise all that take part.
 Coverage, exactly: fewer samples consumed in a complete epoch than `plan.dataset_size`, by more than `drop_last` can
 drop; or samplers that leave parts of their data set to nobody, because the rows behind them differ between ranks.
 Coverage, probably: each worker reads one N-th of the data set that it declares, and that data set is its own: its
-rows differ, or samples of one epoch come again in the next, in another order, on the worker that had them,
-while fresh ones keep coming (1e-6 a Run, by a test martingale like the above; not where workers draw with
-replacement).
+rows differ, or samples of one epoch come again in the next, in another order, on the worker that had them, while
+fresh ones keep coming (1e-6 a Run, by a test martingale like the above; not where workers draw with replacement).
 
 What it may miss
 ----------------
 Samples that are changed on the fly never repeat, so nothing can be said about them; the check says so. Overlap
 between few workers in few steps: with 8 workers, 4 samples each and 8,000 rows it takes 48 steps by digests alone,
-and about 4 with recorded seeds (`benchmarks/exact_checks/power.py`). Rows that are equal in an order that is not
-shuffled, or shards that were cleared of equal rows one by one, break the exchangeability; where a sampler declares
-file order the finding is a warning without a false-alarm rate. Coverage needs a complete epoch.
+and 5 with recorded seeds (`benchmarks/exact_checks/power.py`). Rows that are equal in an order that is not shuffled,
+or shards that were cleared of equal rows one by one, break the exchangeability; where a sampler declares file order
+the finding is a warning without a false-alarm rate. Coverage needs a complete epoch.
 
 Example
 -------
