@@ -110,7 +110,7 @@ def _chunk_norms(chunks: Sequence[Tensor]) -> Sequence[Tensor]:
     if not chunks:
         return ()
     kind = torch.float64 if chunks[0].dtype == torch.float64 else torch.float32
-    return torch._foreach_norm(list(chunks), 2, dtype=kind)  # pyright: ignore[reportPrivateImportUsage]
+    return torch._foreach_norm(list(chunks), 2, dtype=kind)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 class Sketcher:
@@ -174,7 +174,7 @@ class Sketcher:
                 targets.append(rest[slot : slot + tail.numel()].view(tail.shape))
                 tails.append(tail)
         if targets:
-            torch._foreach_copy_(targets, tails)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(targets, tails)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         sketches: dict[int, Tensor] = {}
         for group, parts in rows_of.items():
             start, stop = self._spans[group]
