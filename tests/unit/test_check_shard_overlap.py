@@ -305,6 +305,26 @@ def test_sharded_once_and_shuffled_inside_is_silent(tmp_path):
     assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
 
 
+def test_batches_that_are_split_again_leave_half_of_every_epoch(tmp_path):
+    """Rows wander between workers, for the sampler under the batches is right; nobody declares a size."""
+    rng = np.random.default_rng(0)
+    epochs = []
+    for _ in range(4):
+        dealt = sharded(rng.permutation(256), 2)
+        epochs.append([order.reshape(-1, 4)[rank::2].ravel() for rank, order in enumerate(dealt)])
+    run = write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 256, batch_size=None))
+    (finding,) = shard_overlap.check(run)
+
+    assert (finding.severity, finding.measured, finding.false_alarm_rate) == ("warning", 0.5, None)
+    assert finding.claim == "The epoch of steps 16-31 consumed 128 of the 256 samples that the samplers deal out."
+
+
+def test_epochs_that_are_cut_short_are_silent(tmp_path):
+    rng = np.random.default_rng(0)
+    epochs = [[order[:80] for order in sharded(rng.permutation(256), 2)] for _ in range(4)]
+    assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 256))) == []
+
+
 def test_shards_of_a_single_step_are_silent(tmp_path):
     """An N-th and the whole of eight rows are both within one step."""
     declared = envs(

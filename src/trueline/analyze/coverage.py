@@ -80,19 +80,18 @@ def short_epoch(samples: Samples, declared: Declared, expected: int) -> Gap | No
 def one_part_read(samples: Samples, declared: Declared) -> Gap | None:
     """The first complete epoch, if every worker consumed one N-th of the rows that it said its data set has.
 
-    To within a step, and nearer to one N-th than to all of them. That is right where the data set is the same on all
-    workers, and a gap where each has rows of its own.
+    That is right where the data set is the same on all workers, and a gap where each has rows of its own.
     """
-    lengths, blocks = declared.of_each("dataset_len"), complete_blocks(samples, declared)
-    if lengths is None or not blocks:
+    return _one_part_of(samples, declared, declared.of_each("dataset_len"))
+
+
+def part_of_share_read(samples: Samples, declared: Declared) -> Gap | None:
+    """The first complete epoch, if every worker consumed one N-th of the part that its sampler deals to it."""
+    lengths, parts = declared.of_each("dataset_len"), declared.num_replicas
+    if lengths is None or parts is None or parts < 2:
         return None
-    num_workers = len(samples.ranks)
-    consumed_N = np.bincount(samples.worker[samples.slots_of(blocks[0])], minlength=num_workers)
-    lengths_N = np.array([lengths[rank] for rank in samples.ranks])
-    off_N = np.abs(consumed_N * num_workers - lengths_N)
-    if np.any(off_N > largest_step(samples)) or np.any(off_N >= np.abs(consumed_N - lengths_N) * num_workers):
-        return None
-    return Gap(consumed=int(consumed_N.sum()), expected=int(lengths_N.sum()), block=blocks[0])
+    shares = {rank: length // parts for rank, length in lengths.items()}
+    return _one_part_of(samples, declared, shares)
 
 
 def returns_of(samples: Samples) -> Returns:
@@ -167,6 +166,26 @@ def rows_are_distinct(samples: Samples, dataset_len: int) -> bool:
 def _size(samples: Samples, block: int) -> int:
     where = samples.slots_of(block)
     return where.stop - where.start
+
+
+def _one_part_of(samples: Samples, declared: Declared, whole: dict[int, int] | None) -> Gap | None:
+    """The first complete epoch, if in all of them every worker consumed one N-th of its ``whole``.
+
+    To within a step, and nearer to one N-th than to the whole.
+    """
+    blocks = complete_blocks(samples, declared)
+    if whole is None or not blocks:
+        return None
+    num_workers = len(samples.ranks)
+    whole_N = np.array([whole[rank] for rank in samples.ranks])
+    gaps: list[Gap] = []
+    for block in blocks:
+        consumed_N = np.bincount(samples.worker[samples.slots_of(block)], minlength=num_workers)
+        off_N = np.abs(consumed_N * num_workers - whole_N)
+        if np.any(off_N > largest_step(samples)) or np.any(off_N >= np.abs(consumed_N - whole_N) * num_workers):
+            return None
+        gaps.append(Gap(consumed=int(consumed_N.sum()), expected=int(whole_N.sum()), block=block))
+    return gaps[0]
 
 
 def _is_as_long_as_declared(samples: Samples, declared: Declared) -> bool:

@@ -41,9 +41,10 @@ over N); otherwise all that take part.
 
 Coverage, exactly: fewer samples consumed in a complete epoch than `plan.dataset_size`, by more than `drop_last` can
 drop; or samplers that leave parts of their data set to nobody, because the rows behind them differ between ranks.
-Coverage, probably: each worker reads one N-th of the data set that it declares, and that data set is its own: its
-rows differ, or samples of one epoch come again in the next, in another order, on the worker that had them, while
-fresh ones keep coming (1e-6 a Run, by a test martingale like the above; not where workers draw with replacement).
+Coverage, probably: each worker reads one N-th of the part that its sampler deals to it, in every complete epoch; or
+one N-th of the data set that it declares, and that data set is its own: its rows differ, or samples of one epoch come
+again in the next, in another order, on the worker that had them, while fresh ones keep coming (1e-6 a Run, by a test
+martingale like the above; not where workers draw with replacement).
 
 What it may miss
 ----------------
@@ -76,6 +77,7 @@ from trueline.analyze.coverage import (
     log_e_of_staying,
     nothing_returns,
     one_part_read,
+    part_of_share_read,
     returns_of,
     rows_are_distinct,
     short_epoch,
@@ -281,6 +283,9 @@ def _gap(evidence: _Evidence, dataset_size: int | None, *, all_present: bool) ->
     samples, declared = evidence.samples, evidence.declared
     if dataset_size is not None and (gap := short_epoch(samples, declared, dataset_size)) is not None:
         return _missing(samples, gap, claim=_gap_claim(samples, gap, "the plan declares"), severity="error")
+    if (gap := part_of_share_read(samples, declared)) is not None:
+        claim = _gap_claim(samples, gap, "the samplers deal out")
+        return _missing(samples, gap, claim=claim, severity="warning", false_alarm_rate=None)
     returns = returns_of(samples)
     if returns.between_workers(len(samples.ranks)):
         return None
