@@ -186,4 +186,6 @@ DIED = "rank 2: the process ended with exit code -9"
 def test_the_cause_is_told_from_the_connections_that_it_broke(tmp_path, failures, words):
     job = SimpleNamespace(setting=BY_NAME["s1-1"], steps=50, progress=tmp_path / "progress")
     error = RankError("3 of 4 ranks failed; all were stopped.\n" + failures)
-    assert words in failure_sentence(error, job)
+    sentence = failure_sentence(error, job)
+    assert words in sentence
+    assert ("try fewer --workers" in sentence) == ("signal 9" in words)

@@ -53,7 +53,8 @@ def command(
         with progress_bars(console) as progress:
             outcome = run(options, progress, judge=_read_and_report)
     except KeyboardInterrupt:
-        console.print(f"Interrupted; all workers were stopped. What was recorded so far is in {out}.", markup=False)
+        where = f"What was recorded so far is in {out}."
+        console.print(f"Interrupted; all workers were stopped. {where}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if json:
         print_document(outcome.document)

@@ -30,6 +30,7 @@ PATIENCE_S = 86400.0
 """How long a setting may take before its workers count as hung; a big model on a small machine is no fault."""
 
 _FAILURE = re.compile(r"^rank (\d+): (.*?)\n(?=rank \d+: |\Z)", re.MULTILINE | re.DOTALL)
+_ENDED = "the process ended"
 _OUTPUT_FOLLOWS = "its output ended with:"
 _BROKEN_CONNECTION = re.compile("connection|peer|socket", re.IGNORECASE)
 
@@ -66,12 +67,11 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the workers train on: the samples, the token that pads them, the model. ``source`` is said to the user."""
+    """What the workers train on: the samples, the token that pads them, the model."""
 
     samples: list[Sample]
     pad_id: int
     model: ModelSpec
-    source: str
 
 
 Progress = Callable[[str, int, int, str], None]
@@ -111,7 +111,7 @@ def prepare(options: Options, progress: Progress) -> Material:
     samples = [encode_triple(triple, tokenizer, max_length=options.max_length) for triple in triples]
     mean_tokens = sum(len(sample.input_ids) for sample in samples) / len(samples)
     progress("Reading", 3, 3, f"{len(samples)} triples of {source}, {mean_tokens:.0f} tokens each on average")
-    return Material(samples=samples, pad_id=tokenizer.pad_id, model=spec, source=source)
+    return Material(samples=samples, pad_id=tokenizer.pad_id, model=spec)
 
 
 def train_settings(options: Options, material: Material, progress: Progress) -> list[Trained]:
@@ -144,14 +144,15 @@ def failure_sentence(error: RankError, job: Job) -> str:
     reasons = [(int(rank), _reason(text)) for rank, text in _FAILURE.findall(f"{error}\n")]
     if not reasons:
         return f"The workers of setting {job.setting.name} failed: {str(error).splitlines()[0]}"
-    own = [each for each in reasons if "the process ended" in each[1]] or [
+    own = [each for each in reasons if _ENDED in each[1]] or [
         each for each in reasons if not _BROKEN_CONNECTION.search(each[1])
     ]
     rank, reason = (own or reasons)[0]
     done = _steps_done(job)
+    advice = "; if memory ran short, try fewer --workers or a smaller --batch-size" if _ENDED in reason else ""
     return (
         f"The worker of rank {rank} failed in setting {job.setting.name} after {done} of {job.steps} steps ({reason}), "
-        "so all workers were stopped; where memory is short, try fewer --workers or a smaller --batch-size."
+        f"so all workers were stopped{advice}."
     )
 
 

@@ -43,17 +43,20 @@ def build_model(spec: ModelSpec) -> torch.nn.Module:
 
     if spec.name is not None:
         import torch
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # its lock would be reported as leaked by workers, which leave without clean-up
         return AutoModelForCausalLM.from_pretrained(spec.name, dtype=torch.float32).train()
     config = LlamaConfig(
         vocab_size=spec.vocab_size,
         hidden_size=128,
         intermediate_size=344,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=spec.max_length,
         attention_dropout=DROPOUT,
+        attn_implementation="eager",  # on CPU torch's own attention falls back to slower maths where there is dropout
         use_cache=False,
     )
     return LlamaForCausalLM(config).train()
@@ -70,7 +73,9 @@ def load_pretrained(name: str, *, max_length: int) -> tuple[ModelSpec, Tokenizer
     try:
         import huggingface_hub.utils
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         # Offline it retries five times a file, and says so each time.
         huggingface_hub.utils.logging.set_verbosity_error()
         tokenizer = AutoTokenizer.from_pretrained(name)

@@ -36,7 +36,12 @@ def run(options: Options, progress: Progress, *, judge: Judge) -> Outcome:
     require_extra()
     warm_up()
     material = prepare(options, progress)
-    about = {"workers": options.workers, "steps": options.steps, "data": material.source, "model": options.model}
+    about = {
+        "workers": options.workers,
+        "steps": options.steps,
+        "data": None if options.data is None else str(options.data),
+        "model": options.model,
+    }
     claim(options.out, about, overwrite=options.overwrite)
     trained = train_settings(options, material, progress)
     page = options.out / REPORT

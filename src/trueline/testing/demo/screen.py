@@ -10,13 +10,15 @@ from rich import progress as bar
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trueline.testing.demo.fine_tune import Progress
+from trueline.testing.demo.settings import SETTINGS
 from trueline.testing.demo.summary import ABOUT_CURVES, SPREADS, Judged, advice, rank_text
 
 COLOURS = {"out": "red", "suspect": "yellow", "clear": "green", "unknown": "cyan"}
+STAGE_WIDTH = max(len(setting.name) for setting in SETTINGS)
 COLUMN_TITLES = {
     "loss_std": "loss std",
     "loss_range": "loss range",
@@ -29,13 +31,13 @@ COLUMN_TITLES = {
 def progress_bars(console: Console) -> Iterator[Progress]:
     """A bar a stage on ``console`` for as long as the block runs; yields what to call with the news."""
     columns = (
-        bar.TextColumn("{task.description}"),
+        bar.TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=STAGE_WIDTH)),
         bar.BarColumn(bar_width=20),
         bar.MofNCompleteColumn(),
         bar.TimeElapsedColumn(),
-        bar.TextColumn("{task.fields[note]}"),
+        bar.TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
     )
-    with bar.Progress(*columns, console=console) as bars:
+    with bar.Progress(*columns, console=console, expand=True) as bars:
         tasks: dict[str, bar.TaskID] = {}
 
         def show(stage: str, done: int, total: int, note: str) -> None:

@@ -95,7 +95,7 @@ class Judged:
 
 
 def document(settings: Iterable[Judged], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The one JSON document of a demo: ``about`` (how it was run), and one object a setting."""
+    """The one JSON document of a demo: ``about`` (how it was run; null data: standard library), and the settings."""
     return {
         "schema": 1,
         **about,
