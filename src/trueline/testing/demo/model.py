@@ -42,11 +42,10 @@ def build_model(spec: ModelSpec) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     if spec.name is not None:
-        import torch
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # its lock would be reported as leaked by workers, which leave without clean-up
-        return AutoModelForCausalLM.from_pretrained(spec.name, dtype=torch.float32).train()
+        return AutoModelForCausalLM.from_pretrained(spec.name).float().train()
     config = LlamaConfig(
         vocab_size=spec.vocab_size,
         hidden_size=128,
