@@ -31,6 +31,9 @@ def watch(
 ) -> Watch:
     """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
 
+    Where groups of ranks average apart from each other, the group of rank 0 writes to ``out`` and every other one to
+    ``out`` with ``.ranks-<its first rank>`` behind.
+
     ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one
     process; call it on every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a
     ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
@@ -40,8 +43,9 @@ def watch(
     from trueline.schema.plan import Plan
     from trueline.store.writer import RunWriter
 
-    def make_sink(*, rank: int, first: bool) -> RunWriter:
-        return RunWriter(os.fspath(out), rank=rank, overwrite=overwrite and first)
+    def make_sink(*, rank: int, lead: int) -> RunWriter:
+        path = os.fspath(out) if lead == 0 else f"{os.fspath(out)}.ranks-{lead}"
+        return RunWriter(path, rank=rank, overwrite=overwrite and rank == lead, creates=rank == lead)
 
     return Handle(
         model,

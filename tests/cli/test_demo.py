@@ -125,7 +125,8 @@ def start_and_wait_for_training(folder, data):
     parent = psutil.Process(running.pid)
     while running.poll() is None:
         journals = list((folder / "out").glob("s1-1/journal/*"))
-        if len(journals) == 2 and all(journal.stat().st_size > 10_000 for journal in journals):
+        sealed = len(list((folder / "out").glob("s1-1/workers/*")))
+        if len(journals) == 2 and (sealed > 1 or all(journal.stat().st_size > 10_000 for journal in journals)):
             break
         time.sleep(0.1)
     processes = parent.children(recursive=True)

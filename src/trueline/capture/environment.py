@@ -57,6 +57,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: in
         param_shapes=[list(local(param).shape) for param in layout.params],
         param_dtypes=[str(param.dtype) for param in layout.params],
         requires_grad=[param.requires_grad for param in layout.params],
+        frozen=[name for name, _ in layout.frozen],
         buffers=[name for name, _ in named_buffers(model)],
         groups=list(layout.groups),
         sketch_length=layout.k,

@@ -20,8 +20,8 @@ _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 class Layout:
     """Names, groups and sketcher of the P watched parameters of one model, the same on every rank.
 
-    ``numels`` are of whole (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless
-    FSDP).
+    ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``numels`` are of whole
+    (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless FSDP).
     """
 
     names: tuple[str, ...]
@@ -33,6 +33,7 @@ class Layout:
     shards: int
     sketcher: Sketcher
     index_of: dict[int, int]
+    frozen: tuple[tuple[str, nn.Parameter], ...] = ()
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model still has exactly these parameters (people replace them after wrapping)."""
@@ -104,6 +105,7 @@ def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int,
             device=local(params[0]).device,
         ),
         index_of={id(param): index for index, param in enumerate(params)},
+        frozen=tuple((clean_name(n), p) for n, p in unwrap(model).named_parameters() if not p.requires_grad),
     )
 
 

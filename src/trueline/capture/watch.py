@@ -32,9 +32,9 @@ from trueline.schema.run_manifest import Manifest
 
 
 class SinkMaker(Protocol):
-    """Makes this rank's Sink; ``first`` is True on the one rank that creates the Run."""
+    """Makes this rank's Sink in the Run that the team led by rank ``lead`` shares; ``lead`` itself creates it."""
 
-    def __call__(self, *, rank: int, first: bool) -> Sink:
+    def __call__(self, *, rank: int, lead: int) -> Sink:
         """The Sink of ``rank``."""
         ...
 
@@ -220,7 +220,7 @@ def _open_together(team: Team, make_sink: SinkMaker) -> Sink:
     sink: Sink | None = None
     if team.index == 0:
         try:
-            sink = make_sink(rank=team.rank, first=True)
+            sink = make_sink(rank=team.rank, lead=team.ranks[0])
         except (TruelineError, OSError) as error:
             failure = str(error)
     if team.group is not None:
@@ -229,7 +229,7 @@ def _open_together(team: Team, make_sink: SinkMaker) -> Sink:
         failure = told[0]
     if failure is not None:
         raise InputError(failure)
-    return sink if sink is not None else make_sink(rank=team.rank, first=False)
+    return sink if sink is not None else make_sink(rank=team.rank, lead=team.ranks[0])
 
 
 def _manifest(adapter: Adapter, team: Team, *, plan: Plan, version: str) -> Manifest:

@@ -50,6 +50,7 @@ class RankEnv(BaseModel):
     param_shapes: list[list[int]] = Field(default_factory=list[list[int]])
     param_dtypes: list[str] = Field(default_factory=list)
     requires_grad: list[bool] = Field(default_factory=list[bool])
+    frozen: list[str] = Field(default_factory=list, description="parameters without gradient; digested after params")
     buffers: list[str] = Field(default_factory=list)
     groups: list[GroupSpec] = Field(default_factory=list[GroupSpec])
     sketch_length: int = 0

@@ -101,7 +101,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "[G] |sketch(used) - c * own sketch(local)| over its norm, c fitted: 0 where the local one was used.",
     ),
     Column("exact_cosines", "list<float64>", "cosine", "[N] exact cosine to each worker, on exact steps."),
-    Column("param_digests", "list<uint64>", "", "[P] digest of each parameter before the update of this step."),
+    Column(
+        "param_digests",
+        "list<uint64>",
+        "",
+        "[P + F] digest of each parameter, then each frozen one, before the update.",
+    ),
     Column(
         "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
     ),

@@ -1,9 +1,9 @@
 """RunWriter: one rank's share of a Run, crash-safe at every moment.
 
-A row is in the journal when ``write`` returns. Every 100 steps or 30 s the journal is sealed: its rows, merged, become
-a Parquet part under a temporary name, which is fsynced and renamed, and then an empty journal replaces the full one in
-the same way. The journal's header carries the number of the part it will become, so a reader that finds both knows
-that they hold the same rows.
+A row is in the journal when ``write`` returns. Every 100 steps or 30 s the journal is sealed: its rows, merged,
+become a Parquet part under a temporary name, which is fsynced and renamed, and then an empty journal replaces the
+full one in the same way. The journal's header carries the number of the part it will become, so a reader that finds
+both knows that they hold the same rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SEAL_S = 30.0
 class RunWriter:
     """A Sink that writes the rows, environment and Findings of ``rank`` into the Run at ``path``.
 
-    Rank 0 creates the directory (before any other rank constructs its writer) and writes a provisional manifest at
-    once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an earlier Run, but never
+    Rank 0 (or the one that ``creates``) makes the directory, before any other rank constructs its writer, and writes a
+    provisional manifest at once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an earlier Run, but never
     files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only or gone; what was
     written stays readable then, and the writer may go on once there is room. One thread at a time may use it.
     """
@@ -52,6 +52,7 @@ class RunWriter:
         *,
         rank: int,
         overwrite: bool = False,
+        creates: bool | None = None,
         seal_steps: int = SEAL_STEPS,
         seal_s: float = SEAL_S,
     ) -> None:
@@ -68,13 +69,14 @@ class RunWriter:
         self._busy = False
         self._close_asked = False
         self._closed = False
-        if rank == 0:
+        creates = rank == 0 if creates is None else creates
+        if creates:
             _claim(self.path, overwrite=overwrite)
         else:
             _claim_share(self.path, rank, overwrite=overwrite)
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
-        if rank == 0:
+        if creates:
             self._write_manifest(Manifest())
         self._forget_rows()
         self._restart_journal()

@@ -145,7 +145,7 @@ def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[
     digests_NP = np.stack(list(held.values()))
     different = np.flatnonzero(np.any(digests_NP != digests_NP[0], axis=0))
     env = run.env[next(iter(held))]
-    names = env.params if kind == "parameter" else env.buffers
+    names = [*env.params, *env.frozen] if kind == "parameter" else env.buffers
     odd = odd_ranks({rank: int(digests[different[0]]) for rank, digests in held.items()})
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 

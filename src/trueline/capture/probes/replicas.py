@@ -10,8 +10,9 @@ from trueline.tensor.digest import digest_tensor
 
 
 def param_digests(layout: Layout) -> Tensor:
-    """int64 [P] digest of each watched parameter's own memory (its shard under FSDP), on its device."""
-    return torch.stack([digest_tensor(local(param.detach())) for param in layout.params])
+    """int64 [P + F] digest of each watched, then each frozen parameter's own memory (its shard under FSDP)."""
+    params = [*layout.params, *(param for _, param in layout.frozen)]
+    return torch.stack([digest_tensor(local(param.detach())) for param in params])
 
 
 def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:
