@@ -41,9 +41,10 @@ class RunWriter:
     """A Sink that writes the rows, environment and Findings of ``rank`` into the Run at ``path``.
 
     Rank 0 (or the one that ``creates``) makes the directory, before any other rank constructs its writer, and writes a
-    provisional manifest at once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an earlier Run, but never
-    files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only or gone; what was
-    written stays readable then, and the writer may go on once there is room. One thread at a time may use it.
+    provisional manifest at once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an
+    earlier Run, but never files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only or
+    gone; what was written stays readable then, and the writer may go on once there is room. One thread at a time may
+    use it.
     """
 
     def __init__(
