@@ -42,8 +42,8 @@ class RunWriter:
 
     Rank 0 (or the one that ``creates``) makes the directory, before any other rank constructs its writer, and writes a
     provisional manifest at once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an
-    earlier Run, but never files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only or
-    gone; what was written stays readable then, and the writer may go on once there is room. One thread at a time may
+    earlier Run, but never files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only,
+    or gone; what was written stays readable then, and the writer may go on once there is room. One thread at a time may
     use it.
     """
 
