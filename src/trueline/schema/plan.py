@@ -33,7 +33,6 @@ class Plan(BaseModel):
     exact: bool = Field(default=False, description="exact cosines by gathering gradients: costs a copy of them")
     budget: float = Field(default=0.01, gt=0, le=1, description="fraction of step time")
     names: tuple[str, ...] = Field(default=("*",), description="globs over parameter names that are watched")
-    on_finding: Literal["log", "raise"] = Field(default="log", description="whether a live finding stops training")
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
     max_groups: int = Field(default=16, ge=1, le=256, description="parameter groups that get a norm and sketch each")
