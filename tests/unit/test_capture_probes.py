@@ -114,6 +114,7 @@ def test_rows_are_told_apart_without_indexing_the_dataset():
     assert "" not in everything
     assert rows_digest(Custom([dict.fromkeys("ab", 1)] * 3)) == rows_digest(Custom([dict.fromkeys("ab", 1)] * 3))
     assert rows_digest(Custom([object()] * 3)) == ""
+    assert rows_digest(Custom([None] * 3)) == "", "a cache that is filled rank by rank is no content"
     assert rows_digest(TensorDataset(IDS)) != rows_digest(TensorDataset(IDS + 1))
 
 

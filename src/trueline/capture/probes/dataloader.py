@@ -1,7 +1,8 @@
 """What the training DataLoader shows: the epoch, the sampler's settings, and a digest of rows held in memory.
 
 The dataset is never indexed (its ``__getitem__`` may draw random numbers or open files); only containers that it
-holds are looked at: lists, tuples, arrays, tensors, and ``Subset`` indices.
+holds are looked at: lists, tuples, arrays, tensors, and ``Subset`` indices. One that holds None may be a cache that each rank fills
+as it goes, so it tells nothing.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _content(value: Any) -> bytes | None:
         return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return None if value.dtype == object else np.ascontiguousarray(value).tobytes()
-    if isinstance(value, (str, int, float, bool, bytes, np.generic, type(None))):
+    if isinstance(value, (str, int, float, bool, bytes, np.generic)):
         return repr(value).encode()
     if isinstance(value, Mapping):
         value = [item for pair in value.items() for item in pair]
