@@ -1,8 +1,8 @@
 """What the training DataLoader shows: the epoch, the sampler's settings, and a digest of rows held in memory.
 
 The dataset is never indexed (its ``__getitem__`` may draw random numbers or open files); only containers that it
-holds are looked at: lists, tuples, arrays, tensors, and ``Subset`` indices. One that holds None may be a cache that each rank fills
-as it goes, so it tells nothing.
+holds are looked at: lists, tuples, arrays, tensors, and ``Subset`` indices. One that holds None may be a cache that
+each rank fills as it goes, so it tells nothing.
 """
 
 from __future__ import annotations
