@@ -45,11 +45,6 @@ class Team:
         """This worker's position among the N."""
         return self.ranks.index(self.rank)
 
-    def barrier(self) -> None:
-        """Wait for all N workers; used only while watching is being set up."""
-        if self.group is not None:
-            dist.barrier(group=self.group)
-
 
 def make_team(process_group: dist.ProcessGroup | None) -> Team:
     """The Team of ``process_group`` (None: the default group; a single worker where none is initialised).

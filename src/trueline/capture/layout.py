@@ -157,11 +157,6 @@ def _group(
     return specs, group_of
 
 
-def total_numel(layout: Layout) -> int:
-    """Elements of all watched parameters, unsharded."""
-    return sum(layout.numels)
-
-
 def device_of(layout: Layout) -> torch.device:
     """Where the parameters live on this rank."""
     return local(layout.params[0]).device
