@@ -45,25 +45,16 @@ def resumed_scaler(seat: Seat, faulty: bool) -> nn.Module:
 
 def skipped_update(seat: Seat, faulty: bool) -> nn.Module:
     """Rank 1 alone finds its loss too high once, and leaves the update out."""
-    problem = Regression()
-    model = wrapped(problem.model())
-    optimizer = sgd(model)
-    watch = seat.watch(model, optimizer)
-    for step, batch in enumerate(islice(batches_of(seat, problem), STEPS)):
-        with watch.step(batch):
-            loss = problem.loss(model, batch)
-            watch.loss(loss.detach(), problem.tokens(batch))
-            loss.backward()
-            if not (faulty and seat.rank == 1 and step == TRIGGER):
-                optimizer.step()
-            optimizer.zero_grad()
-        seat.note([batch], loss.item())
-    watch.close()
-    return model
+    return _with_updates(seat, 0 if faulty else 1)
 
 
 def extra_update(seat: Seat, faulty: bool) -> nn.Module:
     """Rank 1 of four steps its optimizer twice, once."""
+    return _with_updates(seat, 2 if faulty else 1)
+
+
+def _with_updates(seat: Seat, updates: int) -> nn.Module:
+    """Train by hand; rank 1 makes so many ``updates`` of the trigger step, every other step and rank makes one."""
     problem = Regression()
     model = wrapped(problem.model())
     optimizer = sgd(model)
@@ -73,8 +64,7 @@ def extra_update(seat: Seat, faulty: bool) -> nn.Module:
             loss = problem.loss(model, batch)
             watch.loss(loss.detach(), problem.tokens(batch))
             loss.backward()
-            optimizer.step()
-            if faulty and seat.rank == 1 and step == TRIGGER:
+            for _ in range(updates if seat.rank == 1 and step == TRIGGER else 1):
                 optimizer.step()
             optimizer.zero_grad()
         seat.note([batch], loss.item())
