@@ -145,7 +145,9 @@ def _kind(schema: dict[str, Any]) -> str:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if schema["type"] == "array":
         items = schema.get("prefixItems")
-        return " and ".join(_type(item) for item in items) if items else "list of text"
+        if items:
+            return " and ".join(_type(item) for item in items)
+        return "list of " + re.sub("^(list|whole number|number)", r"\1s", _kind(schema["items"]))
     bounds = [
         f"{sign} {schema[key]:g}"
         for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trueline.schema.errors import PlanError, SiteError
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.plan import Plan
+from trueline.schema.run_manifest import Manifest
 from trueline.schema.site import Site
 from trueline.schema.workers import COLUMN_BY_NAME, WORKER_COLUMNS
 
@@ -77,12 +78,28 @@ def test_plans_load_from_presets_files_and_dicts(tmp_path):
         ({"every": 0}, "Key 'every' in the plan has the value 0"),
         ({"budget": float("nan")}, "Key 'budget'"),
         ({"preset": "everything"}, "Key 'preset'"),
+        ({"false_alarms": 0}, "Key 'false_alarms' in the plan has the value 0"),
+        ({"false_alarms": float("inf")}, "Key 'false_alarms'"),
+        ({"worker_groups": [[0, 1], [1, 2]]}, "[[0, 1], [1, 2]]: rank 1 stands twice"),
+        ({"worker_groups": [[0, 0]]}, "rank 0 stands twice"),
+        ({"worker_groups": [[0, 1], [2]]}, "group [2] has 1 of the at least 2 ranks"),
+        ({"worker_groups": [[0, -1]]}, "rank -1 in group [0, -1] is negative"),
+        ({"worker_groups": [0, 1]}, "Key 'worker_groups.0' in the plan has the value 0"),
     ],
 )
 def test_a_wrong_plan_says_what_is_wrong_and_what_is_valid(content, says):
     with pytest.raises(PlanError) as caught:
         Plan.load(content)
     assert says in str(caught.value)
+
+
+def test_workers_that_are_alike_are_declared_in_any_form_of_plan(tmp_path):
+    (tmp_path / "plan.toml").write_text("worker_groups = [[0, 2], [1, 3]]\nfalse_alarms = 0.1\n", encoding="utf-8")
+    plan = Plan.load(tmp_path / "plan.toml")
+    assert plan == Plan.load({"worker_groups": [(0, 2), (1, 3)], "false_alarms": 0.1})
+    assert plan.worker_groups == ((0, 2), (1, 3))
+    manifest = Manifest(plan=plan.model_dump(mode="json"))
+    assert Plan.load(manifest.plan) == plan, "a plan survives the manifest"
 
 
 def test_an_unreadable_plan_file_is_named(tmp_path):

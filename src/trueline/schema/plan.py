@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trueline.schema.errors import PlanError
 
@@ -36,6 +36,33 @@ class Plan(BaseModel):
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
     max_groups: int = Field(default=16, ge=1, le=256, description="parameter groups that get a norm and sketch each")
+    false_alarms: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="expected false alarms per 10,000 healthy steps, over all statistical checks together",
+    )
+    worker_groups: tuple[tuple[int, ...], ...] = Field(
+        default=(),
+        description="groups of global ranks that are meant to be alike and are compared among themselves only; "
+        "a rank in none is compared with no one. Empty: all are alike",
+    )
+
+    @field_validator("worker_groups")
+    @classmethod
+    def _disjoint(cls, groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        """Refuse a rank that stands twice, a group that has nobody to compare, and what cannot be a rank."""
+        seen: set[int] = set()
+        for group in groups:
+            if len(group) < 2:
+                raise ValueError(f"group {list(group)} has {len(group)} of the at least 2 ranks that can be compared")
+            for rank in group:
+                if rank < 0:
+                    raise ValueError(f"rank {rank} in group {list(group)} is negative; ranks count from 0")
+                if rank in seen:
+                    raise ValueError(f"rank {rank} stands twice; a rank belongs to one group at most")
+                seen.add(rank)
+        return groups
 
     @classmethod
     def load(cls, source: str | Path | Plan | dict[str, Any] | None) -> Plan:
@@ -65,9 +92,8 @@ class Plan(BaseModel):
                 near = difflib.get_close_matches(key, valid, n=1)
                 hint = f"did you mean '{near[0]}'? " if near else ""
                 raise PlanError(f"Unknown key '{key}' in {where}: {hint}Valid keys are {', '.join(valid)}.") from None
-            raise PlanError(
-                f"Key '{key}' in {where} has the value {first['input']!r}: {first['msg'].lower()}."
-            ) from None
+            why = first["msg"].lower().removeprefix("value error, ")
+            raise PlanError(f"Key '{key}' in {where} has the value {first['input']!r}: {why}.") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
