@@ -1,0 +1,117 @@
+"""Who is compared with whom at each step, and what a Run says of each worker."""
+
+import math
+
+import numpy as np
+import pytest
+from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
+
+from trueline.analyze.promise import SHARES, Promise, promise_of
+from trueline.analyze.series import WorkerSeries, series_of
+from trueline.schema.errors import CannotTell
+
+
+def by_hand(samples=None, *, steps=4, workers=3, **more):
+    values = np.arange(steps * workers, dtype=float).reshape(steps, workers)
+    if samples is not None:
+        more["samples"] = np.array(samples, dtype=float)
+    return WorkerSeries(np.arange(steps), tuple(range(workers)), values, values, values, **more)
+
+
+def test_what_is_left_out_is_not_measured():
+    series = by_hand(group_names=("a", "b"))
+    assert series.group_cosine.shape == series.group_log_norm.shape == (4, 3, 2)
+    assert np.isnan(series.tokens).all()
+    assert not series.allowance.any()
+    (values,) = series.compared(series.loss)
+    np.testing.assert_array_equal(values, series.loss)
+
+
+def test_a_short_last_batch_is_not_compared():
+    (bag,) = by_hand([[8, 8, 8], [8, 8, 8], [8, 8, 8], [8, 8, 3]]).bags()
+    np.testing.assert_array_equal(bag, [[True] * 3] * 3 + [[True, True, False]])
+
+
+def test_of_two_workers_with_unequal_last_batches_none_is_compared():
+    (values,) = (series := by_hand([[8, 8], [8, 8], [8, 5]], steps=3, workers=2)).compared(series.loss)
+    assert np.count_nonzero(np.isfinite(values[2])) == 1
+
+
+def test_sizes_that_always_vary_are_left_alone():
+    (bag,) = by_hand([[8, 7, 8], [6, 8, 8], [8, 8, 5], [8, 8, 8]]).bags()
+    assert bag.all()
+
+
+def test_declared_groups_are_compared_among_themselves():
+    series = by_hand([[8, 8, 2, 2]] * 4, workers=4, declared=((0, 1), (2, 3)))
+    first, second = series.bags()
+    np.testing.assert_array_equal(first[0], [True, True, False, False])
+    np.testing.assert_array_equal(second[0], [False, False, True, True])
+    groups = np.ones((4, 5, 4))
+    np.testing.assert_array_equal(np.isfinite(series.compared(groups)[1][0, 2]), [False, False, True, True])
+
+
+def test_a_run_becomes_series(tmp_path):
+    rows = healthy_rows(3, 6)
+    rows[2, 1]["grad_norm"] = 0.0
+    rows[3, 2]["loss"] = math.inf
+    plan = {"false_alarms": 0.5, "worker_groups": [[0, 2]]}
+    run = write_run(tmp_path, rows, plan=plan)
+    series = series_of(run)
+
+    assert series.group_names == ("embed", "blocks.0", "head")
+    assert series.log_norm[4, 2] == pytest.approx(math.log(rows[4, 2]["grad_norm"]))
+    assert series.group_log_norm[4, 2, 1] == pytest.approx(math.log(rows[4, 2]["group_grad_norms"][1]))
+    assert np.isnan(series.log_norm[2, 1])
+    assert np.isnan(series.loss[3, 2])
+    assert np.isnan(series.cosine).all()
+    assert (series.tokens == 8).all()
+    assert series.declared == ((0, 2),)
+    assert promise_of(run) == Promise(0.5)
+
+
+def test_other_groups_on_each_rank_are_not_compared(tmp_path):
+    envs = {rank: rank_env(rank, 2, groups=[{"name": f"g{rank}", "params": []}]) for rank in range(2)}
+    assert series_of(write_run(tmp_path, healthy_rows(2, 2), envs=envs)).group_names == ()
+
+
+def test_one_worker_is_not_compared(tmp_path):
+    with pytest.raises(CannotTell, match="only one worker"):
+        series_of(write_run(tmp_path, healthy_rows(1, 2)))
+
+
+def digested(rows, ids_of):
+    """The rows with ``ids_of(step, rank)`` as sample digests."""
+    for (step, rank), row in rows.items():
+        row["sample_digests"] = np.asarray(ids_of(step, rank), dtype=np.uint64) + 1
+    return rows
+
+
+def test_fresh_samples_leave_nothing_to_allow(tmp_path):
+    rows = digested(healthy_rows(2, 8), lambda step, rank: 100 * step + 10 * rank + np.arange(4))
+    series = series_of(write_run(tmp_path, rows))
+    assert (series.samples == 4).all()
+    assert not series.allowance.any()
+
+
+def test_a_shard_that_is_read_again_is_allowed_its_own_mean(tmp_path):
+    """Epochs of 4 steps of 4 samples: from step 4 on each worker reads its 16 samples again."""
+    rows = digested(healthy_rows(2, 12), lambda step, rank: 100 * (step % 4) + 10 * rank + np.arange(4))
+    allowance = series_of(write_run(tmp_path, rows)).allowance
+    assert not allowance[:4].any()
+    np.testing.assert_allclose(allowance[4:], (2 + math.sqrt(2 * math.log(2))) * math.sqrt(4 / 16))
+
+
+def test_samples_that_change_hands_are_not_a_shard(tmp_path):
+    """The second epoch swaps the workers' shards, the third swaps them back: both have read all samples then."""
+    rows = digested(
+        healthy_rows(2, 12), lambda step, rank: 100 * (step % 4) + 10 * ((rank + step // 4) % 2) + np.arange(2)
+    )
+    assert not series_of(write_run(tmp_path, rows)).allowance.any()
+
+
+def test_the_shares_add_up_to_the_promise():
+    assert sum(SHARES.values()) == pytest.approx(1)
+    assert Promise().log_threshold("loss", among=8) == pytest.approx(math.log(10_000 * 6 * 8))
+    assert Promise(2.0).log_threshold("loss", among=4) == pytest.approx(math.log(10_000 * 6 * 4 / 2))
+    assert Promise().false_alarm_rate("loss", math.log(10_000 * 48), among=8, num_steps=100) == pytest.approx(0.01)
