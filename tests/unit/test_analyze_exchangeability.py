@@ -11,6 +11,7 @@ from trueline.analyze.exchangeability import (
     false_alarm_rate,
     log_detector,
     log_e_values,
+    log_heights,
     log_threshold,
     scores,
 )
@@ -85,3 +86,11 @@ def test_an_allowance_forgives_a_shift_of_its_size():
 def test_the_rate_is_steps_over_height_and_never_above_one():
     assert false_alarm_rate(math.log(1e9), num_steps=1000, weight=0.5) == pytest.approx(2e-6)
     assert false_alarm_rate(0.0, num_steps=1000, weight=0.5) == 1.0
+
+
+def test_heights_in_pieces_equal_heights_at_once():
+    values = np.random.default_rng(11).standard_t(3, size=(700, 2, 5))
+    values[300:320, :, 3] = np.nan
+    z = scores(values)
+    whole = log_detector(log_e_values(z, allowance_TN=0.1))
+    np.testing.assert_array_equal(log_heights(z, allowance_TN=0.1), whole)

@@ -34,6 +34,10 @@ SPREAD_STEPS = 50
 """Steps whose spreads are pooled (by their median) into the unit of the scores; it sets the size of the bets, never
 their validity."""
 
+_CHUNK_STEPS = 256
+"""Steps that are handled at once, so that memory does not grow with the length of the Run times ``SPREAD_STEPS`` or
+the number of bets."""
+
 
 def scores(values_TN: Floats) -> Floats:
     """[T, ..., N] how far each worker is from the middle of its step, in spreads pooled over ``SPREAD_STEPS``.
@@ -76,10 +80,23 @@ def log_detector(log_e_TNB: Floats) -> Floats:
     return np.logaddexp.reduce(log_detectors(log_e_TNB), axis=-1) - math.log(log_e_TNB.shape[-1])
 
 
-def log_detectors(log_e_TNB: Floats) -> Floats:
-    """[T, ..., N, B] the same for every bet by itself: M_t = e_t (M_{t-1} + 1)."""
+def log_heights(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0) -> Floats:
+    """[T, ..., N] ``log_detector`` of ``log_e_values`` of the scores, without holding all bets of all steps at once."""
+    allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
+    out = np.empty_like(scores_TN)
+    before: Floats | None = None
+    for start in range(0, len(scores_TN), _CHUNK_STEPS):
+        part = slice(start, start + _CHUNK_STEPS)
+        log_m = log_detectors(log_e_values(scores_TN[part], allowance_TN=allowance[part]), before=before)
+        out[part] = np.logaddexp.reduce(log_m, axis=-1) - math.log(len(BETS))
+        before = log_m[-1]
+    return out
+
+
+def log_detectors(log_e_TNB: Floats, *, before: Floats | None = None) -> Floats:
+    """[T, ..., N, B] the same for every bet by itself: M_t = e_t (M_{t-1} + 1), from ``before`` [..., N, B] on."""
     out = np.empty_like(log_e_TNB)
-    state = np.full(log_e_TNB.shape[1:], -np.inf)
+    state = np.full(log_e_TNB.shape[1:], -np.inf) if before is None else before
     for t in range(len(log_e_TNB)):
         state = np.logaddexp(state, 0.0) + log_e_TNB[t]
         out[t] = state
@@ -132,9 +149,8 @@ def _spread(residual: Floats, count: Ints) -> Floats:
 def _pooled(spread_T: Floats) -> Floats:
     """[T, ...] median of the spreads of the last ``SPREAD_STEPS`` steps, this one included; NaN before the first."""
     out = np.empty_like(spread_T)
-    kept: list[Floats] = []
-    for t in range(len(spread_T)):
-        kept.append(spread_T[t])
-        del kept[:-SPREAD_STEPS]
-        out[t] = _median(np.moveaxis(np.stack(kept), 0, -1))
+    padding = np.full((SPREAD_STEPS - 1, *spread_T.shape[1:]), np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([padding, spread_T]), SPREAD_STEPS, axis=0)
+    for start in range(0, len(spread_T), _CHUNK_STEPS):
+        out[start : start + _CHUNK_STEPS] = _median(windows[start : start + _CHUNK_STEPS])
     return out
