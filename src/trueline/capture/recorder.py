@@ -32,6 +32,7 @@ from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.optimizer import hyper_parameters
+from trueline.capture.probes.parts import STEPS_AT_START, PartProbe
 from trueline.capture.probes.replicas import buffer_digests, param_digests
 from trueline.capture.probes.streams import rng_digests
 from trueline.capture.schedule import Schedule
@@ -75,6 +76,7 @@ class Recorder:
         self.team = team
         self.loader = DataLoaderProbe()
         self.loss = LossProbe()
+        self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
         self._adapter = adapter
@@ -200,6 +202,8 @@ class Recorder:
             with self.guarded("gradients"):
                 self._shape_layout()
         self.gradients.begin(active=self._sampled, exact=self.plan.exact and self._keeps)
+        starts = 0 <= self._step - self.plan.steps[0] < STEPS_AT_START
+        self.parts.begin(active=self._keeps or starts)
 
     def _await_decision(self) -> None:
         """Before a step is chosen, every sum that may change the interval from here on must be in: all ranks decide
@@ -235,7 +239,7 @@ class Recorder:
                 targets = [batch.targets for batch in self._batches if batch.targets is not None]
                 if targets:
                     self._staged["target_digests"] = torch.cat(targets)
-            self._staged |= self.loss.result(self._batches)
+            self._staged |= self.loss.result(self._batches) | self.parts.result()
             self._record = StepRecord(
                 self._row, HostCopy(self._staged), interval=self._schedule.interval, keeps_sketch=self._keeps
             )
@@ -294,7 +298,7 @@ class Recorder:
         host = record.copy.host
         columns = {name: value for name, value in record.row.items() if not name.startswith("_")}
         columns |= rows.gradient_columns(host, self.layout, sharded=self._adapter.shards > 1)
-        columns |= rows.digest_columns(host)
+        columns |= rows.digest_columns(host) | self.parts.columns(host)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
         self._outlet.write(columns)

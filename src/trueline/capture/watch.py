@@ -86,7 +86,11 @@ class Watch:
             self._recorder.batch_given = False
 
     def loss(self, loss: Tensor | float, tokens: float | Tensor | None = None) -> None:
-        """Take this worker's loss before any averaging, and the number of tokens that it is the mean over."""
+        """Take this worker's loss before any averaging, and the number of tokens that it is the mean over.
+
+        A loss with several elements is one per sample: their mean is the loss, weighted by ``tokens`` if those are
+        counted per sample too.
+        """
         with self._recorder.guarded("loss"):
             self._recorder.loss.give(loss, tokens)
 
@@ -124,7 +128,7 @@ class Watch:
             )
         else:
             handles.append(seen.register_forward_pre_hook(Hook(self.before_forward), with_kwargs=True))
-            handles.append(seen.register_forward_hook(Hook(self._after_forward)))
+            handles.append(seen.register_forward_hook(Hook(self._after_forward), with_kwargs=True))
         return handles
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,10 +144,12 @@ class Watch:
             if not recorder.batch_given:
                 recorder.consume(read_batch(*args, **kwargs))
 
-    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if module.training and torch.is_grad_enabled():
             with self._recorder.guarded("loss"):
                 self._recorder.loss.from_output(output)
+            with self._recorder.guarded("losses of samples"):
+                self._recorder.parts.see(output, args, kwargs)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._marks_the_step(optimizer):

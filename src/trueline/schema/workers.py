@@ -35,6 +35,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("num_micro", "int32", "", "Forward passes in the step (micro-batches)."),
     Column("loss", "float64", "loss", "This worker's loss before any averaging (mean over its micro-batches)."),
     Column("tokens", "float64", "tokens", "Tokens (or samples, see RankEnv.token_source) that the loss averages over."),
+    Column(
+        "part_losses",
+        "list<float64>",
+        "loss",
+        "Losses of the parts of this worker's batch: one per sample where those are seen, else one per micro-batch (two "
+        "or more); NaN where a sample has no token.",
+    ),
     Column("lr", "list<float64>", "", "Learning rate of each optimizer parameter group."),
     Column("optimizer_digest", "uint64", "", "Digest of every optimizer hyper-parameter of the step."),
     Column("sample_digests", "list<uint64>", "", "One digest per consumed sample, in order; equal samples are equal."),

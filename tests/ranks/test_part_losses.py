@@ -1,0 +1,85 @@
+"""The losses of single samples under DDP: recorded on every rank, with training bitwise as it is without."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, pad
+
+from trueline.capture.probes.parts import STEPS_AT_START
+from trueline.testing.ranks import Ranks
+
+STEPS, SAMPLES, VOCAB = 6, 3, 40
+
+
+class OutputLM(nn.Module):
+    """Returns what Hugging Face models do: a loss in float32 over shifted labels, and the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, 16)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(16, VOCAB)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.drop(self.embed(input_ids)))
+        following = pad(labels[:, 1:], (0, 1), value=-100)
+        return {"logits": logits, "loss": cross_entropy(logits.float().flatten(0, 1), following.flatten())}
+
+
+def train(rank, world, out, autocast, micros, compiled):
+    import trueline
+
+    torch.manual_seed(0)
+    model = OutputLM()
+    inner = torch.compile(model, backend="aot_eager") if compiled else model
+    ddp = nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
+    torch.manual_seed(rank)
+    losses = []
+    with trueline.watch(ddp, optimizer, out=out, plan={"every": 1}) if out else contextlib.nullcontext():
+        for step in range(STEPS):
+            for micro in range(micros):
+                generator = torch.Generator().manual_seed(100 * step + 10 * micro + rank)
+                ids = torch.randint(0, VOCAB, (SAMPLES, 8), generator=generator)
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss = ddp(input_ids=ids, labels=ids)["loss"]
+                (loss / micros).backward()
+                losses.append(float(loss.detach()))
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    ("autocast", "micros", "compiled"), [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
+)
+def test_samples_are_seen_on_every_rank_and_nothing_changes(two, tmp_path, autocast, micros, compiled):
+    import trueline
+
+    plain = two.run(train, None, autocast, micros, compiled)
+    watched = two.run(train, str(tmp_path / "run"), autocast, micros, compiled)
+    for (losses, params), (losses_watched, params_watched) in zip(plain, watched, strict=True):
+        assert losses == losses_watched
+        assert all(torch.equal(a, b) for a, b in zip(params, params_watched, strict=True))
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    assert run.manifest.notes == []
+    loss, _ = run.pivot("loss")
+    found = run.lists("part_losses")
+    for rank in range(2):
+        for step in range(STEPS):
+            expected = SAMPLES * micros if step < STEPS_AT_START else micros if micros > 1 else 0
+            assert len(found.get((step, rank), [])) == expected
+            if expected:
+                # two float32 evaluations of the same cross entropies
+                assert found[step, rank].mean() == pytest.approx(loss[step, rank], rel=1e-5)
