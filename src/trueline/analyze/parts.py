@@ -1,0 +1,211 @@
+"""Do the workers lie as far apart as the spread inside their own batches says? Bets against re-dealing the parts.
+
+A worker's loss is the mean over parts: samples, or micro-batches. If the parts of all workers are exchangeable (drawn
+alike from one pool, whatever its law), the split into workers is one of many equally likely ones: given the unordered
+pool of a step, the observed deal X and M re-deals drawn without looking at it are exchangeable among each other, so
+
+    e = f(X) / mean(f(X), f(re-deal 1), ..., f(re-deal M))
+
+has expectation exactly 1 for every f >= 0: a permutation e-value (Koning, Post-hoc and anytime valid permutation and
+group invariance testing, arXiv 2310.01153; for the observed deal among the re-deals, without which no bound holds:
+Ramdas, Barber, Candes & Tibshirani, Permutation tests using arbitrary permutation distributions, Sankhya A 85, 2023).
+Where there are few different deals, all of them are taken, each once.
+
+f is the likelihood ratio of normal parts whose between-worker variance is c times what the spread within explains, in
+terms of b = SS between / SS total of n parts, up to a factor that all deals share:
+
+    f_c = (1 + b(1/c - 1)) ** (-(n - 1)/2)
+
+The normal law sets the power, never the validity. Products over steps make e-detectors (``exchangeability``).
+
+Letters: T steps, N workers, n parts of a step, M re-deals, B bets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Parts = Mapping[int, Sequence[Floats]]
+"""Step index to the part losses of each of N workers, which need not have equally many; NaN parts do not count."""
+
+LOW_BETS: tuple[float, ...] = (0.01, 0.1, 0.3)
+HIGH_BETS: tuple[float, ...] = (3.0, 10.0, 30.0)
+"""How many times larger than explained the variance between workers is in the alternatives c."""
+
+ALLOWANCE = 2.0
+"""Factor of variance between workers, either way, that is no fault: parts of one worker are a little alike where
+documents are cut into neighbouring samples (standard deviations 1.4 times larger, so variances 2 times), and a little
+unlike where a batch is balanced or normalised as a whole. The observed ratio is moved towards 1 by this factor before
+the bet, which only ever lowers the e-value."""
+
+NUM_DEALS = 127
+"""Re-deals of a step: one step can then speak with at most ln 128 = 4.9 nats."""
+
+_EXHAUSTIVE = 1000
+"""Different deals up to which all of them are taken."""
+
+_MAX_CELLS = 1 << 17
+"""Parts times re-deals of a step, so that 64 workers of 64 parts still take milliseconds; 31 re-deals at least."""
+
+_SEED = 0x7472_7565
+"""Any number; the step is the other half of the key, so that each step has re-deals of its own."""
+
+
+@dataclass(frozen=True)
+class SpreadRatio:
+    """``ratio``: the standard deviation between workers over what the spread within them explains (1.0 if healthy);
+    ``low`` to ``high`` covers it with 95 %. ``between`` and ``explained`` are the two, in units of the loss.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    between: float
+    explained: float
+    num_steps: int
+
+
+def log_e_values(
+    parts: Parts, steps_T: Ints, *, bets: Sequence[float] = LOW_BETS + HIGH_BETS, allowance: float = ALLOWANCE
+) -> Floats:
+    """[T, B] natural logs of the e-values of every step and bet; 0 where ``parts`` has no step, or one that says
+    nothing (a worker without a part, no two parts on any, or all parts equal).
+
+    ``steps_T`` [T] are the optimizer steps, which key the re-deals: the same Run always gives the same answer.
+    """
+    out = np.zeros((len(steps_T), len(bets)))
+    for t, arrays in parts.items():
+        if (pool := _pool(arrays)) is None:
+            continue
+        values, sizes = pool
+        observed, others = _between_shares(values, sizes, step=int(steps_T[t]))
+        out[t] = [_log_e(observed, others, len(values), bet, allowance) for bet in bets]
+    return out
+
+
+def spread_ratio(parts: Parts, indices: Iterable[int]) -> SpreadRatio | None:
+    """The ratio over the steps ``indices``, or None where none of them can say.
+
+    Sums of squares are added up over steps before they are divided. The interval is that of the logarithm: the larger
+    of the jackknife over steps and of sqrt(1/(2 d)), d the degrees of freedom between workers, 1.96 standard errors to
+    each side.
+    """
+    rows = [row for t in indices if t in parts and (row := _squares(parts[t])) is not None]
+    if not rows:
+        return None
+    table = np.array(rows)  # [T, 4] SS between, its degrees of freedom, explained SS between, 1 / mean part count
+    between, freedom, explained, inverse = table.sum(axis=0)
+    if explained <= 0:
+        return None
+    ratio = math.sqrt(between / explained)
+    error = max(_jackknife(table), math.sqrt(1 / (2 * freedom)))
+    per_mean = inverse / len(rows) / freedom
+    return SpreadRatio(
+        ratio=ratio,
+        low=ratio * math.exp(-1.96 * error),
+        high=ratio * math.exp(1.96 * error),
+        between=math.sqrt(between * per_mean),
+        explained=math.sqrt(explained * per_mean),
+        num_steps=len(rows),
+    )
+
+
+def _pool(arrays: Sequence[Floats]) -> tuple[Floats, tuple[int, ...]] | None:
+    """The parts of a step side by side, centred, and how many each worker has; None where they say nothing. A part that
+    is NaN (a sample without a token) is left out: given which are, the others are as exchangeable as before.
+    """
+    arrays = [array[np.isfinite(array)] for array in arrays]
+    sizes = tuple(len(array) for array in arrays)
+    if len(sizes) < 2 or min(sizes) < 1 or sum(sizes) <= len(sizes):
+        return None
+    values = np.concatenate(arrays).astype(np.float64)
+    if values.max() == values.min():
+        return None
+    return values - values.mean(), sizes
+
+
+def _between_shares(values: Floats, sizes: tuple[int, ...], *, step: int) -> tuple[float, Floats]:
+    """The share b of the observed deal, and those [M] of the re-deals other than it."""
+    total = float(np.square(values).sum())
+    observed = float(_between(values[None], sizes)[0]) / total
+    if _num_deals(sizes) <= _EXHAUSTIVE:
+        return observed, _between(values[_all_deals(sizes)], sizes)[1:] / total
+    num = max(31, min(NUM_DEALS, _MAX_CELLS // len(values)))
+    rng = np.random.Generator(np.random.Philox(key=[_SEED, step]))
+    deals = np.argsort(rng.random((num, len(values))), axis=1)
+    return observed, _between(values[deals], sizes) / total
+
+
+def _between(dealt_MP: Floats, sizes: tuple[int, ...]) -> Floats:
+    """[M] sum of squares between workers of centred values that are dealt out in order."""
+    starts = np.cumsum((0, *sizes[:-1]))
+    return np.asarray((np.square(np.add.reduceat(dealt_MP, starts, axis=1)) / np.array(sizes)).sum(axis=1))
+
+
+def _log_e(observed: float, others_M: Floats, num_parts: int, bet: float, allowance: float) -> float:
+    odds = observed / max(1 - observed, 1e-300) * (1 / allowance if bet > 1 else allowance)
+    own = _log_f(np.array([1.0 if math.isinf(odds) else odds / (1 + odds)]), num_parts, bet)
+    everyone = np.concatenate([own, _log_f(others_M, num_parts, bet)])
+    return float(own[0] - np.logaddexp.reduce(everyone) + math.log(len(everyone)))
+
+
+def _log_f(share_M: Floats, num_parts: int, bet: float) -> Floats:
+    return -(num_parts - 1) / 2 * np.log1p(np.clip(share_M, 0.0, 1.0) * (1 / bet - 1))
+
+
+def _num_deals(sizes: tuple[int, ...]) -> int:
+    count, left = 1, sum(sizes)
+    for size in sizes:
+        count *= math.comb(left, size)
+        left -= size
+        if count > _EXHAUSTIVE:
+            break
+    return count
+
+
+@lru_cache(maxsize=32)
+def _all_deals(sizes: tuple[int, ...]) -> Ints:
+    """[M, n] every way of dealing n parts to workers, the parts of each in ascending order; the first is 0...n - 1."""
+    return np.array(list(_deals(tuple(range(sum(sizes))), sizes)), dtype=np.int64)
+
+
+def _deals(left: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if len(sizes) == 1:
+        yield left
+        return
+    for hand in combinations(left, sizes[0]):
+        held = set(hand)
+        for rest in _deals(tuple(part for part in left if part not in held), sizes[1:]):
+            yield hand + rest
+
+
+def _squares(arrays: Sequence[Floats]) -> tuple[float, float, float, float] | None:
+    if (pool := _pool(arrays)) is None:
+        return None
+    values, sizes = pool
+    between = float(_between(values[None], sizes)[0])
+    within = max(float(np.square(values).sum()) - between, 0.0)
+    freedom = len(sizes) - 1
+    return between, freedom, within / (len(values) - len(sizes)) * freedom, sum(1 / size for size in sizes) / len(sizes)
+
+
+def _jackknife(table: Floats) -> float:
+    """Standard error of the log of the ratio (a standard deviation, hence the half) when steps are left out by turn;
+    0 for a single step.
+    """
+    if len(table) < 2:
+        return 0.0
+    rest = table.sum(axis=0) - table
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(rest[:, 0] / rest[:, 2]) / 2
+    logs = logs[np.isfinite(logs)]
+    return float(np.sqrt(np.square(logs - logs.mean()).sum() * (len(logs) - 1) / len(logs))) if len(logs) else 0.0
