@@ -1,0 +1,80 @@
+"""Measure how the judgement of workers performs, and rewrite benchmarks/judgement/README.md.
+
+    python -m benchmarks.judgement [agreement healthy simulated power curves] [--quick] [--cache DIR]
+
+Each part leaves its numbers in a JSON file beside this one; the tables are written from all of them. Trainings are kept
+under the cache directory and are not repeated. ``--quick`` runs a small piece of every part and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from benchmarks.judgement import agreement, cache, curves, healthy, power, simulated, tables
+
+HERE = Path(__file__).parent
+Part = Callable[[Path, bool], dict[str, Any]]
+PARTS: dict[str, Part] = {
+    "agreement": lambda folder, quick: agreement.measure(quick=quick),
+    "healthy": lambda folder, quick: healthy.measure(folder, quick=quick),
+    "simulated": lambda folder, quick: simulated.measure(quick=quick),
+    "power": lambda folder, quick: power.measure(folder, quick=quick),
+    "curves": lambda folder, quick: curves.measure(quick=quick),
+}
+
+
+def main() -> None:
+    """Run the chosen parts, all by default, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}, or tables for the page alone")
+    parser.add_argument("--quick", action="store_true", help="a small piece of each part, printed and not kept")
+    parser.add_argument("--cache", type=Path, default=cache.DEFAULT, help="where trainings are kept")
+    chosen = parser.parse_args()
+    parts = chosen.parts or list(PARTS)
+    if unknown := set(parts) - {*PARTS, "tables"}:
+        parser.error(f"no part {sorted(unknown)}; there are {', '.join(PARTS)} and tables")
+    torch.set_num_threads(1)
+    measured: dict[str, dict[str, Any]] = {}
+    for name in parts:
+        if name == "tables":
+            continue
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        begin = time.monotonic()
+        found = PARTS[name](chosen.cache / "quick" if chosen.quick else chosen.cache, chosen.quick)
+        measured[name] = {"made": _made(name, time.monotonic() - begin)} | found
+        if not chosen.quick:
+            (HERE / f"{name}.json").write_text(tables.compact(measured[name]), encoding="utf-8")
+    if chosen.quick:
+        print(tables.page(measured))
+        return
+    kept = {name: json.loads(path.read_text("utf-8")) for name in PARTS if (path := HERE / f"{name}.json").exists()}
+    tables.write(HERE, kept)
+
+
+def _made(part: str, seconds: float) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "command": f"python -m benchmarks.judgement {part}",
+        "machine": f"one of {os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}",
+        "commit": commit.stdout.strip(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "minutes": round(seconds / 60, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Delay against the size of a shift and the number of workers, simulated, beside the limits of information.
+
+One worker of N is shifted by d spreads from the first step on, the noise is normal; the statistic has the share of the
+promise that the loss has. Two limits: no procedure that alarms once in 10,000 healthy steps can on average be faster
+than ln(10,000) / KL, with KL = d²/2 (N - 1)/N nats a step for a normal shift against N - 1 others whose mean is unknown
+(Lorden 1971); and no test of exchangeability gains more than ln N a step. Letters: T steps, R runs, N workers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from trueline.analyze.exchangeability import log_detector, log_e_values, log_threshold, scores
+from trueline.analyze.promise import SHARES
+
+SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
+WORKERS = (2, 3, 4, 8, 32, 128, 1024)
+RUNS = 40
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Median and 90 % point of the delay, and the limits, for every shift and number of workers."""
+    runs = 4 if quick else RUNS
+    rows = []
+    for workers in WORKERS:
+        for shift in SHIFTS:
+            line = log_threshold(false_alarms=1.0, weight=SHARES["loss"] / workers)
+            nats = shift**2 / 2 * (workers - 1) / workers
+            limit, cap = math.log(10_000) / nats, line / math.log(workers)
+            length = int(8 * max(limit, cap)) + 20
+            delays, right = _delays(workers, shift, line, length, runs)
+            rows.append(
+                {
+                    "workers": workers,
+                    "shift": shift,
+                    "found": sum(delay < math.inf for delay in delays),
+                    "runs": runs,
+                    "right": right,
+                    "median": _finite(float(np.median(delays))),
+                    "slow": _finite(float(np.quantile(delays, 0.9, method="higher"))),
+                    "limit": limit,
+                    "cap": cap,
+                    "line": line,
+                }
+            )
+    return {"rows": rows}
+
+
+def _delays(workers: int, shift: float, line: float, length: int, runs: int) -> tuple[list[float], int]:
+    draw = np.random.default_rng([workers, round(100 * shift)])
+    together = max(1, min(runs, 1_500_000 // (workers * length)))
+    delays: list[float] = []
+    right = 0
+    while len(delays) < runs:
+        values_TRN = draw.standard_normal((length, together, workers))
+        values_TRN[:, :, 0] += shift
+        over_TRN = log_detector(log_e_values(scores(values_TRN))) >= line
+        first_RN = np.where(over_TRN.any(0), over_TRN.argmax(0) + 1.0, math.inf)
+        for first_N in first_RN[: runs - len(delays)]:
+            delays.append(float(first_N.min()))
+            right += bool(first_N[0] < first_N[1:].min())
+    return delays, right
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

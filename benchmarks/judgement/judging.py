@@ -1,0 +1,103 @@
+"""What the seven checks say about recorded trainings, as plain rows that a table can be made from."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from benchmarks.judgement.workers import Recorded
+
+from trueline.analyze.promise import Promise
+from trueline.analyze.series import WorkerSeries
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+
+CHECKS = (
+    "worker_loss_outlier",
+    "worker_grad_norm_outlier",
+    "worker_direction_outlier",
+    "worker_scale",
+    "dispersion_high",
+    "dispersion_low",
+    "token_imbalance",
+)
+Judge = Callable[[WorkerSeries, Promise], list[Finding]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """One finding, in short. ``crossed``: the step at which it could first be told."""
+
+    code: str
+    ranks: tuple[int, ...]
+    statistic: str
+    crossed: int
+    first: int
+    claim: str
+
+
+def judges() -> dict[str, Judge]:
+    """The pure function of every check of the family."""
+    return {name: importlib.import_module(f"trueline.analyze.checks.{name}").judge for name in CHECKS}
+
+
+def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeries:
+    """The series that a Run of these workers has, of its first ``num_steps`` steps.
+
+    Where the average is weighted by tokens, the loss that a worker is seen with is its sum over the mean number of
+    tokens, as in Hugging Face's Trainer. The allowance is ``series.shard_allowance`` of shards that are read whole.
+    """
+    steps, workers = recorded.loss[:num_steps].shape
+    cut = {
+        field.name: np.asarray(getattr(recorded, field.name)[:num_steps], dtype=np.float64)
+        for field in fields(recorded)
+        if field.name not in ("groups", "weighted")
+    }
+    loss, tokens = cut["loss"], cut["tokens"]
+    if recorded.weighted:
+        loss = loss * tokens / tokens.mean(axis=1, keepdims=True)
+    parts = {t: tuple(part[np.isfinite(part)] for part in cut["parts"][t]) for t in range(steps)}
+    return WorkerSeries(
+        steps=np.arange(steps),
+        ranks=tuple(range(workers)),
+        loss=loss,
+        log_norm=cut["log_norm"],
+        cosine=cut["cosine"],
+        group_names=recorded.groups,
+        group_log_norm=cut["group_log_norm"],
+        group_cosine=cut["group_cosine"],
+        tokens=tokens,
+        samples=cut["samples"],
+        parts=parts,
+        allowance=(2 + math.sqrt(2 * math.log(workers))) * np.sqrt(cut["shard_frac"]),
+    )
+
+
+def judged(series: WorkerSeries, spent: dict[str, float] | None = None) -> list[Told]:
+    """What all checks say, in order of crossing; ``spent`` collects the seconds of each check."""
+    found: list[Told] = []
+    for name, judge in judges().items():
+        begin = time.perf_counter()
+        with contextlib.suppress(CannotTell):
+            found += [_told(finding) for finding in judge(series, Promise())]
+        if spent is not None:
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - begin
+    return sorted(found, key=lambda told: told.crossed)
+
+
+def _told(finding: Finding) -> Told:
+    evidence: dict[str, Any] = dict(finding.evidence)
+    return Told(
+        code=finding.code,
+        ranks=tuple(finding.ranks),
+        statistic=str(evidence.get("statistic", "")),
+        crossed=int(evidence["crossed_step"]),
+        first=int(finding.step_first if finding.step_first is not None else -1),
+        claim=finding.claim,
+    )

@@ -1,0 +1,304 @@
+"""The page: every table from the JSON files of the parts, with command, machine, commit and date."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.judgement import figure
+from benchmarks.judgement.rivals import RULES
+
+Found = dict[str, Any]
+
+
+def compact(found: Found) -> str:
+    """JSON with one row a line, numbers to four digits."""
+    parts = []
+    for name, value in found.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n".join(json.dumps(_rounded(row), ensure_ascii=False) for row in value)
+            parts.append(f"{json.dumps(name)}: [\n{rows}\n]")
+        else:
+            parts.append(f"{json.dumps(name)}: {json.dumps(_rounded(value), ensure_ascii=False)}")
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+def write(folder: Path, kept: dict[str, Found]) -> None:
+    """README.md and the figure in ``folder``."""
+    if "curves" in kept:
+        (folder / "curves.svg").write_text(figure.svg(kept["curves"]["rows"]), encoding="utf-8")
+    (folder / "README.md").write_text(page(kept), encoding="utf-8")
+
+
+def page(kept: dict[str, Found]) -> str:
+    """The whole page, of the parts that there are."""
+    sections = [HEAD]
+    for name, section in SECTIONS.items():
+        if name in kept:
+            sections.append(section(kept[name]))
+    return "\n\n".join(sections) + "\n"
+
+
+def agreement(found: Found) -> str:
+    """Virtual against real workers."""
+    rows = [
+        [
+            row["name"],
+            row["steps"],
+            f"{row['loss']:.1e}",
+            f"{row['grad_norm']:.1e}",
+            f"{row['cosine']:.4f}",
+            f"{row['cosine_sketch']:.4f}",
+        ]
+        for row in found["rows"]
+    ]
+    head = [
+        "training",
+        "steps",
+        "loss, largest relative",
+        "gradient norm",
+        "cosine to the other, RMS",
+        "1/√k of a sketch",
+    ]
+    return _section("Virtual workers against real ones", AGREEMENT, found, _table(head, rows))
+
+
+def healthy(found: Found) -> str:
+    """False alarms in trainings, by kind and by number of workers."""
+    by_kind = _alarm_table(found["rows"], "kind", "healthy training")
+    by_workers = _alarm_table(found["rows"], "workers", "workers")
+    told = Counter((one["code"], one["kind"], one["workers"]) for one in found["alarms"])
+    listed = [[code, kind, workers, count] for (code, kind, workers), count in sorted(told.items())]
+    tables = [by_kind, by_workers]
+    if listed:
+        tables += ["What alarmed:", _table(["code", "training", "workers", "alarms"], listed)]
+    if found["outside"]:
+        tables += [OUTSIDE_TRAINING, _alarm_table(found["outside"], "workers", "workers")]
+    return _section("False alarms in healthy trainings", HEALTHY, found, "\n\n".join(tables))
+
+
+def simulated(found: Found) -> str:
+    """False alarms in simulations, by noise and number of workers, and what breaks the promise."""
+    rows = found["rows"]
+    sizes = sorted({row["workers"] for row in rows})
+    table = []
+    for noise in dict.fromkeys(row["noise"] for row in rows):
+        mine = {row["workers"]: row for row in rows if row["noise"] == noise}
+        total = _total(mine.values())
+        table.append([noise, *(f"{mine[n]['alarms']} in {_short(mine[n]['steps'])}" for n in sizes), _rate(*total)])
+    every = [_total([row for row in rows if row["workers"] == n]) for n in sizes]
+    table.append(["all", *(_rate(*one) for one in every), _rate(*_total(rows))])
+    head = ["noise", *(f"N = {n}" for n in sizes), "alarms per 10,000 steps (95 %)"]
+    broken = [
+        [row["noise"], row["workers"], _short(row["steps"]), row["alarms"], _rate(row["alarms"], row["steps"])]
+        for row in found["outside"]
+    ]
+    outside = _table(["memory", "workers", "steps", "alarms", "per 10,000 steps (95 %)"], broken)
+    steps = sum(row["steps"] for row in rows)
+    text = SIMULATED.format(millions=steps / 1e6)
+    return _section("False alarms in simulations", text, found, "\n\n".join([_table(head, table), OUTSIDE, outside]))
+
+
+def power(found: Found) -> str:
+    """Delay and names by fault, ours and the rules', with the limits."""
+    ours, rules = [], []
+    for row in found["rows"]:
+        key = [row["fault"], row["training"], row["workers"]]
+        codes = ", ".join(f"{code} {count}" for code, count in Counter(row["first"]).most_common())
+        ours.append(
+            [
+                *key,
+                f"{_hits(row)} of {len(row['delays'])}",
+                _delays(row["delays"], row["watched"]),
+                _names(row["named"]),
+                _names(row["named_at_end"]),
+                f"{row['limit']:.0f}",
+                f"{row['cap']:.0f}",
+                codes or "–",
+            ]
+        )
+        cells = []
+        for rule in RULES:
+            one = row["rules"][rule]
+            cells.append(f"{_hits(one)}, {_delays(one['delays'], row['watched'])}, {one['right']} right")
+        rules.append([*key, *cells])
+    head = [
+        "fault",
+        "training",
+        "N",
+        "found",
+        "delay",
+        "named, at the alarm",
+        "named, at the end",
+        "limit",
+        "cap",
+        "codes at the alarm",
+    ]
+    first = _table(head, ours)
+    early = sum(row["early"] for row in found["rows"])
+    steps = sum(found["start"] * len(row["delays"]) for row in found["rows"])
+    note = f"Before the fault began, there were {early} alarms in {steps:,} steps."
+    second = _table(["fault", "training", "N", *(f"{rule}: found, delay" for rule in RULES)], rules)
+    return _section("Power", POWER, found, f"{first}\n\n{note}\n\n{RIVALS}\n\n{second}")
+
+
+def curves(found: Found) -> str:
+    """Delay against shift and number of workers."""
+    rows = found["rows"]
+    sizes, shifts = sorted({row["workers"] for row in rows}), sorted({row["shift"] for row in rows})
+    cell = {(row["workers"], row["shift"]): row for row in rows}
+    table = [[f"{shift:g}", *(_curve_cell(cell[n, shift]) for n in sizes)] for shift in shifts]
+    table.append(["cap", *(f"{cell[n, shifts[0]]['cap']:.1f}" for n in sizes)])
+    right = (
+        sum(row["right"] for row in rows if row["workers"] > 2),
+        sum(row["found"] for row in rows if row["workers"] > 2),
+    )
+    text = CURVES.format(runs=rows[0]["runs"], right=right[0], found=right[1])
+    figure_line = "![Delay against the size of the shift, for several numbers of workers](curves.svg)"
+    return _section(
+        "Delay against shift and number of workers",
+        text,
+        found,
+        "\n\n".join([_table(["shift, spreads", *(f"N = {n}" for n in sizes)], table), figure_line]),
+    )
+
+
+SECTIONS: dict[str, Callable[[Found], str]] = {
+    "agreement": agreement,
+    "healthy": healthy,
+    "simulated": simulated,
+    "power": power,
+    "curves": curves,
+}
+
+HEAD = """# The judgement of workers: false alarms and power
+
+The seven checks that compare workers (`worker-loss-outlier`, `worker-grad-norm-outlier`, `worker-direction-outlier`,
+`worker-scale`, `dispersion-high`, `dispersion-low`, `token-imbalance`) promise together at most one false alarm in
+10,000 healthy steps. This page holds them to it, and shows what they find. `python -m benchmarks.judgement` measures
+everything and writes this page; `--quick` shows a small piece in a minute or two."""
+
+AGREEMENT = """The trainings below compute N workers one beside the other in one process: every worker has its own
+batch, forward, backward and gradient, the gradients are averaged, one optimizer takes one step. Two real processes
+under DDP and gloo, watched by the recorder, see the same numbers up to rounding (cosines: up to the sketch's error)."""
+
+HEALTHY = """All checks of the family, with their defaults; one alarm is one finding in one run. Intervals are exact
+for Poisson counts. The other columns are rules that people use (`rivals.py`), alarms within 50 steps counted once.
+The promise is one alarm per 10,000 steps."""
+
+OUTSIDE_TRAINING = """Outside the null: a language model that reads documents in order, so that what a worker reads
+next depends on what it, and no other, has just read. No promise is made here:"""
+
+SIMULATED = """One statistic by the code of the checks, with the whole promise for itself: {millions:.1f} million
+steps. An alarm is a worker whose detector passes ln(10,000 N) within a run of at most 10,000 steps."""
+
+OUTSIDE = """Outside the null: normal noise of which each worker remembers its own (an autoregression), so that a
+worker that was high stays high for a while. No promise is made here, and none is kept:"""
+
+POWER = """One worker (rank 1) of N is made wrong from step 100 on; 20 seeds each. Delay: steps from the start of the
+fault to the alarm, median (90 % point); "–" is beyond the steps watched (500, or 1,500 for weak faults). Named, at
+the alarm: the findings of the run cut at its first alarm name the right rank(s), "both" of two workers, or no one in
+particular ("all"). Limit: ln(10,000) / KL for a normal shift of the measured size in the statistic that shifts most
+(loss, norm or cosine): no procedure with the same promise that looks at this statistic alone can on average be
+faster. Cap: ln(threshold) / ln N, the fastest that any test of exchangeability of one statistic can be."""
+
+RIVALS = """The rules that people use, on the same runs: found, delay, and how often the first alarm after the start
+names the worker that is wrong. Their alarms in healthy trainings are in the table of false alarms."""
+
+CURVES = """One worker of N is shifted by so many spreads, normal noise, {runs} runs each; the statistic has the
+share of the promise that the loss has. Cells: median delay in steps (90 % point), then the information limit
+ln(10,000) / KL. Cap: ln(threshold) / ln N. With more than two workers the right one crossed first in {right} of
+{found} runs."""
+
+
+def _alarm_table(rows: Sequence[Found], by: str, label: str) -> str:
+    table = []
+    groups: list[tuple[str, list[Found]]] = [
+        (str(name), [row for row in rows if row[by] == name]) for name in dict.fromkeys(row[by] for row in rows)
+    ]
+    for name, mine in [*groups, ("all", list(rows))]:
+        steps, alarms = sum(row["steps"] for row in mine), sum(row["alarms"] for row in mine)
+        worker_steps = sum(row["steps"] * row["workers"] for row in mine)
+        rates = [f"{10_000 * sum(row['rules'][rule] for row in mine) / steps:.1f}" for rule in RULES]
+        runs = sum(row["runs"] for row in mine)
+        table.append([name, runs, f"{steps:,}", f"{worker_steps:,}", alarms, _rate(alarms, steps), *rates])
+    head = [label, "runs", "steps", "worker-steps", "alarms", "per 10,000 steps (95 %)", *RULES]
+    return _table(head, table)
+
+
+def _section(title: str, text: str, found: Found, body: str) -> str:
+    made = found["made"]
+    stamp = (
+        f"`{made['command']}`; {made['machine']}; commit {made['commit']}, {made['date']}; {made['minutes']:g} minutes."
+    )
+    return f"## {title}\n\n{text}\n\n{stamp}\n\n{body}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def _total(rows: Iterable[Found]) -> tuple[int, int]:
+    kept = list(rows)
+    return sum(row["alarms"] for row in kept), sum(row["steps"] for row in kept)
+
+
+def _rate(alarms: int, steps: int) -> str:
+    low, high = poisson_interval(alarms)
+    scale = 10_000 / steps
+    return f"{alarms * scale:.2f} ({low * scale:.2f} – {high * scale:.2f})"
+
+
+def poisson_interval(count: int) -> tuple[float, float]:
+    """The exact 95 % interval of a Poisson mean from one count (Garwood 1936)."""
+    low = 0.0 if count == 0 else _mean_with(count - 1, 0.975)
+    return low, _mean_with(count, 0.025)
+
+
+def _mean_with(count: int, chance: float) -> float:
+    """The mean at which a Poisson count is at most ``count`` with probability ``chance``."""
+    low, high = 0.0, 10.0 + 3.0 * count
+    for _ in range(100):
+        middle = (low + high) / 2
+        logs = [k * math.log(middle) - middle - math.lgamma(k + 1) for k in range(count + 1)]
+        low, high = (middle, high) if float(np.logaddexp.reduce(logs)) > math.log(chance) else (low, middle)
+    return (low + high) / 2
+
+
+def _hits(row: Found) -> int:
+    return sum(delay is not None for delay in row["delays"])
+
+
+def _delays(delays: Sequence[int | None], watched: int) -> str:
+    known = np.array([math.inf if delay is None else delay for delay in delays])
+    points = (float(np.median(known)), float(np.quantile(known, 0.9, method="higher")))
+    middle, slow = (f"{point:g}" if math.isfinite(point) else "–" for point in points)
+    return f"{middle} ({slow})"
+
+
+def _names(named: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(named.items(), key=lambda item: -item[1])) or "–"
+
+
+def _curve_cell(row: Found) -> str:
+    median = "–" if row["median"] is None else f"{row['median']:g}"
+    slow = "–" if row["slow"] is None else f"{row['slow']:g}"
+    return f"{median} ({slow}), {row['limit']:.1f}"
+
+
+def _short(steps: int) -> str:
+    return f"{steps / 1e6:.2g}M" if steps >= 1e6 else f"{steps / 1e3:.3g}k"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
