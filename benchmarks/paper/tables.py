@@ -1,0 +1,137 @@
+"""The tables of the README and of the documentation page, from the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import numpy as np
+from benchmarks.paper.cells import DROPOUT, LIBRARY, PAPER, READINGS, Cell, cells
+from benchmarks.paper.results import QUANTITIES, Floats, Results
+
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % points of Student's t with 1, 2, 3, … degrees of freedom (any table)."""
+
+EXPECTED = {"s1-1": "low", "s1-2": "slightly higher", "s1-3": "large"}
+"""How far apart the paper expects workers to be; where they are close, the mean cosine is high."""
+
+TEXTS = {LIBRARY: "Standard-library set"}
+
+
+def interval(values_S: Floats) -> tuple[float, float]:
+    """Mean of ``values_S`` [seeds], and half the width of its 95 % interval (Student's t); inf for a single seed."""
+    dof = len(values_S) - 1
+    if dof < 1:
+        return float(values_S.mean()), math.inf
+    return float(values_S.mean()), T_975[dof - 1] * float(values_S.std(ddof=1)) / math.sqrt(len(values_S))
+
+
+def sections(results: Results) -> str:
+    """All tables under their headings."""
+    found: list[str] = []
+    for text in results.texts():
+        for start in dict.fromkeys(cell.start for cell in cells(text)):
+            found += [f"## {title(text)}, {start} weights", "", _dispersions(results, text, start), ""]
+    found += ["## Difference to S1-1", "", _differences(results), ""]
+    found += ["## Caught by coverage", "", _coverage(results), ""]
+    found += ["## One process against real workers", "", _ddp(results)]
+    return "\n".join(found)
+
+
+def title(text: str) -> str:
+    """What a text is called in headings."""
+    return TEXTS.get(text, f"`{text}`")
+
+
+def _dispersions(results: Results, text: str, start: str) -> str:
+    rows = []
+    for cell in cells(text):
+        if cell.start == start:
+            values = [_with_interval(results.curves(cell, quantity).mean(axis=1)) for quantity in QUANTITIES]
+            rows.append([cell.reading, cell.dropout, cell.setting, EXPECTED[cell.setting], *values])
+    head = ["reading", "dropout", "setting", "the paper expects", "loss std", "loss range", "norm std", "mean cosine"]
+    return table(head, rows)
+
+
+def _differences(results: Results) -> str:
+    rows = []
+    for cell in _sharded(results):
+        healthy = Cell(cell.text, cell.start, cell.reading, PAPER[0].name, cell.dropout)
+        values = []
+        for quantity in QUANTITIES:
+            here_S, there_S = (results.curves(each, quantity).mean(axis=1) for each in (cell, healthy))
+            unit = 1.0 if quantity == "cosine" else float(there_S.mean()) / 100
+            mean, half = interval((here_S - there_S) / unit)
+            digits = 4 if quantity == "cosine" else 1
+            values.append(f"{mean:+.{digits}f} ± {half:.{digits}f}{'' if quantity == 'cosine' else ' %'}")
+            if abs(mean) > half:
+                values[-1] = f"**{values[-1]}**"
+        rows.append([title(cell.text), cell.start, cell.dropout, cell.setting, *values])
+    return table(["text", "weights", "dropout", "setting", "loss std", "loss range", "norm std", "mean cosine"], rows)
+
+
+def _sharded(results: Results) -> Iterable[Cell]:
+    """The cells of S1-2 and S1-3 with a DistributedSampler."""
+    for text in results.texts():
+        for cell in cells(text):
+            if cell.reading == "sharded" and cell.setting != PAPER[0].name:
+                yield cell
+
+
+def _coverage(results: Results) -> str:
+    ways = {
+        "first_shared": "first equal digests on two workers",
+        "declared": "`shard-overlap`",
+        "digests_only": "`shard-overlap`, digests alone",
+        "duplicates": "`duplicate-data`",
+    }
+    rows = []
+    for text, reading, setting in product(results.texts(), READINGS, PAPER):
+        here = {"text": text, "reading": reading, "setting": setting.name}
+        found = [row for row in results.coverage if here.items() <= row.items()]
+        rows.append([title(text), reading, setting.name, *(_caught([row[way] for row in found]) for way in ways)])
+    return table(["text", "reading", "setting", *ways.values()], rows)
+
+
+def _caught(steps: list[int | None]) -> str:
+    known = [step for step in steps if step is not None]
+    if not known:
+        return f"0 of {len(steps)}"
+    return f"{len(known)} of {len(steps)}: {np.median(known):g} ({max(known)})"
+
+
+def _ddp(results: Results) -> str:
+    places = list(product(("loss", "norm"), ("first", "all")))
+    rows = [
+        [
+            row["reading"],
+            row["setting"],
+            *(f"{row[name][when]:.1e}" for name, when in places),
+            ", ".join(f"`{code}`" for code in row["codes"]) or "nothing",
+        ]
+        for row in results.ddp
+    ]
+    steps = {"first": "first step", "all": "largest"}
+    head = ["reading", "setting", *(f"{name}, {steps[when]}" for name, when in places), "`trueline check` says"]
+    return table(head, rows)
+
+
+def table(head: list[str], rows: Iterable[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def legend() -> str:
+    """What the words in the tables mean, one line each."""
+    words = [*READINGS.items(), *((f"dropout {name}", text) for name, text in DROPOUT.items())]
+    return "\n".join(f"- {name}: {text}" for name, text in words)
+
+
+def _with_interval(values_S: Floats) -> str:
+    """Mean and half-width, both to the second significant digit of the half-width, at most four decimals."""
+    mean, half = interval(values_S)
+    decimals = 4 if not 0 < half < math.inf else max(0, min(4, 1 - math.floor(math.log10(half))))
+    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
