@@ -1,32 +1,67 @@
-"""Where each framework lets a worker's gradient be seen before it is reduced. The first adapter that fits is taken."""
+"""Where each framework lets a worker's gradient be seen before it is reduced: the adapters that are installed, ours
+and those of other packages by one door, the group ``trueline.adapters``.
+"""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.adapters.base import Adapter
+from trueline.capture.adapters.base import Adapter, AdapterModule
+from trueline.schema.errors import CaptureError
+
+GROUP = "trueline.adapters"
 
 
 def choose_adapter(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> Adapter:
-    """The adapter for ``model``: DDP, FSDP2, a plain module among several workers, or one process."""
-    from trueline.capture.adapters.ddp import DdpAdapter
-    from trueline.capture.adapters.fsdp2 import Fsdp2Adapter
-    from trueline.capture.adapters.manual import ManualAdapter
-    from trueline.capture.adapters.single import SingleAdapter
+    """The adapter for ``model``: of the installed ones that fit it, the one that is asked first.
 
-    wrapped = model
-    while not isinstance(wrapped, nn.parallel.DistributedDataParallel) and hasattr(wrapped, "_orig_mod"):
-        wrapped = wrapped._orig_mod  # type: ignore[assignment]
-    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        taken: DdpAdapter | None = wrapped.__dict__.pop("_trueline_adapter", None)
-        adapter = taken if taken is not None else DdpAdapter(wrapped)
-        # Workers whose gradients should be averaged together, where the user says so: DDP may have been given others.
-        adapter.process_group = process_group or adapter.process_group
-        return adapter
-    if any(hasattr(module, "_get_fsdp_state") for module in wrapped.modules()):
-        return Fsdp2Adapter(wrapped, process_group)
-    initialized = dist.is_available() and dist.is_initialized()
-    if initialized and dist.get_world_size(process_group) > 1:
-        return ManualAdapter(wrapped, process_group)
-    return SingleAdapter(wrapped)
+    Raises ``CaptureError`` for an entry point that is no adapter, and where none fits.
+    """
+    asked = installed_adapters()
+    for module in asked:
+        adapter = module.adapter_for(model, process_group)
+        if adapter is not None:
+            return adapter
+    names = ", ".join(module.__name__ for module in asked)
+    raise CaptureError(
+        f"None of the adapters {names} fits a {type(model).__name__}. Reinstall trueline, whose own fit any model."
+    )
+
+
+def installed_adapters() -> list[AdapterModule]:
+    """Every adapter's module, in the order in which they are asked. Raises ``CaptureError`` for an entry point that
+    is none.
+
+    Where the package is run from its sources without being installed there are no entry points; then it is the
+    modules of this package.
+    """
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    modules: list[Any] = [_loaded(entry) for entry in entries] or [
+        module
+        for found in pkgutil.iter_modules(__path__, f"{__name__}.")
+        if hasattr(module := importlib.import_module(found.name), "adapter_for")
+    ]
+    return sorted(modules, key=lambda module: -module.PRECEDENCE)
+
+
+def _loaded(entry: EntryPoint) -> AdapterModule:
+    try:
+        module = entry.load()
+    except ImportError as error:
+        raise CaptureError(
+            f"Adapter '{entry.name}' cannot be loaded from '{entry.value}': {error}. Reinstall or remove the package "
+            "that registers it."
+        ) from error
+    missing = [part for part in ("PRECEDENCE", "adapter_for") if not hasattr(module, part)]
+    if missing:
+        raise CaptureError(
+            f"Adapter '{entry.name}' in {entry.value} lacks {', '.join(missing)}. An adapter is a module with "
+            "PRECEDENCE and adapter_for(model, process_group)."
+        )
+    return module

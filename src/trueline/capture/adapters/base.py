@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch.distributed as dist
+from torch import nn
 
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -50,3 +51,23 @@ class Adapter(Protocol):
     def detach(self) -> None:
         """Leave the model as it was, as far as the framework allows."""
         ...
+
+
+class AdapterModule(Protocol):
+    """What an entry point of the group ``trueline.adapters`` names. Those with the higher precedence are asked first:
+    ours are DDP 30, FSDP2 20, several workers whose code reduces by itself 10, and one process 0, which fits anything.
+    """
+
+    __name__: str
+    PRECEDENCE: int
+
+    def adapter_for(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> Adapter | None:
+        """The adapter for ``model``, which is what the training script calls; None if it does not fit."""
+        ...
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What ``torch.compile`` was given: the DDP or FSDP2 module inside an outer compiled one."""
+    while not isinstance(model, nn.parallel.DistributedDataParallel) and hasattr(model, "_orig_mod"):
+        model = model._orig_mod  # type: ignore[assignment]
+    return model

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.hook import Hook
 from trueline.capture.probes.gradients import GradientProbe
@@ -23,6 +23,20 @@ UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tens
 
 _EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
 _LOSSY = ("powersgd", "quantization", "localsgd", "noop", "ddp_zero", "optimizer_overlap")
+
+
+PRECEDENCE = 30
+
+
+def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> "DdpAdapter | None":
+    """The adapter of a DDP module."""
+    ddp = uncompiled(model)
+    if not isinstance(ddp, nn.parallel.DistributedDataParallel):
+        return None
+    adapter = DdpAdapter(ddp)
+    # Workers whose gradients should be averaged together, where the user says so: DDP may have been given others.
+    adapter.process_group = process_group or adapter.process_group
+    return adapter
 
 
 class CommHook:

@@ -15,8 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.probes.gradients import GradientProbe
+
+PRECEDENCE = 20
+
+
+def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> Fsdp2Adapter | None:
+    """The adapter of a model that has a part to which ``fully_shard`` was applied."""
+    wrapped = uncompiled(model)
+    sharded = any(hasattr(module, "_get_fsdp_state") for module in wrapped.modules())
+    return Fsdp2Adapter(wrapped, process_group) if sharded else None
 
 
 class Fsdp2Adapter:

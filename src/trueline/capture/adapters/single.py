@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.probes.gradients import GradientProbe
+
+PRECEDENCE = 0
+
+
+def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> SingleAdapter:
+    """The adapter of any model in one process."""
+    return SingleAdapter(uncompiled(model))
 
 
 class SingleAdapter:
