@@ -97,7 +97,7 @@ def norms_and_cosine(rows_NP: Tensor) -> tuple[Floats, float]:
 
 
 def _first_alike(job: Job, num_workers: int, *, own_stream: bool) -> list[int]:
-    """[N] for each rank the first that does exactly what it does: itself where it has batches or a stream of its own."""
+    """[N] for each rank the first that does just what it does: itself where it has batches or a stream of its own."""
     seeds = [job.setting.seed(rank, base=job.seed) for rank in range(num_workers)]
     if job.setting.distributed_sampler or own_stream:
         return list(range(num_workers))
