@@ -1,4 +1,4 @@
-"""Norms and linear sketches of many gradients at once, in two passes over memory and few calls, without a copy of them.
+"""Norms and linear sketches of many gradients at once, in one pass over memory and few calls, without a copy of them.
 
 Letters: P parameters, G groups, k sketch length, W shards (1 for whole tensors), C elements of one shard, R rows of
 k.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import xxhash
@@ -26,10 +27,10 @@ BLOCK_ROWS = 1024
 SMALL = 4096
 """Parameters of up to so many elements are sketched together with the tails: one call for all of them."""
 
-NORM_CHUNK = 65_536
-"""Elements whose squares are added in float32; across chunks in float64. Relative error of the square below 1e-6 for
-float32 and 1e-5 for 16-bit gradients (tests/unit/test_tensor_sketch.py), where a flat float32 norm over 9M elements is
-wrong by 1e-3 (docs: The maths)."""
+NORM_CHUNK = 131_072
+"""Elements whose squares are added in float32 on the CPU; across chunks in float64. Relative error of the square below
+1e-6 for float32 and 1e-5 for 16-bit gradients (tests/unit/test_tensor_sketch.py), where a flat float32 norm over 9M
+elements is wrong by 1e-3 (docs: The maths)."""
 
 LENGTHS: tuple[int, ...] = (4099, 2053, 1031, 521)
 """Primes near the powers of two; the more groups, the shorter the sketch of each."""
@@ -81,36 +82,29 @@ class Measured:
     sketches: dict[int, Tensor]
 
 
-class _Norms:
-    """Norms of chunks in the order of their gradients: those of large ones at once, those of small ones in one call."""
+@dataclass(frozen=True)
+class _Part:
+    """One gradient of a call: its group, how many of its elements fill rows, and the signs of these rows, a block at a
+    time, for each of the shards that it is seen in.
+    """
 
-    def __init__(self) -> None:
-        self._norms: list[Tensor | None] = []
-        self._counts: list[int] = []
-        self._waiting: list[Tensor] = []
-
-    def take(self, chunks: Sequence[Tensor]) -> None:
-        """Measure the chunks of one gradient now."""
-        self._counts.append(len(chunks))
-        self._norms.extend(_chunk_norms(chunks))
-
-    def keep(self, chunks: Sequence[Tensor]) -> None:
-        """Measure the chunks of one gradient together with those of others."""
-        self._counts.append(len(chunks))
-        self._norms.extend([None] * len(chunks))
-        self._waiting.extend(chunks)
-
-    def result(self) -> tuple[list[Tensor], tuple[int, ...]]:
-        """The norm of every chunk, and the number of chunks of every gradient."""
-        late = iter(_chunk_norms(self._waiting))
-        return [norm if norm is not None else next(late) for norm in self._norms], tuple(self._counts)
+    group: int
+    full: int
+    signs: tuple[tuple[Tensor, ...], ...]
 
 
-def _chunk_norms(chunks: Sequence[Tensor]) -> Sequence[Tensor]:
-    if not chunks:
-        return ()
-    kind = torch.float64 if chunks[0].dtype == torch.float64 else torch.float32
-    return torch._foreach_norm(list(chunks), 2, dtype=kind)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+@dataclass(frozen=True)
+class _Call:
+    """What stays the same between calls about the same gradients.
+
+    Their tails meet in one vector of float32: ``targets`` are views [W, tail] of it, ``spans`` (group, signs, view
+    [R, k]) of the groups in it. ``owners`` int64 is the gradient (position) that each square sum belongs to.
+    """
+
+    parts: tuple[_Part, ...]
+    targets: tuple[Tensor, ...]
+    spans: tuple[tuple[int, Tensor, Tensor], ...]
+    owners: Tensor
 
 
 class Sketcher:
@@ -144,7 +138,8 @@ class Sketcher:
             bank.signs(f"tails of group {group}", (stop - start) // k)
             for group, (start, stop) in enumerate(self._spans)
         ]
-        self._owners: dict[tuple[int, ...], Tensor] = {}
+        self._height = max(NORM_CHUNK // k, 1) if self._device.type == "cpu" else BLOCK_ROWS
+        self._calls: dict[tuple[tuple[int, ...], int | None], _Call] = {}
 
     def measure(self, gradients: Sequence[tuple[int, Tensor]], *, shard: int | None = None) -> Measured:
         """Norms and group sketches of (position, floating tensor) pairs, on their device, without synchronising.
@@ -153,71 +148,87 @@ class Sketcher:
         shards; the sketches of all shards add up to that of [W, C]. A chunk of ``NORM_CHUNK`` elements whose square sum
         exceeds float32 (norm 1.8e19) has norm inf.
         """
-        rest = torch.zeros(self._spans[-1][1] if self._spans else 0, device=self._device)
-        rows_of: dict[int, list[Tensor]] = {}
-        targets: list[Tensor] = []
-        tails: list[Tensor] = []
-        norms = _Norms()
-        for index, x in gradients:
-            x_WC = x.reshape(1, -1) if self.shards == 1 or shard is not None else x
-            group = self._group_of[index]
-            rows = self._rows[index]
-            parts = rows_of.setdefault(group, [])
-            if rows:
-                parts.extend(self._body(index, x_WC[:, : rows * self.k], shard))
-                norms.take(self._chunks(x))  # while the sketch has just brought it into the cache
-            else:
-                norms.keep(self._chunks(x))
-            tail = x_WC[:, rows * self.k :]
-            if tail.shape[1]:
-                slot = self._slots[index] + (shard or 0) * self._tails[index]
-                targets.append(rest[slot : slot + tail.numel()].view(tail.shape))
-                tails.append(tail)
-        if targets:
-            torch._foreach_copy_(targets, tails)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        sketches: dict[int, Tensor] = {}
-        for group, parts in rows_of.items():
-            start, stop = self._spans[group]
-            if stop > start:
-                parts.append(self._rest_signs[group] @ rest[start:stop].view(-1, self.k))
-            sketches[group] = torch.stack(parts).double().sum(dim=0)
         indices = tuple(index for index, _ in gradients)
-        return Measured(indices, self._by_gradient(*norms.result()), sketches)
+        call = self._calls.get((indices, shard))
+        if call is None:
+            call = self._calls[indices, shard] = self._prepared(indices, shard)
+        sums: dict[int, list[Tensor]] = {part.group: [] for part in call.parts}
+        squares: list[Tensor] = []
+        tails: list[Tensor] = []
+        body = self._in_cache if self._device.type == "cpu" else self._in_few_calls
+        for part, (_, x) in zip(call.parts, gradients, strict=True):
+            x_WC = x.reshape(len(part.signs), -1)
+            if part.full:
+                sums[part.group].extend(body(part, x_WC[:, : part.full], squares))
+            if part.full < x_WC.shape[1]:
+                tails.append(x_WC[:, part.full :])
+        if tails:
+            torch._foreach_copy_(call.targets, tails)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        for group, signs_R, rest_Rk in call.spans:
+            sums[group].append(signs_R @ rest_Rk)
+        pieces = [piece for tail in tails for piece in tail.unbind(0)]  # each contiguous: a strided sum is less exact
+        norm2 = torch.zeros(len(indices), dtype=torch.float64, device=self._device)
+        if squares or pieces:
+            norm2.index_add_(0, call.owners, _joined(squares, pieces))
+        return Measured(indices, norm2, {group: torch.stack(some).double().sum(dim=0) for group, some in sums.items()})
 
-    def _body(self, index: int, x_WC: Tensor, shard: int | None) -> list[Tensor]:
-        """Signed sums [k] of the full rows, one per block of ``BLOCK_ROWS`` rows and shard, in float32 or float64."""
-        rows = self._rows[index]
-        signs_WR = self._signs[index].view(self.shards, rows)
-        if shard is not None:
-            signs_WR = signs_WR[shard : shard + 1]
-        x_WRk = x_WC.reshape(-1, rows, self.k)  # a view: rows are contiguous within a shard
+    def _in_cache(self, part: _Part, x_WC: Tensor, squares: list[Tensor]) -> list[Tensor]:
+        """Signed sums [k] of the full rows, a block at a time, in float32 or float64; the square sums of the blocks go
+        to ``squares``, made while the block is in the cache.
+        """
         sums: list[Tensor] = []
-        for start in range(0, rows, BLOCK_ROWS):
-            block_WRk = x_WRk[:, start : start + BLOCK_ROWS]
-            block_WRk = block_WRk if block_WRk.dtype in _WIDE else block_WRk.float()
-            block_signs_WR = signs_WR[:, start : start + BLOCK_ROWS].to(block_WRk.dtype)
-            if self._device.type == "cpu":  # a batched product of one row is 13 times slower there than plain ones
-                sums.extend(signs @ block for signs, block in zip(block_signs_WR, block_WRk, strict=True))
-            else:
-                sums.extend(torch.bmm(block_signs_WR.unsqueeze(1), block_WRk).squeeze(1).unbind(0))
+        for x_C, signs in zip(x_WC.unbind(0), part.signs, strict=True):
+            for block_Rk, signs_R in zip(_rows(x_C.view(-1, self.k), self._height), signs, strict=True):
+                block = _wide(block_Rk)
+                sums.append((signs_R if block.dtype == torch.float32 else signs_R.double()) @ block)
+                flat = block.view(-1)
+                squares.append(flat.dot(flat))
         return sums
 
-    def _by_gradient(self, norms: list[Tensor], counts: tuple[int, ...]) -> Tensor:
-        """Squared norms float64 [n] of gradients whose chunks have these norms, so many each, in order."""
-        total = torch.zeros(len(counts), dtype=torch.float64, device=self._device)
-        if not norms:
-            return total
-        owners = self._owners.get(counts)
-        if owners is None:
-            order = [position for position, count in enumerate(counts) for _ in range(count)]
-            owners = self._owners[counts] = torch.tensor(order, device=self._device)
-        return total.index_add_(0, owners, torch.stack(norms).double().square())
+    def _in_few_calls(self, part: _Part, x_WC: Tensor, squares: list[Tensor]) -> list[Tensor]:
+        """The same where starting a kernel costs more than reading memory twice: all shards of a block at once."""
+        sums: list[Tensor] = []
+        x_WRk = x_WC.reshape(len(part.signs), -1, self.k)
+        blocks = _rows(x_WRk, self._height, dim=1)
+        for block_WRk, signs in zip(blocks, zip(*part.signs, strict=True), strict=True):
+            block = _wide(block_WRk)
+            signs_W1R = torch.stack(signs).unsqueeze(1).to(block.dtype)
+            sums.extend(torch.bmm(signs_W1R, block).squeeze(1).unbind(0))
+            norm = cast(Tensor, torch.linalg.vector_norm(block_WRk, dtype=block.dtype))  # pyright: ignore[reportUnknownMemberType]
+            squares.append(norm.square())
+        return sums
 
-    def _chunks(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Pieces of at most ``NORM_CHUNK`` elements, each contiguous: a strided sum is less exact."""
-        if self.shards > 1 and x.dim() == 2:
-            return tuple(piece for row in x.unbind(0) for piece in torch.split(row, NORM_CHUNK))
-        return (x,) if x.numel() <= NORM_CHUNK else torch.split(x.reshape(-1), NORM_CHUNK)
+    def _prepared(self, indices: tuple[int, ...], shard: int | None) -> _Call:
+        rest = torch.zeros(self._spans[-1][1] if self._spans else 0, device=self._device)
+        parts = [self._part(index, shard) for index in indices]
+        targets: list[Tensor] = []
+        owners: list[int] = []
+        late: list[int] = []
+        for position, (index, part) in enumerate(zip(indices, parts, strict=True)):
+            seen, tail = len(part.signs), self._tails[index]
+            if part.full:
+                blocks = len(part.signs[0])
+                owners.extend([position] * (blocks * seen if self._device.type == "cpu" else blocks))
+            if tail:
+                slot = self._slots[index] + (shard or 0) * tail
+                targets.append(rest[slot : slot + seen * tail].view(seen, tail))
+                late.extend([position] * seen)
+        spans = [(group, *self._spans[group]) for group in sorted({part.group for part in parts})]
+        return _Call(
+            parts=tuple(parts),
+            targets=tuple(targets),
+            spans=tuple((g, self._rest_signs[g], rest[a:b].view(-1, self.k)) for g, a, b in spans if b > a),
+            owners=torch.tensor(owners + late, dtype=torch.int64, device=self._device),
+        )
+
+    def _part(self, index: int, shard: int | None) -> _Part:
+        signs_WR = self._signs[index].view(self.shards, self._rows[index])
+        signs_WR = signs_WR if shard is None else signs_WR[shard : shard + 1]
+        return _Part(
+            group=self._group_of[index],
+            full=self._rows[index] * self.k,
+            signs=tuple(_rows(signs_R, self._height) for signs_R in signs_WR.unbind(0)),
+        )
 
     def _place_tails(self, num_groups: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Where each parameter's tail starts in the vector of all tails, and each group's span, a multiple of k."""
@@ -233,3 +244,23 @@ class Sketcher:
             end = start + -(-(end - start) // self.k) * self.k
             spans.append((start, end))
         return slots, spans
+
+
+def _rows(x: Tensor, height: int, *, dim: int = 0) -> tuple[Tensor, ...]:
+    """Views of at most ``height`` rows of ``x`` along ``dim``."""
+    return torch.split(x, height, dim=dim)
+
+
+def _wide(block: Tensor) -> Tensor:
+    """The block in float32, or as it is in float64."""
+    return block if block.dtype in _WIDE else block.float()
+
+
+def _joined(squares: list[Tensor], pieces: list[Tensor]) -> Tensor:
+    """Float64 [m] the square sums that there are, then those of the pieces, made in one call."""
+    parts = [torch.stack(squares).double()] if squares else []
+    if pieces:
+        kind = torch.float64 if pieces[0].dtype == torch.float64 else torch.float32
+        norms = torch._foreach_norm(pieces, 2, dtype=kind)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        parts.append(torch.stack(norms).double().square())
+    return torch.cat(parts)
