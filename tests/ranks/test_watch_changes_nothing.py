@@ -161,6 +161,11 @@ CASES = {
     "ddp exact": {"kind": "ddp", "exact": True},
     "ddp clipped": {"kind": "ddp", "clip": 0.5},
     "ddp bucket view": {"kind": "ddp", "ddp": {"gradient_as_bucket_view": True}},
+    "ddp bucket view fp16 hook": {
+        "kind": "ddp",
+        "ddp": {"gradient_as_bucket_view": True},
+        "hook": "fp16_compress_hook",
+    },
     "ddp bucket view kept": {"kind": "ddp", "ddp": {"gradient_as_bucket_view": True}, "set_to_none": False},
     "ddp small buckets": {"kind": "ddp", "ddp": {"bucket_cap_mb": 0.01}, "tied": False},
     "ddp static graph": {"kind": "ddp", "ddp": {"static_graph": True}, "tied": False},
@@ -249,7 +254,7 @@ def test_upstreams_rules_for_comm_hooks_still_hold(two, tmp_path):
 def register_twice_and_wrongly(rank, world, out):
     import trueline
 
-    ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), gradient_as_bucket_view=True)
     with trueline.watch(ddp, out=out):
         with pytest.raises(TypeError, match="BF16"):  # DDP refuses it on the CPU
             ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
@@ -262,17 +267,29 @@ def test_a_hook_taken_before_watching_falls_back_and_says_so(two, tmp_path):
     import trueline
 
     out = tmp_path / "run"
-    two.run(train_with_taken_hook, str(out))
+    two.run(train_with_taken_hook, str(out), True)
     run = trueline.open_run(out)
     assert run.pivot("grad_norm")[1].all()
     assert any("comm hook was taken by fp16_compress_hook" in note for note in run.manifest.notes)
 
 
-def train_with_taken_hook(rank, world, out):
+def test_outside_of_buckets_nobody_needs_the_comm_hook(two, tmp_path):
+    import trueline
+
+    out = tmp_path / "run"
+    two.run(train_with_taken_hook, str(out), False)
+    run = trueline.open_run(out)
+    assert run.pivot("grad_norm")[1].all()
+    assert run.lists("group_reduce_residual")
+    assert run.env[0].reduce_hook == "fp16_compress_hook"
+    assert run.manifest.notes == []
+
+
+def train_with_taken_hook(rank, world, out, view):
     import trueline
 
     torch.manual_seed(0)
-    ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 8), gradient_as_bucket_view=view)
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     with trueline.watch(ddp, optimizer, out=out, plan={"every": 1}):

@@ -30,10 +30,11 @@ def team(gradients_NGK, *, reduced=None, used=None, local_norm=None):
 
 
 def columns(own, sums):
+    arrived = own.used if own.reduced is None else own.reduced
     return derive.columns(
         own,
         sums,
-        reduced_norm2=(own.reduced**2).sum(axis=1),
+        reduced_norm2=(arrived**2).sum(axis=1),
         sharded=False,
         numel=np.full(G, 1000.0),
         dtype="torch.float32",
@@ -108,6 +109,42 @@ def test_clipping_is_a_factor_and_nothing_else():
     assert row["group_used_factor"] == pytest.approx([0.3] * G)
     assert max(row["group_used_shape_residual"]) < 1e-12
     assert max(row["group_used_residual"]) < min(row["group_used_floor"])
+
+
+def unseen(owns):
+    """The same workers on a step at which the result of the reduction was not looked at."""
+    return [Own(local_norm=own.local_norm, local=own.local, reduced=None, used=own.used) for own in owns]
+
+
+def test_where_the_mean_was_used_the_reduction_need_not_be_seen():
+    owns, sums = team(random(4))
+    for seen, blind in zip(owns, unseen(owns), strict=True):
+        whole, row = columns(seen, sums), columns(blind, sums)
+        assert row.keys() == whole.keys()
+        for name, value in whole.items():
+            np.testing.assert_allclose(row[name], value, atol=1e-12)
+        assert derive.is_mean(row) == (True, True)
+
+
+def test_a_factor_where_the_reduction_was_not_seen_is_no_verdict_on_it():
+    g = random(4)
+    owns, sums = team(g, used=[0.25 * g.mean(axis=0)] * 4)
+    whole, row = columns(owns[0], sums), columns(unseen(owns)[0], sums)
+    assert "group_reduce_residual" not in row
+    assert "group_used_factor" not in row
+    assert max(row["group_reduce_shape_residual"]) < 1e-12
+    assert row["reduced_norm"] == pytest.approx(whole["reduced_norm"])
+    assert row["cosine_mean"] == pytest.approx(whole["cosine_mean"])
+    assert derive.is_mean(row) == (False, True)
+
+
+def test_something_else_than_the_mean_shows_without_the_reduction():
+    g = random(4)
+    owns, sums = team(g, used=[g.mean(axis=0), g.mean(axis=0), np.zeros((G, K)), g[3]])
+    rows = [columns(own, sums) for own in unseen(owns)]
+    assert [derive.is_mean(row) for row in rows] == [(True, True), (True, True), (False, False), (False, False)]
+    for row in rows[2:]:
+        assert min(row["group_reduce_shape_residual"]) > max(row["group_reduce_floor"])
 
 
 def test_a_worker_that_is_not_finite_leaves_the_sums_usable():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.capture.schedule import ALLOWANCE_S, MAX_INTERVAL, Schedule
+from trueline.capture.schedule import ALLOWANCE_S, MAX_INTERVAL, REDUCED_EVERY, REDUCED_FIRST, Recheck, Schedule
 from trueline.schema.plan import Plan
 
 
@@ -79,3 +79,30 @@ def read(schedule, sample, sampled_s):
 def test_sketches_are_kept_once_a_window():
     schedule = Schedule(Plan(matrix_every=10))
     assert [step for step in range(0, 35, 3) if schedule.keeps_sketches(step)] == [0, 12, 21, 30]
+
+
+def looked_at(answers):
+    """Samples (numbers) at which the reduction's result was looked at, when each showed (straight, mean)."""
+    recheck, taken = Recheck(), []
+    for number, (straight, mean) in enumerate(answers):
+        if recheck.due():
+            taken.append(number)
+        recheck.heard(straight=straight, mean=mean)
+    return taken
+
+
+def test_a_reduction_that_keeps_its_promise_is_looked_at_now_and_then():
+    first = list(range(REDUCED_FIRST))
+    assert looked_at([(True, True)] * 40) == [*first, *range(REDUCED_EVERY, 40, REDUCED_EVERY)]
+
+
+def test_steady_clipping_raises_no_doubt():
+    assert looked_at([(False, True)] * 40) == looked_at([(True, True)] * 40)
+
+
+def test_a_first_factor_and_any_other_shape_raise_doubt_at_the_next_sample():
+    scaled = [(True, True)] * 10 + [(False, True)] * 10
+    assert 11 in looked_at(scaled)
+    assert 12 not in looked_at(scaled)
+    wrong = [(True, True)] * 10 + [(False, False)] * 5 + [(True, True)] * 5
+    assert set(range(11, 16)) <= set(looked_at(wrong))

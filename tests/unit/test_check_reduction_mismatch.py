@@ -44,6 +44,36 @@ def test_a_result_that_is_lost_on_one_rank_names_it(tmp_path):
     assert (finding.measured, finding.expected) == (pytest.approx(0.9), pytest.approx(1e-5))
 
 
+def blind(rows, *, steps, shape=1e-7):
+    """The rows as they are where only what the optimizer received was looked at, and that was not the mean."""
+    for (step, _), row in rows.items():
+        if step in steps:
+            for name in ("reduce_residual", "reduce_factor", "used_factor", "used_shape_residual"):
+                row.pop(f"group_{name}")
+            row["group_reduce_shape_residual"] = [shape] * len(GROUPS)
+    return rows
+
+
+def test_a_lost_result_names_the_rank_where_only_its_use_was_seen(tmp_path):
+    rows = healthy_rows(2, 9)
+    lost = {(7, 1): rows[7, 1]}
+    blind(lost, steps=[7], shape=0.9)
+    altered(rows, steps=[7], ranks=[0, 1], used_residual=0.5)
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+
+    assert (finding.severity, finding.ranks, finding.step_first, finding.step_last) == ("error", (1,), 7, 7)
+    assert "is not the mean of the workers' gradients on rank 1" in finding.claim
+
+
+def test_clipping_where_only_its_use_was_seen_is_silent(tmp_path):
+    assert reduction_mismatch.check(write_run(tmp_path, blind(healthy_rows(2, 9), steps=range(2, 8)))) == []
+
+
+def test_a_user_who_changes_gradients_anyway_is_not_blamed_unseen(tmp_path):
+    rows = altered(healthy_rows(2, 9), steps=range(9), ranks=[0, 1], used_shape_residual=0.3)
+    assert reduction_mismatch.check(write_run(tmp_path, blind(rows, steps=range(2, 8), shape=0.3))) == []
+
+
 def test_now_and_then_on_one_rank_is_one_finding(tmp_path):
     rows = altered(healthy_rows(3, 40), steps=[3, 17, 30], ranks=[2], reduce_residual=0.9, reduce_shape_residual=0.9)
     (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))

@@ -133,16 +133,17 @@ class Reductions:
         return np.where(measured[:, chosen, None], values[:, chosen], np.nan)
 
 
-def reductions_of(run: Run, column: str) -> Reductions:
-    """The reductions of steps at which ``column`` was measured; raises ``CannotTell`` where there is none.
+def reductions_of(run: Run, *columns: str) -> Reductions:
+    """The reductions of steps at which one of ``columns`` was measured; raises ``CannotTell`` where there is none.
 
     Steps at which a worker's gradient was not finite have no such columns: NaN minus NaN tells nothing.
     """
     ranks = several_workers(run)
-    steps = sorted({step for step, rank in run.lists(column) if rank in set(ranks)})
+    steps = sorted({step for column in columns for step, rank in run.lists(column) if rank in set(ranks)})
     env = next((run.env[rank] for rank in ranks if rank in run.env), None)
     if not steps or env is None or not env.groups:
-        raise CannotTell(f"no step has '{column}' (gradients are sampled, and FSDP shards have no replicas to compare)")
+        named = " or ".join(f"'{column}'" for column in columns)
+        raise CannotTell(f"no step has {named} (gradients are sampled, and FSDP shards have no replicas to compare)")
     return Reductions(run, np.array(steps, dtype=np.int64), tuple(ranks), env)
 
 

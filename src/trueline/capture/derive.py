@@ -112,10 +112,20 @@ def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
 
 
 def columns(
-    own: Own, sums: Sums, *, reduced_norm2: Array | None, sharded: bool, numel: Array, dtype: str, roundings: int
+    own: Own,
+    sums: Sums,
+    *,
+    reduced_norm2: Array | None,
+    sharded: bool,
+    numel: Array,
+    dtype: str,
+    roundings: int,
+    seen: bool = True,
 ) -> dict[str, object]:
-    """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient."""
-    out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings)
+    """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient;
+    ``seen`` is False where what the optimizer receives is all that is ever known of the reduction.
+    """
+    out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings, seen=seen)
     norm2 = sums.reduced_norm2 if sharded else reduced_norm2
     if norm2 is None or not np.any(norm2 > 0):
         return out | cosines(own, sums, reduced_norm=None)
@@ -170,32 +180,58 @@ def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, ob
     return out
 
 
-def reduction(own: Own, sums: Sums, *, sharded: bool, numel: Array, dtype: str, roundings: int) -> dict[str, object]:
+def reduction(
+    own: Own, sums: Sums, *, sharded: bool, numel: Array, dtype: str, roundings: int, seen: bool = True
+) -> dict[str, object]:
     """The columns that hold the reduction to its promise: reduced = mean of the local gradients, equal on all
     replicas.
+
+    Where its result was not looked at by itself at this step, what the optimizer received stands for it if it is the
+    mean; if it is not, only what is left of it after a factor is taken out is told, since the user may have clipped it.
     """
     if np.any(sums.scalars[:, SCALARS.index("finite")] < 1):
         return {}
     workers = sums.scalars.shape[0]
     mean = sums.local / workers
     mean_norm = sums.local_norm / workers
-    reduced = sums.second if sharded else own.reduced if own.reduced is not None else own.used
     out: dict[str, object] = {}
-    if reduced is not None and np.any(mean_norm > 0):
+    reference = None if sharded else own.reduced
+    if np.any(mean_norm > 0):
         floor = _reduce_floor(mean_norm, numel=numel, k=mean.shape[1], dtype=dtype, roundings=roundings)
-        out |= {
-            "group_reduce_residual": _relative(reduced - mean, mean_norm),
-            "group_reduce_floor": floor.tolist(),
-        }
-        factor = _factors(reduced, mean)
-        out["group_reduce_factor"] = factor.tolist()
-        out["group_reduce_shape_residual"] = _relative(reduced - factor[:, None] * mean, mean_norm)
+        out["group_reduce_floor"] = floor.tolist()
+        reduced = sums.second if sharded else own.reduced if own.reduced is not None else own.used
+        if reduced is not None:
+            told = _against_mean(reduced, mean, mean_norm)
+            straight = _within(told["group_reduce_residual"], out["group_reduce_floor"])
+            if sharded or own.reduced is not None or not seen or straight:
+                out |= told
+                reference = reduced if reference is None and straight else reference
+            else:
+                factor = np.array(told["group_reduce_factor"])[:, None]
+                unscaled = np.divide(reduced, factor, out=np.zeros_like(reduced), where=factor != 0)
+                out["group_reduce_shape_residual"] = _relative(unscaled - mean, mean_norm)
     if own.used is not None and not sharded:
-        out |= _used(own, sums, reference=own.reduced if own.reduced is not None else mean)
+        out |= _used(own, sums, reference=mean if reference is None and not seen else reference)
     return out
 
 
-def _used(own: Own, sums: Sums, *, reference: Array) -> dict[str, object]:
+def is_mean(columns: Mapping[str, object]) -> tuple[bool, bool]:
+    """Whether what arrived was the mean of the workers' gradients, and whether it was so up to a factor."""
+    floor = columns.get("group_reduce_floor")
+    straight = _within(columns.get("group_reduce_residual"), floor)
+    return straight, straight or _within(columns.get("group_reduce_shape_residual"), floor)
+
+
+def _against_mean(reduced: Array, mean: Array, mean_norm: Array) -> dict[str, list[float | None]]:
+    factor = _factors(reduced, mean)
+    return {
+        "group_reduce_residual": _relative(reduced - mean, mean_norm),
+        "group_reduce_factor": factor.tolist(),
+        "group_reduce_shape_residual": _relative(reduced - factor[:, None] * mean, mean_norm),
+    }
+
+
+def _used(own: Own, sums: Sums, *, reference: Array | None) -> dict[str, object]:
     assert own.used is not None
     workers = sums.scalars.shape[0]
     mean_norm = sums.used_norm / workers
@@ -204,9 +240,10 @@ def _used(own: Own, sums: Sums, *, reference: Array) -> dict[str, object]:
         "group_used_residual": _relative(own.used - sums.second / workers, mean_norm),
         "group_used_floor": [2 * SKETCH_FLOOR] * len(mean_norm),
     }
-    factor = _factors(own.used, reference)
-    out["group_used_factor"] = factor.tolist()
-    out["group_used_shape_residual"] = _relative(own.used - factor[:, None] * reference, own_norm)
+    if reference is not None:
+        factor = _factors(own.used, reference)
+        out["group_used_factor"] = factor.tolist()
+        out["group_used_shape_residual"] = _relative(own.used - factor[:, None] * reference, own_norm)
     mine = _factors(own.used, own.local)
     out["group_used_local"] = _relative(own.used - mine[:, None] * own.local, own_norm)
     return out

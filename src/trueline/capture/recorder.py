@@ -35,7 +35,7 @@ from trueline.capture.probes.optimizer import hyper_parameters
 from trueline.capture.probes.parts import STEPS_AT_START, PartProbe
 from trueline.capture.probes.replicas import buffer_digests, param_digests
 from trueline.capture.probes.streams import rng_digests
-from trueline.capture.schedule import Schedule
+from trueline.capture.schedule import Recheck, Schedule
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -82,6 +82,7 @@ class Recorder:
         self._adapter = adapter
         self._outlet = Outlet(sink, rank=team.rank)
         self._schedule = Schedule(plan)
+        self._recheck = Recheck()
         self._broken: set[str] = set()
         self._spent: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
         self._step = 0
@@ -201,7 +202,11 @@ class Recorder:
         if self._sampled and not self.layout.fits(self.model):
             with self.guarded("gradients"):
                 self._shape_layout()
-        self.gradients.begin(active=self._sampled, exact=self.plan.exact and self._keeps)
+        self.gradients.begin(
+            active=self._sampled,
+            exact=self.plan.exact and self._keeps,
+            wants_reduced=self._sampled and self._recheck.due(),
+        )
         starts = 0 <= self._step - self.plan.steps[0] < STEPS_AT_START
         self.parts.begin(active=self._keeps or starts)
 
@@ -321,7 +326,10 @@ class Recorder:
             numel=np.array([spec.numel for spec in self.layout.groups], dtype=np.float64),
             dtype=reduction.dtype,
             roundings=reduction.roundings,
+            seen=reduction.seen,
         )
+        straight, mean = derive.is_mean(columns)
+        self._recheck.heard(straight=straight, mean=mean)
         self._outlet.write({"step": record.step} | columns)
         self._follow_budget(sums, record)
 

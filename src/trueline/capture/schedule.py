@@ -16,6 +16,13 @@ runs are seen whole, and in a run of five minutes it is less than 1 %.
 
 MAX_INTERVAL = 100
 """Never rarer than this, even where a budget asks for it: the manifest says so then."""
+REDUCED_FIRST = 4
+"""Sampled steps at the start at which the result of the reduction is looked at by itself."""
+
+REDUCED_EVERY = 8
+"""And then every so many, and whenever the step before leaves a doubt: else what the optimizer receives tells, at two
+thirds of the cost."""
+
 KEPT = 16
 """Latest measurements of cost whose median counts."""
 
@@ -91,3 +98,28 @@ class Schedule:
         wanted = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
         self._changes.append((step + 2 * interval, wanted))
         return wanted
+
+
+class Recheck:
+    """Answers, per sampled step, whether the result of the reduction is looked at, besides what the optimizer receives.
+
+    Where that is the mean of the workers' gradients, the reduction did what it must. Where it is their mean times one
+    factor, the user may have clipped it, or the reduction have scaled it: then only looking tells.
+    """
+
+    def __init__(self) -> None:
+        self._count = -1
+        self._doubt = False
+        self._straight = True
+
+    def due(self) -> bool:
+        """Whether to look at this sampled step. Ask once for each, in order."""
+        self._count += 1
+        return self._doubt or self._count < REDUCED_FIRST or self._count % REDUCED_EVERY == 0
+
+    def heard(self, *, straight: bool, mean: bool) -> None:
+        """What a step showed: whether the optimizer received the ``mean`` up to a factor, and up to none
+        (``straight``).
+        """
+        self._doubt = not mean or (self._straight and not straight)
+        self._straight = straight

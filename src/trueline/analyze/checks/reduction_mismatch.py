@@ -110,7 +110,7 @@ class _Case:
 
 def check(run: Run) -> list[Finding]:
     """One Finding for each kind of mismatch and set of ranks; raises ``CannotTell`` where that was not measured."""
-    reductions = _measured(run)
+    reductions = reductions_of(run, "group_reduce_residual", "group_used_residual")
     with np.errstate(invalid="ignore", divide="ignore"):
         cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
     findings = [finding for case in cases for finding in _findings(reductions, case)]
@@ -120,19 +120,13 @@ def check(run: Run) -> list[Finding]:
     return findings
 
 
-def _measured(run: Run) -> Reductions:
-    try:
-        return reductions_of(run, "group_reduce_residual")
-    except CannotTell:
-        return reductions_of(run, "group_used_residual")
-
-
 def _wrong_results(reductions: Reductions) -> list[_Case]:
     """Where what came out of the reduction is not the mean of what went in."""
     envs = _envs(reductions)
     if any(env.reduce_lossy for env in envs) or _by_hand(reductions):
         return []
-    residual, floor, factor = (reductions.groups(f"group_reduce_{name}") for name in ("residual", "floor", "factor"))
+    residual, floor = _residual(reductions), reductions.groups("group_reduce_floor")
+    factor = reductions.groups("group_reduce_factor")
     beyond = _beyond_floor(reductions)
     known = all(env.reduce_known for env in envs)
     scaled = beyond & (reductions.groups("group_reduce_shape_residual") <= floor) & _on_all_ranks(beyond)
@@ -250,8 +244,22 @@ def _names(reductions: Reductions, t: int, group: int) -> list[str]:
 
 def _beyond_floor(reductions: Reductions) -> Bools:
     """[T, N, G] where the reduced gradient is not the mean, and was reduced at all."""
-    beyond = reductions.groups("group_reduce_residual") > reductions.groups("group_reduce_floor")
+    beyond = _residual(reductions) > reductions.groups("group_reduce_floor")
     return beyond & ~reductions.not_reduced[:, None, :]
+
+
+def _residual(reductions: Reductions) -> Floats:
+    """[T, N, G] how far the reduced gradient is from the mean of the workers' gradients.
+
+    Where only what the optimizer received was looked at: what is left of that after a factor is taken out, provided
+    that at every step that shows both it was the reduced gradient times a factor.
+    """
+    residual, left = reductions.groups("group_reduce_residual"), reductions.groups("group_reduce_shape_residual")
+    changed = reductions.groups("group_used_shape_residual")
+    shown = ~np.isnan(residual) & ~np.isnan(changed)
+    floor = np.fmax(reductions.groups("group_used_floor"), reductions.groups("group_reduce_floor"))
+    only_scaled = bool(shown.any()) and not np.any(shown & (changed > floor))
+    return np.where(np.isnan(residual) & only_scaled, left, residual)
 
 
 def _floor_of_bfloat16(reductions: Reductions) -> float:

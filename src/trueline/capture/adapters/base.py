@@ -20,7 +20,8 @@ Guard = Callable[[str], AbstractContextManager[None]]
 class Reduction:
     """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is
     known, whether it is known to be lossy, the dtype in which sums are formed, and how many roundings one element
-    goes through at most.
+    goes through at most. ``seen`` is False where only what the optimizer receives is ever looked at, not what the
+    reduction returned.
     """
 
     hook: str
@@ -28,6 +29,7 @@ class Reduction:
     lossy: bool
     dtype: str
     roundings: int
+    seen: bool = True
 
 
 class Adapter(Protocol):

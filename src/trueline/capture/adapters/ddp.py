@@ -1,9 +1,10 @@
-"""DistributedDataParallel: a comm hook that looks at each bucket and then lets the user's hook, or the default,
-reduce it.
+"""DistributedDataParallel: gradients are seen when backward ends, or from inside a comm hook where they live in DDP's
+buckets.
 
-DDP takes one comm hook, ever. Ours is registered first and ``register_comm_hook`` of this instance is taken over, so
-that the user's later hook is chained behind it. Where a hook is taken already, gradients are seen by
-``post_accumulate_grad`` hooks.
+With ``gradient_as_bucket_view`` (and DDP's own mixed precision, or its Python reducer) a comm hook looks at each bucket
+and then lets the user's hook, or the default, reduce it. DDP takes one comm hook, ever. Ours is registered first and
+``register_comm_hook`` of this instance is taken over, so that the user's later hook is chained behind it. Where a hook
+is taken already, gradients are seen by ``post_accumulate_grad`` hooks.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from trueline.capture.adapters.backward_end import BackwardEnd
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.hook import Hook
@@ -24,7 +26,6 @@ UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tens
 _EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
 _LOSSY = ("powersgd", "quantization", "localsgd", "noop", "ddp_zero", "optimizer_overlap")
 
-
 PRECEDENCE = 30
 
 
@@ -33,7 +34,7 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> "D
     ddp = uncompiled(model)
     if not isinstance(ddp, nn.parallel.DistributedDataParallel):
         return None
-    adapter = DdpAdapter(ddp)
+    adapter = DdpAdapter(ddp, called=model)
     # Workers whose gradients should be averaged together, where the user says so: DDP may have been given others.
     adapter.process_group = process_group or adapter.process_group
     return adapter
@@ -66,6 +67,8 @@ class CommHook:
             places = [(param, g.shape, g.stride(), g.storage_offset() - start) for param, g in pairs]
             probe.see("local", pairs)
         future = self._reduce(bucket)
+        if not probe.wants_reduced:
+            return future
 
         def look(done: torch.futures.Future[Any]) -> Tensor:
             value = done.value()
@@ -116,28 +119,43 @@ class CommHook:
 
 
 class DdpAdapter:
-    """Watches one DDP module."""
+    """Watches one DDP module. ``called`` is the module that the training script calls: ``ddp``, or what compiled it."""
 
     name = "ddp"
     shards = 1
     shard: int | None = None
     local_is_grad = False
 
-    def __init__(self, ddp: nn.parallel.DistributedDataParallel) -> None:
+    def __init__(self, ddp: nn.parallel.DistributedDataParallel, called: nn.Module | None = None) -> None:
         self.process_group: dist.ProcessGroup | None = ddp.process_group
         self.notes: list[str] = []
         self._ddp = ddp
-        self._hook = CommHook(ddp.process_group)
+        self._called = called if called is not None else ddp
+        self._end: BackwardEnd | None = None
+        self._hook: CommHook | None = None
         self._handles: list[Any] = []
-        self._fallback = self._take_over()
+        self._fallback = ""
+        if not _lives_outside_buckets(ddp, self._called):
+            self._hook = CommHook(ddp.process_group)
+            self._fallback = self._take_over(self._hook)
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
-        """Let the comm hook (or, where it was taken, accumulation hooks) report to ``probe``."""
-        self._hook.probe, self._hook.guard = probe, guard
-        if self._fallback:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = watch_accumulation(probe, guard, due=lambda: bool(self._ddp.require_backward_grad_sync))
+        """Let gradients be reported to ``probe``: at the end of backward, by the comm hook, or, where that was taken,
+        by accumulation hooks.
+        """
+        if self._hook is not None:
+            self._hook.probe, self._hook.guard = probe, guard
+            if self._fallback:
+                for handle in self._handles:
+                    handle.remove()
+                self._handles = watch_accumulation(probe, guard, due=self._reduces)
+            return
+        if self._end is None:
+            ignored = self._ddp.parameters_to_ignore
+            named = self._ddp.module.named_parameters()
+            reduced = [param for name, param in named if param.requires_grad and name not in ignored]
+            self._end = BackwardEnd(self._called, reduced=reduced, due=self._reduces)
+        self._end.probe, self._end.guard = probe, guard
 
     def reduction(self) -> Reduction:
         """The user's hook, and the dtype and number of roundings that it implies."""
@@ -145,7 +163,7 @@ class DdpAdapter:
         dtype = _bucket_dtype(self._ddp)
         hook = self._users_hook()
         if hook is None and self._fallback:
-            return Reduction(hook=self._fallback, known=False, lossy=False, dtype=dtype, roundings=size + 2)
+            return Reduction(hook=self._fallback, known=False, lossy=False, dtype=dtype, roundings=size + 2, seen=False)
         if hook is None:
             return Reduction(hook="", known=True, lossy=False, dtype=dtype, roundings=size + 1)
         name = getattr(hook, "__qualname__", type(hook).__name__)
@@ -156,25 +174,32 @@ class DdpAdapter:
             lossy=_is_lossy(hook),
             dtype=str(compressed) if compressed is not None else dtype,
             roundings=size + 2,
+            seen=not self._fallback,
         )
 
     def detach(self) -> None:
-        """Stop looking; the comm hook stays (DDP cannot give it back) and only reduces."""
-        self._hook.probe = None
+        """Stop looking; a comm hook stays (DDP cannot give it back) and only reduces."""
+        if self._end is not None:
+            self._end.remove()
+            self._end = None
+        if self._hook is not None:
+            self._hook.probe = None
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _users_hook(self) -> Any:
-        """The hook that reduces, chained behind ours or registered before it; None where there is none or only a
-        built-in one.
-        """
-        if self._hook.user is not None:
-            return self._hook.user[1]
-        return next((hook for hook, _ in self._ddp._comm_hooks), None) if self._fallback else None
+    def _reduces(self) -> bool:
+        return bool(self._ddp.require_backward_grad_sync)
 
-    def _take_over(self) -> str:
-        """Register our hook; '' on success, else what holds the place."""
+    def _users_hook(self) -> Any:
+        """The hook that reduces, chained behind ours or registered with DDP; None where it is DDP's own reduction."""
+        if self._hook is not None and self._hook.user is not None:
+            return self._hook.user[1]
+        given = next((hook for hook, _ in self._ddp._comm_hooks if not isinstance(hook, CommHook)), None)
+        return given if given is not None or self._hook is not None else _built_in(self._ddp)
+
+    def _take_over(self, hook: CommHook) -> str:
+        """Register ``hook``; '' on success, else what holds the place."""
         ddp = self._ddp
         ours = next((hook for hook, _ in ddp._comm_hooks if isinstance(hook, CommHook)), None)
         if ours is not None:  # watched before: by `trueline run` at construction, or by a Watch that was closed
@@ -183,7 +208,7 @@ class DdpAdapter:
         taken = [getattr(hook, "__qualname__", "a hook") for hook, _ in ddp._comm_hooks]
         if not taken:
             try:
-                ddp.register_comm_hook(None, self._hook)  # type: ignore[arg-type]
+                ddp.register_comm_hook(None, hook)  # type: ignore[arg-type]
             except RuntimeError:
                 taken = ["a built-in comm hook"]
         if taken:
@@ -196,9 +221,9 @@ class DdpAdapter:
         if ddp.gradient_as_bucket_view and size & (size - 1):  # 1/N is exact for powers of two
             for param in ddp.module.parameters():
                 if param.requires_grad:
-                    param.register_post_accumulate_grad_hook(Hook(self._hook.remember_place))
-        ddp.register_comm_hook = _Registrar(self._hook, _as_given, check=ddp._check_comm_hook)  # type: ignore[method-assign]
-        ddp._register_builtin_comm_hook = _Registrar(self._hook, _from_builtin)  # type: ignore[method-assign]
+                    param.register_post_accumulate_grad_hook(Hook(hook.remember_place))
+        ddp.register_comm_hook = _Registrar(hook, _as_given, check=ddp._check_comm_hook)  # type: ignore[method-assign]
+        ddp._register_builtin_comm_hook = _Registrar(hook, _from_builtin)  # type: ignore[method-assign]
         return ""
 
 
@@ -241,6 +266,20 @@ def _from_builtin(kind: dist.BuiltinCommHookType) -> UserHook:
     if kind == dist.BuiltinCommHookType.FP16_COMPRESS:
         return None, default_hooks.fp16_compress_hook
     return None, default_hooks.allreduce_hook
+
+
+def _lives_outside_buckets(ddp: nn.parallel.DistributedDataParallel, called: nn.Module) -> bool:
+    """Whether ``.grad`` is the worker's own gradient until DDP ends backward, and the call that leads there is seen."""
+    in_buckets = ddp.gradient_as_bucket_view or ddp.mixed_precision is not None or ddp._use_python_reducer
+    return not in_buckets and getattr(called, "_compiled_call_impl", None) is None
+
+
+def _built_in(ddp: nn.parallel.DistributedDataParallel) -> Any:
+    """The built-in (C++) hook that was registered, as its twin in Python; None where there is none."""
+    name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))
+    if "FP16_COMPRESS" in name:
+        return default_hooks.fp16_compress_hook
+    return default_hooks.allreduce_hook if "ALLREDUCE" in name else None
 
 
 def _bucket_dtype(ddp: nn.parallel.DistributedDataParallel) -> str:

@@ -15,7 +15,6 @@ from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.hook import Hook
 from trueline.capture.probes.gradients import GradientProbe
 
-
 PRECEDENCE = 10
 
 
@@ -73,7 +72,7 @@ class ManualAdapter:
         }
         dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         size = dist.get_world_size(self.process_group)
-        return Reduction(hook="", known=True, lossy=False, dtype=str(dtype), roundings=size + 2)
+        return Reduction(hook="", known=True, lossy=False, dtype=str(dtype), roundings=size + 2, seen=False)
 
     def detach(self) -> None:
         """Remove the hooks."""

@@ -31,21 +31,27 @@ class _Seen:
 
     calls: dict[tuple[int, ...], Measured] = field(default_factory=dict)
     added: bool = False
+    zero: tuple[int, ...] = ()
 
 
 class GradientProbe:
-    """Collects one step's gradients. ``active`` is False on steps that are not sampled; hooks then do nothing."""
+    """Collects one step's gradients. ``active`` is False on steps that are not sampled; hooks then do nothing.
+
+    ``wants_reduced`` is False on steps at which what the optimizer receives stands for the result of the reduction.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.active = False
         self.exact = False
+        self.wants_reduced = True
         self.copies: dict[int, Tensor] = {}
         self._seen: dict[Phase, _Seen] = {phase: _Seen() for phase in PHASES}
 
-    def begin(self, *, active: bool, exact: bool = False) -> None:
+    def begin(self, *, active: bool, exact: bool = False, wants_reduced: bool = True) -> None:
         """Forget the step before; take part in this one if ``active``, keeping copies of the gradients if ``exact``."""
         self.active = active
+        self.wants_reduced = wants_reduced
         self.exact = active and exact
         self.copies = {}
         self._seen = {phase: _Seen() for phase in PHASES}
@@ -57,13 +63,15 @@ class GradientProbe:
         *,
         add: bool = False,
         shard: int | None = None,
+        zero: Iterable[Tensor] = (),
     ) -> None:
         """Measure (parameter, gradient) pairs that a hook has at one time; sharded gradients are [W, C], or flat [C]
         with ``shard``, the one of the W shards that they are.
 
         A second look at a parameter in one step replaces the first (what accumulates in ``.grad`` holds the earlier
         micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself; norms then
-        come from the sketch, as the cross terms between micro-batches are not at hand).
+        come from the sketch, as the cross terms between micro-batches are not at hand). ``zero`` are parameters that
+        have no gradient and are reduced as if it were zero.
         """
         index_of = self.layout.index_of
         pairs = [
@@ -75,6 +83,7 @@ class GradientProbe:
             return
         measured = self.layout.sketcher.measure(pairs, shard=shard)
         seen = self._seen[phase]
+        seen.zero = tuple(index_of[id(param)] for param in zero if id(param) in index_of)
         key = measured.indices
         if add and key in seen.calls:
             seen.added = True
@@ -101,6 +110,8 @@ class GradientProbe:
                 continue
             members: list[list[Tensor]] = [[] for _ in self.layout.groups]
             norms = [torch.full((), MISSING, dtype=torch.float64, device=device)] * len(self.layout.names)
+            for index in seen.zero:
+                norms[index] = torch.zeros((), dtype=torch.float64, device=device)
             for measured in seen.calls.values():
                 for index, norm2 in zip(measured.indices, measured.norm2.unbind(0), strict=True):
                     norms[index] = norm2
