@@ -39,8 +39,8 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "part_losses",
         "list<float64>",
         "loss",
-        "Losses of the parts of this worker's batch: one per sample where those are seen, else one per micro-batch (two "
-        "or more); NaN where a sample has no token.",
+        "Losses of the parts of this worker's batch: one per sample where those are seen, else one per micro-batch, if "
+        "there are two or more; NaN where a sample has no token.",
     ),
     Column("lr", "list<float64>", "", "Learning rate of each optimizer parameter group."),
     Column("optimizer_digest", "uint64", "", "Digest of every optimizer hyper-parameter of the step."),
