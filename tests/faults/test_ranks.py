@@ -72,17 +72,20 @@ def test_processes_are_reused_between_runs():
 def test_failure_of_one_rank_is_told_with_its_traceback_and_stops_all():
     with Ranks(2) as ranks:
         pids = ranks.pids
-        with pytest.raises(RankError, match=r"(?s)^1 of 2 ranks failed.*\nrank 1: Traceback.*rank 1 has had enough"):
+        with pytest.raises(RankError, match=r"(?s)^1 of 2 ranks failed.*\nrank 1: Traceback.*had enough") as told:
             ranks.run(fail_on_rank_1)
         assert gone(pids)
+        assert told.value.failures.keys() == {1}
+        assert told.value.failures[1].endswith("rank 1 has had enough")
 
 
 def test_death_of_one_rank_is_told_with_its_last_output():
     with Ranks(2) as ranks:
         pids = ranks.pids
-        with pytest.raises(RankError, match=r"(?s)rank 1: the process ended with exit code -9.*last words"):
+        with pytest.raises(RankError, match=r"(?s)rank 1: the process ended with exit code -9.*last words") as told:
             ranks.run(die_on_rank_1)
         assert gone(pids)
+        assert told.value.failures[1] == "the process ended with exit code -9"
 
 
 def test_silence_is_told_and_stops_all():

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -37,7 +37,15 @@ LOG_TAIL_BYTES = 2000
 
 
 class RankError(TruelineError):
-    """A rank raised, died, or did not answer in time; all ranks have been stopped."""
+    """A rank raised, died, or did not answer in time; all ranks have been stopped.
+
+    ``failures`` has, by rank, the traceback or how the process ended, the first to fail first; empty where no rank was
+    to blame.
+    """
+
+    def __init__(self, message: str, failures: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.failures: dict[int, str] = dict(failures or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +160,10 @@ class Ranks:
         words = [f"rank {rank}: {failure.text.rstrip()}{self._last_words(rank)}" for rank, failure in failures.items()]
         size = self.world_size
         self._clear()
-        raise RankError(f"{len(failures)} of {size} ranks failed; all were stopped.\n" + "\n".join(words))
+        raise RankError(
+            f"{len(failures)} of {size} ranks failed; all were stopped.\n" + "\n".join(words),
+            {rank: failure.text.rstrip() for rank, failure in failures.items()},
+        )
 
     def _last_words(self, rank: int) -> str:
         log = _log_path(str(self._folder), rank)

@@ -29,9 +29,7 @@ MAX_REASON_CHARS = 300
 PATIENCE_S = 86400.0
 """How long a setting may take before its workers count as hung; a big model on a small machine is no fault."""
 
-_FAILURE = re.compile(r"^rank (\d+): (.*?)\n(?=rank \d+: |\Z)", re.MULTILINE | re.DOTALL)
 _ENDED = "the process ended"
-_OUTPUT_FOLLOWS = "its output ended with:"
 _BROKEN_CONNECTION = re.compile("connection|peer|socket", re.IGNORECASE)
 
 
@@ -141,7 +139,7 @@ def failure_sentence(error: RankError, job: Job) -> str:
     One that died or raised takes the others along (their connections break), so the first cause is what is looked for:
     a process that ended, else an exception that is not about a connection.
     """
-    reasons = [(int(rank), _reason(text)) for rank, text in _FAILURE.findall(f"{error}\n")]
+    reasons = [(rank, _reason(text)) for rank, text in error.failures.items()]
     if not reasons:
         return f"The workers of setting {job.setting.name} failed: {str(error).splitlines()[0]}"
     own = [each for each in reasons if _ENDED in each[1]] or [
@@ -222,7 +220,7 @@ def _followed(job: Job, progress: Progress) -> Iterator[None]:
 
 def _reason(text: str) -> str:
     """The line of a rank's failure that says why: of a traceback the one after its frames, which are indented."""
-    lines = text.split(_OUTPUT_FOLLOWS)[0].rstrip().splitlines()
+    lines = text.splitlines()
     frames = [index for index, line in enumerate(lines[:-1]) if line.startswith(" ")]
     line = lines[frames[-1] + 1 if frames else 0]
     return line.replace("exit code -9", "signal 9, as a system out of memory sends it")[:MAX_REASON_CHARS]
