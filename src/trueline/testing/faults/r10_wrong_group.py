@@ -26,12 +26,7 @@ def in_hook(seat: Seat, faulty: bool) -> nn.Module:
     """A DDP hook that was given the group of the node."""
     problem = CausalLM()
     model = wrapped(problem.model())
-    group = _pair_of(seat) if faulty else dist.group.WORLD
-
-    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        return allreduce_hook(group, bucket)
-
-    model.register_comm_hook(None, reduce)
+    _reduce_over(_pair_of(seat) if faulty else dist.group.WORLD, model)
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
 
 
@@ -40,12 +35,7 @@ def one_left_out(seat: Seat, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = wrapped(problem.model())
     groups = [dist.new_group([0, 1, 2]), dist.new_group([3])]
-    group = groups[seat.rank // 3] if faulty else dist.group.WORLD
-
-    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        return allreduce_hook(group, bucket)
-
-    model.register_comm_hook(None, reduce)
+    _reduce_over(groups[seat.rank // 3] if faulty else dist.group.WORLD, model)
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
 
 
@@ -96,6 +86,15 @@ def mesh_of_node(seat: Seat, faulty: bool) -> nn.Module:
     optimizer = adamw(model)
     watch = seat.watch(model, optimizer, process_group=dist.group.WORLD)
     return fit(seat, model, optimizer, problem, batches_of(seat, problem), watch=watch)
+
+
+def _reduce_over(group: dist.ProcessGroup | None, model: nn.parallel.DistributedDataParallel) -> None:
+    """Register a DDP hook of the user's own that averages over ``group``."""
+
+    def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        return allreduce_hook(group, bucket)
+
+    model.register_comm_hook(None, reduce)
 
 
 def _pair_of(seat: Seat) -> dist.ProcessGroup:
