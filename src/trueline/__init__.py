@@ -68,7 +68,13 @@ def check(run: str | os.PathLike[str] | Run) -> CheckReport:
     return importlib.import_module("trueline.analyze.check_run").check(run)
 
 
-def report(runs: Sequence[str | os.PathLike[str]] | str, out: str | os.PathLike[str]) -> Path:
-    """Write one self-contained HTML file about one or several Runs and return its path."""
+def report(
+    runs: Sequence[str | os.PathLike[str]] | str, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> Path:
+    """Write one self-contained HTML file about one or several Runs and return its path.
+
+    Raises ``RunError`` where a path is no Run, ``InputError`` where ``out`` cannot be written, or exists and
+    ``overwrite`` is not set.
+    """
     several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
-    return importlib.import_module("trueline.view.report").write_report(several, Path(out))
+    return importlib.import_module("trueline.view.report").write_report(several, Path(out), overwrite=overwrite)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.synthetic_runs import write_long_run, write_run
 
+import trueline
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.view.report import write_report
@@ -262,6 +263,14 @@ def test_existing_file_is_left_alone_unless_overwriting(tmp_path: Path) -> None:
 
     write_report(run, out, overwrite=True)
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_public_function_overwrites_only_when_told(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "exp"), tmp_path / "report.html"
+    assert trueline.report([run], out) == out
+    with pytest.raises(RunExistsError):
+        trueline.report(str(run), out)
+    assert trueline.report(str(run), out, overwrite=True) == out
 
 
 @pytest.mark.parametrize(
