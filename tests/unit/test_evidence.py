@@ -1,12 +1,16 @@
 """Who, where and since when, in words."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from trueline.analyze.evidence import (
+    Marked,
     and_text,
     differs,
     longest_run,
+    marked,
     named_some,
     odd_ranks,
     ranks_text,
@@ -77,3 +81,10 @@ def test_longest_run():
 
 def test_sites_are_few():
     assert len(sites_of(0, range(20), phase="param", names=("a", "b"))) == 8
+
+
+def test_a_mask_is_told_by_its_steps_and_ranks():
+    mask_TN = np.zeros((4, 3), dtype=bool)
+    mask_TN[1, 2] = mask_TN[3, 0] = True
+    found = marked(SimpleNamespace(steps=np.array([0, 10, 20, 30])), [4, 5, 6], mask_TN)
+    assert found == Marked(first=1, steps=[10, 30], first_ranks=(6,), ranks=(4, 6))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,30 @@ def any_over(mask: Bools, axis: int | tuple[int, ...]) -> Bools:
 def ranks_where(ranks: Sequence[int], chosen_N: NDArray[Any]) -> tuple[int, ...]:
     """Those of ``ranks`` [N] that the mask chooses."""
     return tuple(ranks[int(n)] for n in np.flatnonzero(chosen_N))
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Where a mask over steps and workers is set: ``first`` is the index of the first such step in ``run.steps``,
+    ``steps`` are all of them, ``first_ranks`` are the ranks at the first and ``ranks`` those at any.
+    """
+
+    first: int
+    steps: list[int]
+    first_ranks: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+def marked(run: Run, ranks: Sequence[int], mask_TN: Bools) -> Marked:
+    """Where ``mask_TN``, which is set somewhere, is set."""
+    at_T = any_over(mask_TN, 1)
+    first = int(np.argmax(at_T))
+    return Marked(
+        first=first,
+        steps=run.steps[at_T].tolist(),
+        first_ranks=ranks_where(ranks, mask_TN[first]),
+        ranks=ranks_where(ranks, any_over(mask_TN, 0)),
+    )
 
 
 def longest_run(hits: Iterable[bool]) -> int:

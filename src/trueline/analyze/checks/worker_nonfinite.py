@@ -45,10 +45,10 @@ from trueline.analyze.evidence import (
     data_parallel_ranks,
     envs_of,
     longest_run,
+    marked,
     named_some,
     numbers,
     ranks_text,
-    ranks_where,
     sites_of,
 )
 from trueline.schema.errors import CannotTell
@@ -89,15 +89,13 @@ def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN:
 
 def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools, *, scaled: bool) -> Finding:
     bad_TN = bad_loss_TN | bad_grad_TN
-    bad_T = bad_TN.any(axis=1)
-    first = int(np.argmax(bad_T))
-    step = int(run.steps[first])
-    named = ranks_where(ranks, bad_TN[first])
-    kinds = [kind for kind, bad in (("loss", bad_loss_TN), ("gradient", bad_grad_TN)) if bad[first].any()]
+    bad = marked(run, ranks, bad_TN)
+    step, named = bad.steps[0], bad.first_ranks
+    kinds = [kind for kind, of in (("loss", bad_loss_TN), ("gradient", bad_grad_TN)) if of[bad.first].any()]
     params = [name for rank in named for name in _params(run, step, rank)]
     params = list(dict.fromkeys(params))
     sites = sites_of(step, named[:2], phase="grad", names=params[: MAX_SITES // 4]) if params else ()
-    losses = sites_of(step, named, phase="loss", names=("loss",)) if bad_loss_TN[first].any() else ()
+    losses = sites_of(step, named, phase="loss", names=("loss",)) if "loss" in kinds else ()
     where = f" ({named_some(params)})" if params and "gradient" in kinds else ""
     since = [int(run.steps[column.argmax()]) if (column := bad_TN[:, n]).any() else None for n in range(len(ranks))]
     return Finding(
@@ -107,7 +105,7 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
         f"{'is' if len(kinds) == len(named) == 1 else 'are'} not finite at step {step}{where}.",
         ranks=named,
         step_first=step,
-        step_last=int(run.steps[np.flatnonzero(bad_T)[-1]]),
+        step_last=bad.steps[-1],
         sites=(*losses, *sites)[:MAX_SITES],
         measured=float(len(named)),
         expected=0.0,
@@ -116,7 +114,7 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
         evidence={
             "first_step_by_rank": {str(rank): at for rank, at in zip(ranks, since, strict=True) if at is not None},
             "params": params[:100],
-            "num_steps": int(np.count_nonzero(bad_T)),
+            "num_steps": len(bad.steps),
         },
         next=(
             f"Look at the samples that rank {named[0]} read at step {step} (sample_digests), and at its labels: a mean "

@@ -51,10 +51,10 @@ from trueline.analyze.evidence import (
     capitalized,
     counted,
     longest_run,
+    marked,
     named_some,
     numbers,
     ranks_text,
-    ranks_where,
     several_workers,
     sites_of,
     steps_text,
@@ -87,29 +87,27 @@ def check(run: Run) -> list[Finding]:
 
 
 def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools) -> Finding:
-    at_T = silent_TN.any(axis=1)
-    named = ranks_where(ranks, any_over(silent_TN, 0))
-    steps = run.steps[at_T].tolist()
+    silent = marked(run, ranks, silent_TN)
+    steps = silent.steps
     loss_TN, has_loss_TN = numbers(run, "loss", ranks)
     zero_loss = bool(np.all(~silent_TN | (has_loss_TN & (loss_TN == 0))))
     lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _ENOUGH for n in range(len(ranks)))
-    first_ranks = ranks_where(ranks, silent_TN[at_T][0])
     return Finding(
         code=CODE,
         severity="error" if lasting or not zero_loss else "warning",
-        claim=f"The gradient of {ranks_text(named)} is zero at "
+        claim=f"The gradient of {ranks_text(silent.ranks)} is zero at "
         f"{steps_text(steps, among=run.steps[measured_TN.any(axis=1)].tolist())}, while other ranks have one.",
-        ranks=named,
+        ranks=silent.ranks,
         step_first=steps[0],
         step_last=steps[-1],
-        sites=sites_of(steps[0], first_ranks, phase="grad", names=("all",)),
+        sites=sites_of(steps[0], silent.first_ranks, phase="grad", names=("all",)),
         measured=0.0,
         expected=None,
         unit="L2 norm of the worker's gradient",
         false_alarm_rate=0.0,
         evidence={"num_steps": len(steps), "loss_is_zero": zero_loss},
         next=(
-            f"Look at the labels that rank {first_ranks[0]} read at step {steps[0]}: are all of them masked?",
+            f"Look at the labels that rank {silent.first_ranks[0]} read at step {steps[0]}: are all of them masked?",
             "Weight workers by their number of labels, or draw another batch where there is none.",
         ),
     )
