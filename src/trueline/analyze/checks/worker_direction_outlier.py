@@ -1,0 +1,101 @@
+"""One worker's gradient points elsewhere than the others'.
+
+What it finds
+-------------
+A rank whose gradient has a smaller (or larger) cosine to the mean of the other ranks' gradients than theirs have, more
+often than chance allows, of the whole or of one parameter group: a flipped sign, labels that are noise, other data,
+noise added to its gradient, one layer computed wrongly.
+
+Why it matters
+--------------
+Norm and loss may be as they should. A gradient with the wrong sign cancels that of a healthy worker at every step.
+
+How it decides
+--------------
+As `worker-loss-outlier` does, on the cosine of each worker's gradient to the mean of the others': bets against the
+exchangeability of workers at each step, added up over every start. No cosine is held to be healthy by itself: late in
+training cosines near zero are, and then all workers have them. The whole gradient has a sixth of the promise
+(`false_alarms` per 10,000 healthy steps over all statistical checks), all parameter groups together a twelfth. A worker
+whose gradient is scaled blurs the others' cosines; where `worker-scale` explains the difference, it is not repeated.
+
+What it may miss
+----------------
+With two workers there is one cosine, which both share: nothing can be told. Where healthy cosines are near zero there
+is little direction to be away from: noise hides until the others agree on something. Directions are compared on sampled
+steps only.
+
+Example
+-------
+The gradient of rank 3 has a mean cosine of -0.12 to the mean of the others since step 40; the others have 0.15.
+"""
+
+from __future__ import annotations
+
+from trueline.analyze.effects import mean_of_workers
+from trueline.analyze.outlier_finding import (
+    claim,
+    common,
+    meant_to_differ,
+    place_of,
+    sites,
+    subject,
+    when,
+)
+from trueline.analyze.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.promise import Promise, promise_of
+from trueline.analyze.scale import unexplained
+from trueline.analyze.series import WorkerSeries, series_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "worker-direction-outlier"
+NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "group_grad_norms", "sample_digests")
+
+
+def check(run: Run) -> list[Finding]:
+    """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
+    return judge(series_of(run), promise_of(run))
+
+
+def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+    """The same of series."""
+    if series.num_workers < 3:
+        raise CannotTell("two workers have one cosine between them, so neither can be unlike the other; it takes three")
+    found = find_outliers(series, promise, "direction")
+    return [_finding(series, outlier) for outlier in unexplained(found, series, promise)]
+
+
+def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
+    place = place_of(series, outlier)
+    difference = effect_of(outlier, place.values)
+    mine = effect_of(outlier, place.values, mean_of_workers).value
+    step = int(series.steps[outlier.first])
+    others = "ranks that differ from them" if outlier.undecided else "others"
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=claim(
+            series,
+            outlier,
+            f"the gradient of {subject(series, outlier)}{place.clause} has a mean cosine of {mine:.2g} to the mean of "
+            f"the others {when(series, outlier)}; the {others} have {mine - difference.value:.2g}",
+        ),
+        sites=sites(series, outlier, place.names, phase="grad"),
+        measured=mine,
+        expected=mine - difference.value,
+        unit="mean cosine to the mean of the other workers' gradients",
+        next=(
+            f"Look for a sign, a mask or a loss term that only {subject(series, outlier)} has, and at the samples and "
+            f"labels that it read at step {step} and after.",
+            meant_to_differ(series, outlier),
+        ),
+        **common(
+            series,
+            outlier,
+            difference.interval(),
+            interval_of="the difference in cosine",
+            num_steps=difference.num_steps,
+            groups=dict(place.moved),
+        ),
+    )

@@ -1,0 +1,108 @@
+"""One worker's gradient is longer or shorter than the others'.
+
+What it finds
+-------------
+A rank whose gradient norm before reduction, of the whole or of one parameter group, is larger or smaller than the
+others' more often than chance allows, since when, by what factor, and in which groups: noisy labels, harder data, a
+part of its tokens masked, noise or wrong bits in one layer, a layer that computes differently.
+
+Why it matters
+--------------
+The mean over workers weighs each gradient by its length. A rank whose gradient is too long speaks for several, one
+whose gradient is too short is not heard.
+
+How it decides
+--------------
+As `worker-loss-outlier` does, on the natural log of the norm: bets against the exchangeability of workers at each step,
+added up over every start. The norm of the whole gradient has a sixth of the promise (`false_alarms` per 10,000 healthy
+steps over all statistical checks), those of all parameter groups together a twelfth. A group is said to have moved
+where its difference is beyond chance at the level 1e-3, split over the groups.
+
+Where the evidence says that the gradient is that of a healthy worker times a factor, `worker-scale` reports it, and
+this check does not. `evidence.scale` says why it is no scale: "no", with what speaks against it, or "cannot tell yet",
+with what has not been measured long enough.
+
+What it may miss
+----------------
+Shifts that are small against the spread between workers, and those in few elements of a large group: a stuck bit in
+one element that changes no norm. A gradient that was not there at all is told by `worker-silent`. With two workers,
+which of them is off, unless their own histories tell.
+
+Example
+-------
+The gradient of rank 3 is 1.4 times as long as the others' (most in head and embed) since step 1240.
+"""
+
+from __future__ import annotations
+
+import math
+
+from trueline.analyze.outlier_finding import (
+    claim,
+    common,
+    counterpart,
+    meant_to_differ,
+    place_of,
+    sites,
+    subject,
+    when,
+)
+from trueline.analyze.outliers import effect_of, find_outliers
+from trueline.analyze.promise import Promise, promise_of
+from trueline.analyze.scale import Scale, scale_of
+from trueline.analyze.series import WorkerSeries, series_of
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "worker-grad-norm-outlier"
+NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
+
+
+def check(run: Run) -> list[Finding]:
+    """A warning for each worker whose gradient norm stands out; raises ``CannotTell`` without norms to compare."""
+    return judge(series_of(run), promise_of(run))
+
+
+def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+    """The same of series."""
+    found = [scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm")]
+    return [_finding(series, scale) for scale in found if scale.answer != "yes"]
+
+
+def _finding(series: WorkerSeries, scale: Scale) -> Finding:
+    outlier = scale.outlier
+    place = place_of(series, outlier)
+    log_ratio = effect_of(outlier, place.values)
+    low, high = log_ratio.interval()
+    interval = (math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high)
+    theirs = f"that of {counterpart(series, outlier)}" if outlier.undecided else "the others'"
+    step = int(series.steps[outlier.first])
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=claim(
+            series,
+            outlier,
+            f"the gradient of {subject(series, outlier)} is {math.exp(log_ratio.value):.3g} times as long as "
+            f"{theirs}{place.clause} {when(series, outlier)}",
+        ),
+        sites=sites(series, outlier, place.names, phase="grad"),
+        measured=math.exp(log_ratio.value),
+        expected=1.0,
+        unit="times the others' gradient norm (geometric mean)",
+        next=(
+            f"Look at the samples, labels and masks that {subject(series, outlier)} read at step {step} and after.",
+            f"Compare the code path, precision and device of {subject(series, outlier)} with another rank's"
+            f"{', first in ' + place.names[0] if place.names != ('all',) else ''}.",
+            meant_to_differ(series, outlier),
+        ),
+        **common(
+            series,
+            outlier,
+            interval,
+            num_steps=log_ratio.num_steps,
+            groups=dict(place.moved),
+            scale=scale.answer,
+            scale_because=list(scale.against or scale.missing),
+        ),
+    )

@@ -1,0 +1,100 @@
+"""One worker's loss is not like the others'.
+
+What it finds
+-------------
+A rank whose loss, before any averaging, is higher or lower than the others' more often than chance allows, since when,
+and by how much: labels permuted or noised on one rank, another preprocessing or tokenizer, a harder or easier shard,
+a loss that is averaged over something else.
+
+Why it matters
+--------------
+The mean over workers hides it: with N workers a rank that learns from noise moves the mean by 1/N of its own shift. The
+run trains, a little worse, with that rank's gradients pulling elsewhere.
+
+How it decides
+--------------
+Healthy workers draw their batches from one pool, so at each step every order of the workers is equally likely, however
+the losses are distributed and whatever all of them do together (warm-up, spikes, curriculum). Trueline bets against
+that at every step, for each worker, and adds up what the bets win from every possible start (an e-detector: exact, for
+any distribution and any number of steps). The alarm is set so that all statistical checks together raise at most
+`false_alarms` (plan, default 1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding says
+when the evidence starts, which is earlier than when it crossed the line, and bounds the probability that a healthy run
+looks like this.
+
+The worker with the most evidence is named and taken out, and the others are judged again without it. With two workers,
+or where no majority agrees, the Finding says that they differ and that it is undecided which is off, unless one series
+jumps at that step by more than it ever has and the other does not. Only workers of one declared group are compared
+(`worker_groups`), and only equally large batches where batches are unequal now and then. Where workers read fixed
+shards again and again, a lasting difference of the size that shards have by chance is allowed.
+
+What it may miss
+----------------
+Shifts that are small against the spread between workers: a shift of 1 spread takes about 60 steps, of 3 about 12. Fewer
+steps than ln(threshold) / ln N tell nothing at all. A shift that all workers share. A loss that is only scaled, along
+with its gradient, is told by `worker-scale` instead.
+
+Example
+-------
+The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240.
+"""
+
+from __future__ import annotations
+
+from trueline.analyze.effects import mean_of_workers
+from trueline.analyze.outlier_finding import (
+    claim,
+    common,
+    counterpart,
+    meant_to_differ,
+    sites,
+    subject,
+    when,
+)
+from trueline.analyze.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.promise import Promise, promise_of
+from trueline.analyze.scale import unexplained
+from trueline.analyze.series import WorkerSeries, series_of
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "worker-loss-outlier"
+NEEDS: tuple[str, ...] = ("loss", "grad_norm", "group_grad_norms", "sample_digests")
+
+
+def check(run: Run) -> list[Finding]:
+    """A warning for each worker whose loss stands out; raises ``CannotTell`` without losses to compare."""
+    return judge(series_of(run), promise_of(run))
+
+
+def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+    """The same of series."""
+    found = find_outliers(series, promise, "loss")
+    return [_finding(series, outlier) for outlier in unexplained(found, series, promise)]
+
+
+def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
+    difference = effect_of(outlier, series.loss)
+    mine = effect_of(outlier, series.loss, mean_of_workers).value
+    side = "above" if difference.value > 0 else "below"
+    theirs = "that of " if outlier.undecided else ""
+    than = f"{theirs}{counterpart(series, outlier)}{'' if outlier.undecided else chr(39) + ' mean'}"
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=claim(
+            series,
+            outlier,
+            f"the loss of {subject(series, outlier)} is {abs(difference.value):.3g} {side} {than} of "
+            f"{mine - difference.value:.4g} {when(series, outlier)}",
+        ),
+        sites=sites(series, outlier, ("loss",), phase="loss"),
+        measured=difference.value,
+        expected=0.0,
+        unit="loss minus the others' mean loss",
+        next=(
+            f"Look at the samples and labels that {subject(series, outlier)} read at step "
+            f"{int(series.steps[outlier.first])} and after: are they masked, shuffled or cut like the others'?",
+            meant_to_differ(series, outlier),
+        ),
+        **common(series, outlier, difference.interval(), num_steps=difference.num_steps),
+    )

@@ -1,0 +1,104 @@
+"""One worker's gradient is a healthy one times a factor.
+
+What it finds
+-------------
+A rank whose gradient is c times what it would be, with c and its interval: a loss divided by another number of tokens
+or accumulation steps, a loss weight or scaler that only this rank has, gradients summed where others average.
+
+Why it matters
+--------------
+The rank's samples count c times. Nothing fails; the effective batch is another one than was asked for, and results
+move with the number of workers.
+
+How it decides
+--------------
+First `worker-grad-norm-outlier` must see the rank (same statistic, same promise, no further false alarms). Then it is a
+scale if three equalities hold that a factor implies for any model: the shift of the log norm is the same in all
+parameter groups; the direction is as healthy as the others'; the loss is either scaled by the same factor (recorded
+after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each must be
+shown to hold within half of ln c before a scale is claimed. Harder data or noisy labels fail at least one of them: they
+change some groups more than others, turn the gradient, and move the loss by another factor.
+
+The factor is exp of the mean difference in log norm to the others, measured on the steps after the alarm, with a 95 % t
+interval. A loss or direction that this explains is not reported again by the other checks. Until all three can be told,
+`worker-grad-norm-outlier` reports the rank, with "scale": "cannot tell yet".
+
+What it may miss
+----------------
+Factors near 1 take long: the equalities must be known to half of ln c. Where no losses, or fewer than two parameter
+groups, are recorded, a scale cannot be told from other causes. A change of the data that moves all groups and the loss
+exactly alike is called a scale. With two workers, which of them is scaled is undecided unless their own histories tell.
+
+Example
+-------
+The gradient of rank 3 is 1.1 times (1.08 to 1.12) what it should be since step 1240, in all parameter groups alike, and
+so is its loss.
+"""
+
+from __future__ import annotations
+
+import math
+
+from trueline.analyze.outlier_finding import (
+    claim,
+    common,
+    counterpart,
+    sites,
+    subject,
+    when,
+)
+from trueline.analyze.outliers import find_outliers
+from trueline.analyze.promise import Promise, promise_of
+from trueline.analyze.scale import Scale, scale_of
+from trueline.analyze.series import WorkerSeries, series_of
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "worker-scale"
+NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
+
+
+def check(run: Run) -> list[Finding]:
+    """An error for each worker whose gradient is scaled; raises ``CannotTell`` without norms to compare."""
+    return judge(series_of(run), promise_of(run))
+
+
+def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+    """The same of series."""
+    found = [scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm")]
+    return [_finding(series, scale) for scale in found if scale.answer == "yes"]
+
+
+def _finding(series: WorkerSeries, scale: Scale) -> Finding:
+    outlier = scale.outlier
+    factor = math.exp(scale.log_factor.value)
+    low, high = (math.exp(bound) for bound in scale.log_factor.interval())
+    than = f"times that of {counterpart(series, outlier)}" if outlier.undecided else "times what the others have"
+    loss = "and so is its loss" if scale.loss_scaled else "while its loss is like the others'"
+    return Finding(
+        code=CODE,
+        severity="warning" if outlier.undecided else "error",
+        claim=claim(
+            series,
+            outlier,
+            f"the gradient of {subject(series, outlier)} is {factor:.3g} {than} ({low:.3g} to {high:.3g}) "
+            f"{when(series, outlier)}, in all parameter groups alike, {loss}",
+        ),
+        sites=sites(series, outlier, ("all",), phase="grad"),
+        measured=factor,
+        expected=1.0,
+        unit="times the others' gradient",
+        next=(
+            f"Print what the loss of {subject(series, outlier)} is divided by (tokens, micro-batches, workers) and any "
+            f"weight or scaler it is multiplied by, at step {int(series.steps[outlier.first])}, and compare with "
+            "another rank.",
+        ),
+        **common(
+            series,
+            outlier,
+            (low, high),
+            num_steps=scale.log_factor.num_steps,
+            loss_ratio=math.exp(scale.log_loss.value),
+            loss_scaled=scale.loss_scaled,
+        ),
+    )

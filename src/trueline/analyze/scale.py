@@ -1,0 +1,180 @@
+"""Is an outlying gradient norm a pure scale, or another gradient?
+
+A worker whose loss or gradient is multiplied by c (its loss is not averaged like the others', a wrong divisor, a scaler
+of its own) has the gradient it would have had, times c. Then, whatever the model:
+
+- ln of the norm is shifted by ln c in every parameter group alike;
+- the direction is as healthy as the others';
+- the loss is c times what it would be, if it was recorded after it was scaled, or unchanged, if before.
+
+Each is an equality of means of exchangeable values, so each can be rejected at a stated level (``NAMING_LEVEL``, split
+over the groups), and each can be shown to hold within half of ln c. Harder data, noisy labels or added noise break at
+least one: they change some groups more than others, turn the gradient, and change the loss by another factor. What is
+neither rejected nor shown yet is called so. The largest room, half of ln c, means that an effect which mimics a scale
+this closely in all groups and in the loss is called one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from trueline.analyze.effects import LEVEL, Estimate, mean_of_workers, mean_ratio
+from trueline.analyze.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.promise import Promise
+from trueline.analyze.series import WorkerSeries
+from trueline.analyze.stats_tests import NAMING_LEVEL
+from trueline.schema.errors import CannotTell
+
+Answer = Literal["yes", "no", "cannot tell yet"]
+
+_ROOM = 0.5
+"""How far, as a fraction of ln c, a shift may be from what a scale makes it, interval and all; over parameter groups,
+the root mean square."""
+
+_TURNED = 0.1
+"""Fraction of its value by which a cosine must be off before it counts as turned: that of workers whose cosines are
+not all alike is predicted no better (``_cosine_factor``)."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Whether ``outlier`` (in the gradient norm) is a pure scale. ``log_factor`` estimates ln c; ``log_loss`` the log
+    ratio of the losses. ``against`` names what speaks against it, ``missing`` what cannot be told yet.
+    """
+
+    outlier: Outlier
+    log_factor: Estimate
+    log_loss: Estimate
+    against: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def answer(self) -> Answer:
+        """``yes``, ``no`` or ``cannot tell yet``."""
+        return "no" if self.against else "cannot tell yet" if self.missing else "yes"
+
+    @property
+    def loss_scaled(self) -> bool:
+        """Whether the recorded loss is scaled too, rather than unchanged."""
+        return abs(self.log_loss.value - self.log_factor.value) < abs(self.log_loss.value)
+
+    def explains(self, outlier: Outlier) -> bool:
+        """Whether this scale, if it is one, is all there is to an outlier in another quantity of the same worker."""
+        same = set(outlier.workers) <= set(self.outlier.concerned) and outlier.meets(self.outlier)
+        return same and self.answer == "yes" and (outlier.quantity != "loss" or self.loss_scaled)
+
+
+def scales(series: WorkerSeries, promise: Promise) -> list[Scale]:
+    """One for each outlier in the gradient norm; none where norms cannot be judged."""
+    try:
+        return [scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm")]
+    except CannotTell:
+        return []
+
+
+def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, promise: Promise) -> list[Outlier]:
+    """The outliers in loss or direction that are not the other side of a scale."""
+    known = scales(series, promise) if outliers else []
+    return [outlier for outlier in outliers if not any(scale.explains(outlier) for scale in known)]
+
+
+def scale_of(series: WorkerSeries, outlier: Outlier) -> Scale:
+    """What speaks for a pure scale of an outlier in the gradient norm."""
+    log_c = effect_of(outlier, series.log_norm)
+    ratio = effect_of(outlier, series.loss, mean_ratio)
+    log_loss = (
+        replace(ratio, value=math.log(ratio.value), error=ratio.error / ratio.value) if ratio.value > 0 else ratio
+    )
+    room = _ROOM * abs(log_c.value)
+    answers = {
+        "the shift in all parameter groups": _in_all_groups(series, outlier, room),
+        "the shift of the loss": _loss_agrees(log_loss, log_c, room),
+        "the direction": _direction_agrees(series, outlier, math.exp(log_c.value)) if room > 0 else None,
+    }
+    return Scale(
+        outlier=outlier,
+        log_factor=log_c,
+        log_loss=log_loss,
+        against=tuple(what for what, answer in answers.items() if answer is False),
+        missing=tuple(what for what, answer in answers.items() if answer is None),
+    )
+
+
+def _in_all_groups(series: WorkerSeries, outlier: Outlier, room: float) -> bool | None:
+    """Whether all groups are shifted alike: none is off beyond chance, nor all by much; None without two."""
+    measured = np.isfinite(series.group_log_norm).any(axis=(0, 1))
+    groups_TNG = series.group_log_norm[:, :, measured]
+    num_groups = groups_TNG.shape[2]
+    if num_groups < 2:
+        return None
+    residual_TNG = groups_TNG - groups_TNG.mean(axis=2, keepdims=True)
+    effects = [effect_of(outlier, residual_TNG[:, :, g]) for g in range(num_groups)]
+    if any(effect.agrees(0.0, room=room, among=num_groups) is False for effect in effects):
+        return False
+    return True if largest_deviation(effects) <= room else None
+
+
+def largest_deviation(effects: Sequence[Estimate]) -> float:
+    """An upper 95 % bound of the root mean square of what ``effects`` estimate, which is 0 where all groups are shifted
+    alike.
+
+    The sum of squares of G estimates with errors s exceeds that of the true values d by sum(s^2), with the variance
+    sum(2 s^4 + 4 d^2 s^2) (non-central chi-square); the normal quantile is taken, and d^2 from the estimate.
+    """
+    value, error = (np.array([getattr(effect, name) for effect in effects]) for name in ("value", "error"))
+    if not np.all(np.isfinite(error)):
+        return math.inf
+    squares = max(float(np.sum(value**2 - error**2)), 0.0)
+    variance = float(np.sum(2 * error**4)) + 4 * squares * float(np.mean(error**2))
+    bound = squares + NormalDist().inv_cdf(LEVEL) * math.sqrt(variance)
+    return math.sqrt(bound / len(effects))
+
+
+def _loss_agrees(log_loss: Estimate, log_c: Estimate, room: float) -> bool | None:
+    """Whether the loss is scaled by c or not at all."""
+    if not math.isfinite(log_loss.value):
+        return None
+    scaled = replace(log_loss, error=math.hypot(log_loss.error, log_c.error)).agrees(log_c.value, room=room)
+    same = log_loss.agrees(0.0, room=room)
+    return True if scaled or same else False if scaled is False and same is False else None
+
+
+def _direction_agrees(series: WorkerSeries, outlier: Outlier, factor: float) -> bool:
+    """Whether the cosine to the others is what scaling by ``factor`` leaves it; true where none was measured.
+
+    With two workers there is one cosine, which scaling does not change.
+    """
+    cosine = effect_of(outlier, series.cosine, mean_of_workers)
+    if not math.isfinite(cosine.value) or not math.isfinite(cosine.error) or len(outlier.others) < 2:
+        return True
+    scaled = series.cosine.copy()
+    num_scaled, num_others = len(outlier.workers), len(outlier.others)
+    scaled[:, list(outlier.others)] *= _cosine_factor(cosine.value, factor, num_scaled, num_others)
+    difference = effect_of(outlier, scaled)
+    low, high = difference.interval(1 - NAMING_LEVEL)
+    return low <= 0 <= high or abs(difference.value) <= _TURNED * abs(cosine.value)
+
+
+def _cosine_factor(cosine: float, factor: float, num_scaled: int, num_others: int) -> float:
+    """How many times as large the cosine of a scaled worker to the mean of the others is as that of the others.
+
+    Of N gradients of equal norm and pairwise cosine r, one has with the sum of the others with factors a the cosine
+    r sum(a) / sqrt(sum(a^2) (1 - r) + r sum(a)^2). A scaled worker sees factors 1 (and c for other scaled ones), one
+    that is not sees c among them, whose noise then weighs more. r is solved from the scaled worker's own ``cosine``,
+    as if all others had factor 1; for a cosine of zero or less the limit r = 0 is taken.
+    """
+    m = num_scaled + num_others - 1
+    x = max(cosine, 0.0) ** 2
+    r = min((x * (m - 1) + math.sqrt((x * (m - 1)) ** 2 + 4 * m * x)) / (2 * m), 1.0)
+
+    def seen(num_plain: int, num_times_c: int) -> float:
+        total, squares = num_plain + factor * num_times_c, num_plain + factor**2 * num_times_c
+        return total / math.sqrt(squares * (1 - r) + r * total**2)
+
+    return seen(num_others, num_scaled - 1) / seen(num_others - 1, num_scaled)
