@@ -1,6 +1,6 @@
 """Measure how the judgement of workers performs, and rewrite benchmarks/judgement/README.md.
 
-    python -m benchmarks.judgement [agreement healthy simulated power curves] [--quick] [--cache DIR]
+    python -m benchmarks.judgement [agreement healthy simulated power curves intervals] [--quick] [--cache DIR]
 
 Each part leaves its numbers in a JSON file beside this one; the tables are written from all of them. Trainings are kept
 under the cache directory and are not repeated. ``--quick`` runs a small piece of every part and writes nothing.
@@ -23,7 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from benchmarks.judgement import agreement, cache, curves, healthy, power, simulated, tables
+from benchmarks.judgement import agreement, cache, curves, healthy, intervals, power, simulated, tables
 
 HERE = Path(__file__).parent
 Part = Callable[[Path, bool], dict[str, Any]]
@@ -33,6 +33,7 @@ PARTS: dict[str, Part] = {
     "simulated": lambda folder, quick: simulated.measure(quick=quick),
     "power": lambda folder, quick: power.measure(folder, quick=quick),
     "curves": lambda folder, quick: curves.measure(quick=quick),
+    "intervals": lambda folder, quick: intervals.measure(quick=quick),
 }
 
 

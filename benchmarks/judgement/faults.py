@@ -6,7 +6,7 @@ Letters: N workers, B samples, L sequence length, M samples of the data set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from benchmarks.judgement.models import VOCAB
@@ -37,16 +37,16 @@ def _same_gradient(grads: Mapping[str, Tensor], draw: torch.Generator) -> None:
 class Fault:
     """One mistake: which rows are read, what is done to the batch, to the loss, to the gradient of ``BAD``.
 
-    ``right`` are the codes that tell the truth about it, ``ranks`` what they must name.
+    ``ranks`` is what a finding must name, ``factor`` what the gradient is multiplied by in the end.
     """
 
     name: str
-    right: tuple[str, ...]
     chosen: Chosen = _same_rows
     changed: Changed = _same_batch
     loss_factor: float = 1.0
     gradient: Gradient = _same_gradient
-    ranks: tuple[int, ...] = field(default=(BAD,))
+    factor: float = 1.0
+    ranks: tuple[int, ...] = (BAD,)
 
 
 def scaled_gradient(factor: float) -> Gradient:
@@ -112,19 +112,16 @@ def copied_rows(index_NB: Tensor, rows: Rows, draw: torch.Generator) -> Tensor:
     return index_NB
 
 
-SCALE = ("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier")
-OUTLIERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "dispersion-high")
-
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        *(Fault(f"loss × {c:g}", SCALE, loss_factor=c, gradient=scaled_gradient(c)) for c in (1.02, 1.05, 1.1, 2.0)),
-        *(Fault(f"gradient × {c:g}", SCALE, gradient=scaled_gradient(c)) for c in (1.05, 1.1)),
-        Fault("gradient's sign flipped", ("worker-direction-outlier",), gradient=scaled_gradient(-1.0)),
-        Fault("noise of 30 % added to the gradient", OUTLIERS, gradient=noisy_gradient(0.3)),
-        *(Fault(f"{p:.0%} of the labels random", OUTLIERS, changed=noisy_labels(p)) for p in (0.05, 0.2, 1.0)),
-        Fault("harder data", OUTLIERS, chosen=hard_rows),
-        Fault("1/8 of the tokens", ("token-imbalance", *OUTLIERS), changed=few_tokens(1 / 8)),
-        Fault("duplicated pair", ("dispersion-low",), chosen=copied_rows, ranks=(BAD - 1, BAD)),
+        *(Fault(f"loss × {c:g}", loss_factor=c, gradient=scaled_gradient(c), factor=c) for c in (1.02, 1.05, 1.1, 2.0)),
+        *(Fault(f"gradient × {c:g}", gradient=scaled_gradient(c), factor=c) for c in (1.05, 1.1)),
+        Fault("gradient's sign flipped", gradient=scaled_gradient(-1.0)),
+        Fault("noise of 30 % added to the gradient", gradient=noisy_gradient(0.3)),
+        *(Fault(f"{p:.0%} of the labels random", changed=noisy_labels(p)) for p in (0.05, 0.2, 1.0)),
+        Fault("harder data", chosen=hard_rows),
+        Fault("1/8 of the tokens", changed=few_tokens(1 / 8)),
+        Fault("duplicated pair", chosen=copied_rows, ranks=(BAD - 1, BAD)),
     )
 }

@@ -35,16 +35,19 @@ class Told:
     """One finding, in short. ``crossed``: the step at which it could first be told."""
 
     code: str
+    severity: str
     ranks: tuple[int, ...]
     statistic: str
     crossed: int
     first: int
+    measured: float
+    interval: tuple[float, float] | None
     claim: str
 
 
-def judges() -> dict[str, Judge]:
+def judges(checks: tuple[str, ...] = CHECKS) -> dict[str, Judge]:
     """The pure function of every check of the family."""
-    return {name: importlib.import_module(f"trueline.analyze.checks.{name}").judge for name in CHECKS}
+    return {name: importlib.import_module(f"trueline.analyze.checks.{name}").judge for name in checks}
 
 
 def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeries:
@@ -79,10 +82,12 @@ def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeri
     )
 
 
-def judged(series: WorkerSeries, spent: dict[str, float] | None = None) -> list[Told]:
-    """What all checks say, in order of crossing; ``spent`` collects the seconds of each check."""
+def judged(
+    series: WorkerSeries, spent: dict[str, float] | None = None, *, checks: tuple[str, ...] = CHECKS
+) -> list[Told]:
+    """What the checks say, in order of crossing; ``spent`` collects the seconds of each check."""
     found: list[Told] = []
-    for name, judge in judges().items():
+    for name, judge in judges(checks).items():
         begin = time.perf_counter()
         with contextlib.suppress(CannotTell):
             found += [_told(finding) for finding in judge(series, Promise())]
@@ -95,9 +100,12 @@ def _told(finding: Finding) -> Told:
     evidence: dict[str, Any] = dict(finding.evidence)
     return Told(
         code=finding.code,
+        severity=finding.severity,
         ranks=tuple(finding.ranks),
         statistic=str(evidence.get("statistic", "")),
         crossed=int(evidence["crossed_step"]),
         first=int(finding.step_first if finding.step_first is not None else -1),
+        measured=math.nan if finding.measured is None else float(finding.measured),
+        interval=tuple(evidence["interval"]) if evidence.get("interval") else None,
         claim=finding.claim,
     )

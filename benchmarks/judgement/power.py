@@ -104,6 +104,7 @@ def _empty(job: Job) -> dict[str, Any]:
         "first": Counter(),
         "codes": Counter(),
         "early": 0,
+        "scale": {"delays": [], "factors": [], "covered": 0},
         "shifts": [],
         "rules": {rule: {"delays": [], "right": 0} for rule in RULES},
     }
@@ -116,6 +117,7 @@ def _add_ours(row: dict[str, Any], job: Job, recorded: Recorded) -> None:
     row["early"] += len(told) - len(late)
     if not late:
         row["delays"].append(None)
+        row["scale"]["delays"].append(None)
         return
     crossed = late[0].crossed
     then = [one for one in judged(series_of(recorded, num_steps=crossed + 1)) if one.crossed >= START]
@@ -124,6 +126,21 @@ def _add_ours(row: dict[str, Any], job: Job, recorded: Recorded) -> None:
     row["codes"].update({one.code for one in late})
     row["named"][_naming(then or late[:1], job)] += 1
     row["named_at_end"][_naming(late, job)] += 1
+    _add_scale(row["scale"], job, recorded, crossed)
+
+
+def _add_scale(row: dict[str, Any], job: Job, recorded: Recorded, crossed: int) -> None:
+    """When the run is first called a scale (looked at after 10, 13, 17 ... steps from the alarm), and by how much."""
+    steps = sorted({min(crossed + round(10 * 1.3**power), job.steps) for power in range(20)})
+    for length in steps:
+        told = judged(series_of(recorded, num_steps=length), checks=("worker_scale",))
+        if told:
+            low, high = told[0].interval or (math.nan, math.nan)
+            row["delays"].append(length - START)
+            row["factors"].append(told[0].measured)
+            row["covered"] += low <= job.fault.factor <= high
+            return
+    row["delays"].append(None)
 
 
 def _naming(told: list[Told], job: Job) -> str:

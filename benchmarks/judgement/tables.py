@@ -72,11 +72,11 @@ def healthy(found: Found) -> str:
     """False alarms in trainings, by kind and by number of workers."""
     by_kind = _alarm_table(found["rows"], "kind", "healthy training")
     by_workers = _alarm_table(found["rows"], "workers", "workers")
-    told = Counter((one["code"], one["kind"], one["workers"]) for one in found["alarms"])
-    listed = [[code, kind, workers, count] for (code, kind, workers), count in sorted(told.items())]
+    told = Counter((one["code"], one["severity"], one["kind"], one["workers"]) for one in found["alarms"])
+    listed = [[*what, count] for what, count in sorted(told.items())]
     tables = [by_kind, by_workers]
     if listed:
-        tables += ["What alarmed:", _table(["code", "training", "workers", "alarms"], listed)]
+        tables += ["What alarmed:", _table(["code", "severity", "training", "workers", "alarms"], listed)]
     if found["outside"]:
         tables += [OUTSIDE_TRAINING, _alarm_table(found["outside"], "workers", "workers")]
     return _section("False alarms in healthy trainings", HEALTHY, found, "\n\n".join(tables))
@@ -144,7 +144,22 @@ def power(found: Found) -> str:
     steps = sum(found["start"] * len(row["delays"]) for row in found["rows"])
     note = f"Before the fault began, there were {early} alarms in {steps:,} steps."
     second = _table(["fault", "training", "N", *(f"{rule}: found, delay" for rule in RULES)], rules)
-    return _section("Power", POWER, found, f"{first}\n\n{note}\n\n{RIVALS}\n\n{second}")
+    third = _scales(found["rows"])
+    return _section("Power", POWER, found, f"{first}\n\n{note}\n\n{SCALES}\n\n{third}\n\n{RIVALS}\n\n{second}")
+
+
+def _scales(rows: Sequence[Found]) -> str:
+    """Where ``worker-scale`` is told, when, and how well its factor is known."""
+    table = []
+    for row in rows:
+        scale = row["scale"]
+        if _hits(scale) or "×" in row["fault"]:
+            factors = sorted(scale["factors"])
+            middle = f"{np.median(factors):.3f} ({factors[0]:.3f} – {factors[-1]:.3f})" if factors else "–"
+            told = f"{_hits(scale)} of {len(scale['delays'])}"
+            delay = _delays(scale["delays"], row["watched"])
+            table.append([row["fault"], row["training"], row["workers"], told, delay, middle, scale["covered"]])
+    return _table(["fault", "training", "N", "told", "steps until told", "factor (range)", "interval holds it"], table)
 
 
 def curves(found: Found) -> str:
@@ -168,12 +183,30 @@ def curves(found: Found) -> str:
     )
 
 
+def intervals(found: Found) -> str:
+    """Coverage of effect sizes."""
+    rows = [
+        [
+            row["workers"],
+            f"{row['shift']:g}",
+            row["after"],
+            f"{row['found']} of {row['runs']}",
+            "–" if row["mean"] is None else f"{row['mean']:.2f}",
+            f"{row['held']} ({row['held'] / max(row['found'], 1):.0%})",
+        ]
+        for row in found["rows"]
+    ]
+    head = ["N", "shift, spreads", "steps after the start", "found", "mean estimate", "intervals that hold the shift"]
+    return _section("Effect sizes and their intervals", INTERVALS, found, _table(head, rows))
+
+
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "agreement": agreement,
     "healthy": healthy,
     "simulated": simulated,
     "power": power,
     "curves": curves,
+    "intervals": intervals,
 }
 
 HEAD = """# The judgement of workers: false alarms and power
@@ -207,8 +240,15 @@ particular ("all"). Limit: ln(10,000) / KL for a normal shift of the measured si
 (loss, norm or cosine): no procedure with the same promise that looks at this statistic alone can on average be
 faster. Cap: ln(threshold) / ln N, the fastest that any test of exchangeability of one statistic can be."""
 
+SCALES = """When `worker-scale` says that the gradient is a healthy one times a factor (looked at 10, 13, 17 … steps
+after the alarm), and the factor it then gives. Every fault that was ever called a scale is listed:"""
+
 RIVALS = """The rules that people use, on the same runs: found, delay, and how often the first alarm after the start
 names the worker that is wrong. Their alarms in healthy trainings are in the table of false alarms."""
+
+INTERVALS = """One worker's loss is shifted, Student noise of 3 degrees of freedom: how often the 95 % interval of the
+reported effect holds the truth. Where a run ends soon after the alarm, only runs that looked strong are found, and the
+interval is of steps selected for it, widened by 1.5."""
 
 CURVES = """One worker of N is shifted by so many spreads, normal noise, {runs} runs each; the statistic has the
 share of the promise that the loss has. Cells: median delay in steps (90 % point), then the information limit

@@ -25,7 +25,7 @@ from torch.utils.data import DistributedSampler
 
 Array = NDArray[Any]
 DROPPED = 0.1
-NOTHING = Fault("nothing", ())
+NOTHING = Fault("nothing")
 
 
 @dataclass(frozen=True)
