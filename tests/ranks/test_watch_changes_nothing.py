@@ -182,9 +182,16 @@ CASES = {
     "ddp reentrant checkpoint": {"kind": "ddp", "checkpointing": "reentrant", "tied": False},
     "ddp of compiled": {"kind": "ddp", "compile": "inside", "tied": False},
     "compiled ddp": {"kind": "ddp", "compile": "outside", "tied": False},
-    "fsdp2": {"kind": "fsdp2", "mesh": (2,), "tied": False},
-    "fsdp2 accumulate": {"kind": "fsdp2", "mesh": (2,), "tied": False, "micros": 2},
-    "fsdp2 accumulate with sync": {"kind": "fsdp2", "mesh": (2,), "tied": False, "micros": 2, "no_sync": False},
+    "fsdp2": {"kind": "fsdp2", "mesh": (2,), "tied": False, "layer_norm": True},
+    "fsdp2 accumulate": {"kind": "fsdp2", "mesh": (2,), "tied": False, "layer_norm": True, "micros": 2},
+    "fsdp2 accumulate with sync": {
+        "kind": "fsdp2",
+        "mesh": (2,),
+        "tied": False,
+        "layer_norm": True,
+        "micros": 2,
+        "no_sync": False,
+    },
     "fsdp2 bf16, reduced in fp32": {
         "kind": "fsdp2",
         "mesh": (2,),
@@ -192,7 +199,7 @@ CASES = {
         "layer_norm": True,
         "policy": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
     },
-    "fsdp2 exact": {"kind": "fsdp2", "mesh": (2,), "tied": False, "exact": True},
+    "fsdp2 exact": {"kind": "fsdp2", "mesh": (2,), "tied": False, "layer_norm": True, "exact": True},
     "manual": {"kind": "manual", "layer_norm": True},
     "manual accumulate, clipped": {"kind": "manual", "micros": 2, "clip": 0.5, "layer_norm": True},
 }
@@ -321,3 +328,13 @@ def copy_and_save(rank, world, folder):
         optimizer.step()
     rows = trueline.open_run(f"{folder}/run").table().to_pylist() if rank == 0 else []
     assert all(len(row["sample_digests"]) == 2 for row in rows), "the copies' forward passes were counted"
+
+
+def test_running_statistics_that_fsdp2_leaves_to_each_rank_are_told(two, tmp_path):
+    import trueline
+
+    two.run(train, {"kind": "fsdp2", "mesh": (2,), "tied": False}, str(tmp_path / "run"))
+    findings = trueline.check(tmp_path / "run").findings
+    (finding,) = [finding for finding in findings if finding.severity != "info"]
+    assert (finding.code, finding.severity, finding.ranks) == ("replica-drift", "warning", (0, 1))
+    assert "norm.running_mean" in finding.claim

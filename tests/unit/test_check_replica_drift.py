@@ -83,6 +83,21 @@ def test_shards_are_not_compared_but_their_replicas_are(tmp_path):
     assert replica_drift.check(write_run(tmp_path / "healthy", rows, envs=sharded)) == []
 
 
+def test_buffers_are_compared_between_shards(tmp_path):
+    whole = {rank: rank_env(rank, 3, replica_key=f"shard {rank} of 3", buffer_key="all") for rank in range(3)}
+    rows = changed(healthy_rows(3, 4), "param_digests", 0, ranks=[0, 1, 2], since=0)
+    assert replica_drift.check(write_run(tmp_path / "healthy", rows, envs=whole)) == []
+
+    rows = changed(rows, "buffer_digests", 0, ranks=[1], since=2)
+    (finding,) = replica_drift.check(write_run(tmp_path / "drifted", rows, envs=whole))
+    assert (finding.severity, finding.ranks, finding.step_first) == ("warning", (1,), 2)
+
+    for row in rows.values():
+        del row["buffer_digests"]
+    with pytest.raises(CannotTell, match="own shard"):
+        replica_drift.check(write_run(tmp_path / "without", rows, envs=whole))
+
+
 def test_two_sets_of_replicas_make_one_finding(tmp_path):
     rows = changed(healthy_rows(4, 4), "param_digests", 0, ranks=[0, 1, 2, 3], since=0)
     sharded = {rank: rank_env(rank, 4, replica_key=f"shard {rank % 2} of 2") for rank in range(4)}

@@ -53,6 +53,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: in
         pid=os.getpid(),
         device=str(device_of(layout)),
         replica_key=replica_key,
+        buffer_key="all",  # FSDP2 shards parameters and leaves buffers whole
         params=list(layout.names),
         param_shapes=[list(local(param).shape) for param in layout.params],
         param_dtypes=[str(param.dtype) for param in layout.params],

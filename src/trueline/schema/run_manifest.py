@@ -46,6 +46,7 @@ class RankEnv(BaseModel):
     pid: int = 0
     device: str = "cpu"
     replica_key: str = Field(default="all", description="ranks with equal keys hold equal parameters")
+    buffer_key: str = Field(default="", description="ranks with equal keys hold equal buffers; '' as replica_key")
     params: list[str] = Field(default_factory=list)
     param_shapes: list[list[int]] = Field(default_factory=list[list[int]])
     param_dtypes: list[str] = Field(default_factory=list)

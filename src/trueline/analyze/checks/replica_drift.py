@@ -14,7 +14,8 @@ Buffers that drift make evaluation depend on the rank.
 How it decides
 --------------
 By 64-bit digests of the bits of each parameter before the update of a step, between ranks with the same `replica_key`
-(under FSDP only the same shards of different replicas). Replicas that apply the same update to the same weights are
+(under FSDP only the same shards of different replicas; buffers are whole there, and are compared between all ranks).
+Replicas that apply the same update to the same weights are
 bitwise equal, so there is no tolerance and no false alarm but for a collision (probability 2^-64 a pair): two
 different digests are two different values.
 
@@ -23,9 +24,9 @@ majority, as with two ranks, all are. Drift of buffers alone is a warning, becau
 
 What it may miss
 ----------------
-Drift between two measured steps that goes away again (`plan.params_every`), ranks without a replica (plain FSDP,
-pipeline stages), and state that is neither a parameter nor a registered buffer: optimizer state drifts first and
-shows one update later in the parameters. It names where the difference was seen first, not what made it.
+Drift between two measured steps that goes away again (`plan.params_every`), parameters of ranks without a replica
+(plain FSDP, pipeline stages), and state that is neither a parameter nor a registered buffer: optimizer state drifts
+first and shows one update later in the parameters. It names where the difference was seen first, not what made it.
 
 Example
 -------
@@ -73,7 +74,10 @@ _LATER = (
     "Look for what changes gradients or weights on some ranks only: findings on reduction and configuration at the "
     "step before, clipping, a skipped step, a parameter replaced after wrapping, a device that computes wrongly."
 )
-_BUFFERS = "Keep DDP's broadcast_buffers=True, use SyncBatchNorm, or broadcast buffers before evaluating and saving."
+_BUFFERS = (
+    "Keep DDP's broadcast_buffers=True (FSDP2 has no such option), use SyncBatchNorm, or broadcast buffers before "
+    "evaluating and saving."
+)
 
 
 @dataclass(frozen=True)
@@ -89,21 +93,22 @@ class _Drift:
 
 def check(run: Run) -> list[Finding]:
     """A Finding for parameters and one for buffers, where they differ; raises ``CannotTell`` without replicas."""
-    replicas = _replicas(run)
-    if not replicas:
+    replicas: dict[Kind, list[list[int]]] = {kind: _replicas(run, kind) for kind in _KINDS}
+    measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
+    if not measured and not replicas["parameter"]:
         raise CannotTell("no two ranks hold the same parameters: there is one worker, or every rank its own shard")
-    measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas)]
     if not measured:
         raise CannotTell("no step has digests of parameters from two replicas")
-    found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas)) for kind in measured]
+    found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas[kind])) for kind in measured]
     return [_finding(kind, drifts) for kind, drifts in found if drifts]
 
 
-def _replicas(run: Run) -> list[list[int]]:
+def _replicas(run: Run, kind: Kind) -> list[list[int]]:
     by_key: defaultdict[str, list[int]] = defaultdict(list)
     for rank in run.ranks:
         if rank in run.env:
-            by_key[run.env[rank].replica_key].append(rank)
+            env = run.env[rank]
+            by_key[env.buffer_key or env.replica_key if kind == "buffer" else env.replica_key].append(rank)
     return [ranks for ranks in by_key.values() if len(ranks) > 1]
 
 
