@@ -5,7 +5,7 @@ import pytest
 
 from trueline.analyze.alarms import alarm_of
 from trueline.analyze.exchangeability import log_detector, log_threshold
-from trueline.analyze.pairs import closeness, distances, heights, log_e_of_pair, log_e_values, pairs_of
+from trueline.analyze.pairs import closeness, distances, heights, log_e_of_pairs, log_e_values, pairs_of
 
 
 def _rng() -> np.random.Generator:
@@ -51,7 +51,7 @@ def test_heights_are_those_of_the_detectors():
     values = _rng().standard_t(3, size=(300, 4, 2))
     slow = log_detector(log_e_values(distances(values))).max(axis=0)
     np.testing.assert_allclose(heights(values), slow, rtol=1e-9)
-    np.testing.assert_allclose(log_detector(log_e_of_pair(values, 4)).max(), slow[4], rtol=1e-9)
+    np.testing.assert_allclose(log_detector(log_e_of_pairs(values, [4])[:, 0]).max(), slow[4], rtol=1e-9)
 
 
 def test_healthy_heavy_tails_keep_the_stated_rate():
@@ -72,7 +72,7 @@ def test_a_duplicated_pair_is_found_and_is_the_highest(workers, noise, within):
     pair = pairs_of(workers).index((1, 2))
     found = heights(values)
     assert int(np.argmax(found)) == pair
-    alarm = alarm_of(log_e_of_pair(values, pair), threshold=_threshold(workers))
+    alarm = alarm_of(log_e_of_pairs(values, [pair])[:, 0], threshold=_threshold(workers))
     assert alarm is not None
     assert 17 <= alarm.first <= 23
     assert np.count_nonzero(found >= _threshold(workers)) == 1

@@ -18,6 +18,7 @@ Letters: T steps, N workers, C columns, P = N(N - 1)/2 pairs in the order of ``p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -85,15 +86,15 @@ def heights(values_TNC: Floats) -> Floats:
         return np.log(best)
 
 
-def log_e_of_pair(values_TNC: Floats, pair: int) -> Floats:
-    """[T, B] natural logs of the e-values of one pair, given by its position in ``pairs_of``."""
-    chosen = [log_e_values(distances(block))[:, pair] for block in _blocks(values_TNC)]
-    return np.concatenate(chosen) if chosen else np.zeros((0, len(CLOSENESS)))
+def log_e_of_pairs(values_TNC: Floats, chosen: Sequence[int]) -> Floats:
+    """[T, K, B] natural logs of the e-values of K pairs, given by their positions in ``pairs_of``."""
+    blocks = [np.log(_e_values(distances(block))[:, list(chosen)]) for block in _blocks(values_TNC)]
+    return np.concatenate(blocks) if blocks else np.zeros((0, len(chosen), len(CLOSENESS)))
 
 
 def closeness(values_TNC: Floats, first: int, second: int) -> float:
-    """How far the two workers are apart over how far each is from its nearest other worker, root mean square over the
-    columns that say: about 1 if healthy, 0 if always equal, NaN where no column says.
+    """How far the two workers are apart over how far they are from others, root mean square over the columns that say:
+    about 1 if healthy, 0 if always equal, NaN where no column says.
     """
     each = [_closeness(values_TNC[:, :, c], first, second) for c in range(values_TNC.shape[2])]
     known = [close for close in each if math.isfinite(close)]
@@ -121,21 +122,20 @@ def _blocks(values_TNC: Floats) -> list[Floats]:
 def _closeness(values_TN: Floats, first: int, second: int) -> float:
     """The same for one column.
 
-    The numerator is the median |difference|. The denominator is the smallest, over the other workers k and both of
-    the pair, of the median |difference from its own median over time|: taking out what lasts keeps a third worker that
-    is merely shifted from making the pair look close, and the smallest one that is merely noisy.
+    The numerator is the median |difference|. The denominator is, for the worker k in the nearer half of the others, the
+    smaller median |difference from its own median over time| to either of the pair: taking out what lasts keeps other
+    workers that are merely shifted from making the pair look close, and the nearer half those that are merely noisy.
     """
     gap = _steady_median(values_TN[:, first] - values_TN[:, second], lasting=True)
-    others = [k for k in range(values_TN.shape[1]) if k not in (first, second)]
-    spreads = [
-        spread
-        for k in others
-        for own in (first, second)
-        if math.isfinite(spread := _steady_median(values_TN[:, own] - values_TN[:, k], lasting=False))
-    ]
+    spreads: list[float] = []
+    for k in range(values_TN.shape[1]):
+        to_k = [_steady_median(values_TN[:, own] - values_TN[:, k], lasting=False) for own in (first, second)]
+        if k not in (first, second) and all(math.isfinite(spread) for spread in to_k):
+            spreads.append(min(to_k))
     if not spreads or not math.isfinite(gap):
         return math.nan
-    return gap / min(spreads) if min(spreads) > 0 else (0.0 if gap == 0 else math.inf)
+    typical = sorted(spreads)[(len(spreads) - 1) // 2]
+    return gap / typical if typical > 0 else (0.0 if gap == 0 else math.inf)
 
 
 def _steady_median(gap_T: Floats, *, lasting: bool) -> float:

@@ -119,6 +119,59 @@ def spread_ratio(parts: Parts, indices: Iterable[int]) -> SpreadRatio | None:
     )
 
 
+def by_place(parts: Parts) -> Parts:
+    """The parts dealt the other way: for each place in the batch that all workers have, their N losses there.
+
+    Workers that read the same samples in the same order agree place by place, so that places are further apart than
+    the spread inside a place explains: re-dealing these says so far sooner than the workers' means, each worker having
+    but one of those. Exchangeable parts are exchangeable over places, too. Steps with fewer than two places are left
+    out.
+    """
+    out: dict[int, tuple[Floats, ...]] = {}
+    for t, arrays in parts.items():
+        places_MN = _places(arrays)
+        if len(places_MN) > 1:
+            out[t] = tuple(places_MN)
+    return out
+
+
+def without_profile(parts: Parts) -> Parts:
+    """The parts less the mean, over all workers and steps, of their place in the batch.
+
+    Where batches are sorted (by length, say), places differ for good, and workers agree though their samples differ.
+    """
+    longest = max((len(array) for arrays in parts.values() for array in arrays), default=0)
+    total, count = np.zeros(longest), np.zeros(longest)
+    for arrays in parts.values():
+        middle = np.nanmean(np.concatenate(arrays)) if any(np.isfinite(array).any() for array in arrays) else 0.0
+        for array in arrays:
+            seen = np.flatnonzero(np.isfinite(array))
+            total[seen] += array[seen] - middle
+            count[seen] += 1
+    profile = total / np.maximum(count, 1)
+    return {t: tuple(array - profile[: len(array)] for array in arrays) for t, arrays in parts.items()}
+
+
+def place_correlations(parts: Parts, indices: Iterable[int]) -> tuple[Floats, int]:
+    """[N, N] correlations between workers of the losses at equal places, over the steps ``indices``, each step's mean
+    taken out; and the number of losses of a worker in them. NaN where there are none.
+    """
+    rows = [places for t in indices if t in parts and len(places := _places(parts[t])) > 1]
+    if not rows:
+        return np.full((0, 0), np.nan), 0
+    centred_SN = np.concatenate([places - places.mean() for places in rows])
+    norms_N = np.sqrt(np.square(centred_SN).sum(axis=0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return centred_SN.T @ centred_SN / np.outer(norms_N, norms_N), len(centred_SN)
+
+
+def _places(arrays: Sequence[Floats]) -> Floats:
+    """[m, N] the losses at places that all workers have."""
+    shortest = min((len(array) for array in arrays), default=0)
+    places_MN = np.stack([array[:shortest] for array in arrays], axis=1).astype(np.float64)
+    return places_MN[np.isfinite(places_MN).all(axis=1)]
+
+
 def _pool(arrays: Sequence[Floats]) -> tuple[Floats, tuple[int, ...]] | None:
     """The parts of a step side by side, centred, and how many each worker has; None where they say nothing. A part that
     is NaN (a sample without a token) is left out: given which are, the others are as exchangeable as before.

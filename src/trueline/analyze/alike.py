@@ -1,0 +1,63 @@
+"""The workers that are meant to be alike, and the steps at which their values, or their parts, can be compared.
+
+T steps, N workers, R of the steps, M of the workers, B bets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueline.analyze import parts
+from trueline.analyze.alarms import Alarm, alarm_of
+from trueline.analyze.exchangeability import Floats, Ints
+from trueline.analyze.series import WorkerSeries
+
+NUM_PART_DETECTORS = 5
+"""That the promise's share of parts is split over, per declared group: batches too close together, and agreement place
+by place (``dispersion-low``); batches too far apart, and lasting differences in the loss and in the gradient norm
+(``dispersion-high``)."""
+
+
+def alike_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
+    """Positions of each declared group that has two workers or more; all workers where none is declared."""
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    return [members for members in declared if len(members) > 1]
+
+
+def num_part_detectors(series: WorkerSeries) -> int:
+    """How many detectors share the promise's share of parts."""
+    return NUM_PART_DETECTORS * max(len(alike_groups(series)), 1)
+
+
+def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, ...]) -> tuple[Ints, Floats]:
+    """Indices [R] of the steps at which two of ``members`` can be compared and not all are equal, and their values
+    [R, M]. Whether a step is left out depends on its unordered values alone, and so costs no validity.
+    """
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    chosen = series.compared(values_TN)[declared.index(members)][:, list(members)]
+    low = np.min(np.where(np.isfinite(chosen), chosen, np.inf), axis=1)
+    high = np.max(np.where(np.isfinite(chosen), chosen, -np.inf), axis=1)
+    rows = np.flatnonzero(high > low).astype(np.int64)
+    return rows, chosen[rows]
+
+
+def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> parts.Parts:
+    """The parts of ``members``, by index of the step."""
+    return {t: tuple(arrays[n] for n in members) for t, arrays in series.parts.items()}
+
+
+def parts_alarm(
+    dealt: parts.Parts,
+    steps_T: Ints,
+    *,
+    bets: tuple[float, ...],
+    threshold: float,
+    allowance: float = parts.ALLOWANCE,
+) -> tuple[Alarm, Ints] | None:
+    """The alarm of the detector that re-deals parts, and the indices of the steps that its own indices count: those
+    that say something. None where it stays below ``threshold``.
+    """
+    log_e_TB = parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance)
+    rows = np.flatnonzero(np.any(log_e_TB != 0, axis=1)).astype(np.int64)
+    alarm = alarm_of(log_e_TB[rows], threshold=threshold)
+    return None if alarm is None else (alarm, rows)

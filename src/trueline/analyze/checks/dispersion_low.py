@@ -1,0 +1,248 @@
+"""Workers agree better than workers that read different samples can.
+
+What it finds
+-------------
+All workers, or two of them, that compute on the same samples although nothing is bitwise equal: dropout or another
+augmentation hides it, and samples were not recorded or look different. And workers whose recorded losses are bitwise
+equal.
+
+Why it matters
+--------------
+Workers that read the same samples do the work of one: the gradient is as noisy as that of a smaller batch, and each
+epoch costs as many times more as there are copies. The loss curve looks fine, even smoother.
+
+How it decides
+--------------
+Bets against exchangeable parts and exchangeable pairs of workers win nothing in the mean while training is healthy,
+whatever the distribution; a finding comes where an e-detector of such bets reaches the height that its share of the
+promise allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
+
+By the losses of the parts of a step (samples or micro-batches), from two workers on: they are dealt out to the workers
+anew at random (`analyze/parts.py` has the e-value and the source).
+
+- Place by place: workers that read the same samples in the same order have high and low losses at the same places of
+  the batch, however much dropout there is, and no other deal has. What all batches have in common at a place, such as
+  batches sorted by length, is taken out before anything is reported. The ranks are those that are correlated place by
+  place, at least half as much as the most correlated two.
+- As a whole: if batches are different draws from one pool, the workers' means are as far apart as in a random deal; if
+  they are the same draw in whatever order, much less.
+
+In both a factor of 2 in variance is allowed for, since batches that are balanced or normalised as a whole are a little
+more alike than chance.
+
+By the workers' values, from three workers on: the distances of all pairs of workers are exchangeable, so that no pair
+should be the closest one again and again (`analyze/pairs.py`). Distances are looked at in the loss, in the log gradient
+norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is named only if it
+is no more than half as far apart as it is from the nearer half of the other workers, lasting differences taken out; a
+third worker that is off does not make the other two a pair.
+
+Bitwise equal losses: three steps or more, with losses that change and are not rounded to 16 bits, at which all workers
+recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
+averaged before it was recorded, and checks of the losses are blind.
+
+What it may miss
+----------------
+With two workers and without losses of parts, copies that dropout hides cannot be seen: close or not close has no
+measure. With three, a pair may also look close because the third worker is noisier; where losses of parts tell, they
+decide, and otherwise the claim says what was measured and no more. Pairs are looked at up to 64 workers of a group.
+Batches that are balanced on purpose (the same number of each class in each batch, stratified diffusion times) may be
+so much more alike than a random draw that all workers are reported.
+
+Example
+-------
+Ranks 0-3 have high and low losses at the same places of their batches since step 0: correlation 0.91 (95 %:
+0.88-0.93).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from trueline.analyze import pairs, parts
+from trueline.analyze.alarms import steps_needed
+from trueline.analyze.alike import alike_groups, num_part_detectors
+from trueline.analyze.copies import (
+    MAX_PAIRED_WORKERS,
+    PLACES,
+    WHOLE,
+    Copies,
+    closest_pairs,
+    num_pair_detectors,
+    pair_columns,
+    same_places,
+    whole_batches,
+)
+from trueline.analyze.evidence import Bools, Floats, capitalized, ranks_text, sites_of
+from trueline.analyze.promise import Promise, promise_of
+from trueline.analyze.series import WorkerSeries, series_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding, Severity
+from trueline.store.reader import Run
+
+CODE = "dispersion-low"
+NEEDS: tuple[str, ...] = ("loss", "grad_norm", "cosine_others", "group_grad_norms", "part_losses")
+
+EQUAL_STEPS = 3
+"""Steps of bitwise equal, changing, finely resolved losses that are no chance."""
+
+_EQUAL_NORMS = 1e-3
+"""Relative difference of gradient norms below which workers with equal losses did the same: rounding, in other orders,
+of half-precision gradients."""
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of workers that are too close together; raises ``CannotTell`` with too few steps or workers."""
+    return judge(series_of(run), promise_of(run))
+
+
+def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+    """The same for series that are at hand; raises ``CannotTell`` where no detector could have alarmed."""
+    groups = alike_groups(series)
+    findings: list[Finding] = []
+    for members in groups:
+        finding = _equal(series, members)
+        if finding is not None:
+            findings.append(finding)
+            continue
+        found = same_places(series, promise, members)
+        named = {rank for close in found for rank in close.ranks}
+        found += [close for close in closest_pairs(series, promise, members) if not named & set(close.ranks)]
+        everyone = whole_batches(series, promise, members, found)
+        findings += [_finding(close) for close in ([everyone] if everyone else found)]
+    if not findings:
+        _require_enough(series, promise, groups)
+    return findings
+
+
+def _equal(series: WorkerSeries, members: tuple[int, ...]) -> Finding | None:
+    """A Finding where the losses of all members are bitwise equal at steps that resolve more."""
+    loss_TM = series.loss[:, list(members)]
+    same_T = np.isfinite(loss_TM).all(axis=1) & (loss_TM == loss_TM[:, :1]).all(axis=1)
+    rows = np.flatnonzero(same_T)
+    values = loss_TM[rows, 0]
+    fine = _resolved(values)
+    if len(np.unique(values[fine])) < EQUAL_STEPS:
+        return None
+    rows = rows[fine]
+    ranks = tuple(series.ranks[n] for n in members)
+    norms = series.log_norm[rows][:, list(members)]
+    apart = np.max(norms, axis=1) - np.min(norms, axis=1)
+    severity, also, advice = _what_norms_say(apart[np.isfinite(apart)])
+    first, last = int(series.steps[rows[0]]), int(series.steps[rows[-1]])
+    return Finding(
+        code=CODE,
+        severity=severity,
+        claim=f"The losses of {ranks_text(ranks)} are bitwise equal at {len(rows)} steps from {first} to {last}{also}.",
+        ranks=ranks,
+        step_first=first,
+        step_last=last,
+        sites=sites_of(first, ranks[:2], phase="loss", names=("all",)),
+        measured=0.0,
+        expected=None,
+        unit="difference between the losses of workers",
+        false_alarm_rate=0.0,
+        evidence={"statistic": "bitwise equal losses", "num_steps": len(rows), "compared": list(ranks)},
+        next=(advice,),
+    )
+
+
+def _what_norms_say(apart: Floats) -> tuple[Severity, str, str]:
+    """Severity, a clause, and what to do, from the ranges of log gradient norms at steps of equal losses."""
+    if not len(apart):
+        return "warning", "", "Look at the samples that the ranks read: are they the same?"
+    middle = float(np.median(apart))
+    if middle <= _EQUAL_NORMS:
+        return "error", ", and their gradient norms agree", "Give each rank its own shard: a DistributedSampler."
+    return (
+        "info",
+        f", while their gradient norms differ by {math.expm1(middle):.1%}",
+        "Record the loss before it is averaged over workers (watch.loss); checks of losses are blind now.",
+    )
+
+
+def _resolved(values: Floats) -> Bools:
+    """Which values need more than the 11 significant bits of float16, the finer of the 16-bit formats near 1."""
+    mantissa, _ = np.frexp(values)
+    scaled = mantissa * 2**11
+    return (scaled != np.round(scaled)) & np.isfinite(values)
+
+
+def _finding(close: Copies) -> Finding:
+    claim, expected, unit = _words(close)
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=claim,
+        ranks=close.ranks,
+        step_first=close.first,
+        step_last=close.last,
+        sites=sites_of(close.first, close.ranks[:2], phase="loss", names=("all",)),
+        measured=close.measured,
+        expected=expected,
+        unit=unit,
+        false_alarm_rate=close.rate,
+        evidence={
+            "statistic": close.statistic,
+            "interval": None if close.interval is None else list(close.interval),
+            "log_height": close.alarm.log_height,
+            "threshold": close.alarm.threshold,
+            "crossed_step": close.crossed,
+        },
+        next=(
+            f"Compare the samples that {ranks_text(close.ranks[:2])} read at step {close.first}: are they the same?",
+            "Give each rank its own shard: a DistributedSampler, or a seed of the shuffle that does not depend on the "
+            "rank together with an offset that does.",
+        ),
+    )
+
+
+def _words(close: Copies) -> tuple[str, float, str]:
+    """The claim, what is expected, and the unit of both."""
+    ranks, first = ranks_text(close.ranks), close.first
+    low, high = close.interval or (math.nan, math.nan)
+    interval = f"(95 %: {low:.2f}-{high:.2f})"
+    if close.statistic == PLACES:
+        claim = (
+            f"{capitalized(ranks)} have high and low losses at the same places of their batches since step {first}: "
+            f"correlation {close.measured:.2f} {interval}."
+        )
+        return claim, 0.0, "correlation of losses at equal places of the batches"
+    if close.statistic == WHOLE:
+        claim = (
+            f"The losses of {ranks} are {close.measured:.2f} times {interval} as far apart as different samples would "
+            f"be, since step {first}."
+        )
+        return claim, 1.0, "standard deviations between workers, in those that the spread within workers explains"
+    times = f"{close.measured:.2f} times as far from each other as from other ranks"
+    if close.measured == 0:
+        times = "equal, while other ranks differ,"
+    claim = f"{capitalized(ranks)} are {times} since step {first} ({close.statistic})."
+    return claim, 1.0, "distances between the workers, in that to other workers"
+
+
+def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tuple[int, ...]]) -> None:
+    """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can."""
+    if not groups:
+        raise CannotTell("no group has two workers that may be compared")
+    dealt = steps_needed(
+        promise.log_threshold("parts", among=num_part_detectors(series)),
+        nats=math.log(parts.NUM_DEALS + 1),
+        num_bets=len(parts.LOW_BETS),
+    )
+    if len(series.parts) >= dealt:
+        return
+    why = f"{len(series.parts)} steps have losses of the parts of all workers' batches, and {dealt} are needed"
+    for members in groups:
+        number = math.comb(len(members), 2)
+        if len(members) > MAX_PAIRED_WORKERS or number < 2:
+            continue
+        threshold = promise.log_threshold("pairs", among=num_pair_detectors(series))
+        needed = steps_needed(threshold, nats=math.log(number), num_bets=len(pairs.CLOSENESS))
+        have = max(len(rows) for _, rows, _ in pair_columns(series, members))
+        if have >= needed:
+            return
+        why += f"; {have} steps have values of {len(members)} workers, and for pairs {needed} are needed"
+    raise CannotTell(why if len(groups[0]) > 2 else why + "; with two workers there is no other pair to compare with")

@@ -1,0 +1,224 @@
+"""Workers that compute on the same samples: agreement place by place, pairs that stay close, all too close together.
+
+Each is an e-detector with its share of the promise (``parts``, ``pairs``); what is reported passed a filter of its size
+besides, which only ever makes findings fewer. Letters: T steps, R of them, N workers, M of them, C columns, P pairs, K
+of them, B bets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trueline.analyze import pairs, parts
+from trueline.analyze.alarms import Alarm, alarm_of
+from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of
+from trueline.analyze.exchangeability import Floats, Ints
+from trueline.analyze.promise import Promise, Statistic
+from trueline.analyze.series import WorkerSeries
+
+MAX_PAIRED_WORKERS = 64
+"""Workers of a group up to which pairs are looked at: their number, and the time, grows with the square."""
+
+CLOSE = 0.5
+"""Largest distance of a pair, in that to other workers, with which it is named: a quarter of the variance is then its
+own. The bound on false alarms does not rest on it."""
+
+_CHANCE_ERRORS = 4.0
+"""Standard errors (1/sqrt of the number of places) that a correlation exceeds for its two workers to be named."""
+
+_LEAST_CORRELATION = 0.3
+"""Correlation place by place with which workers are named: with dropout noise 1.5 times as large as the differences
+between samples, copies still have it. Dropout masks that are equal on all workers, on different samples, leave some."""
+
+_MAX_ALARMED = 256
+"""Pairs of a statistic that are looked at again; where all workers differ for good, many pairs are close for good."""
+
+PLACES, WHOLE = "losses of parts, place by place", "losses of parts, as a whole"
+PAIR_STATISTICS = ("losses", "gradient norms", "directions", "losses, norms and directions together")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Workers [ranks] that are too close, how close and since when; steps are optimizer steps."""
+
+    ranks: tuple[int, ...]
+    statistic: str
+    measured: float
+    first: int
+    crossed: int
+    last: int
+    alarm: Alarm
+    rate: float
+    interval: tuple[float, float] | None = None
+
+
+def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
+    """The sets of workers whose losses agree place by place, beyond what all places have in common."""
+    among = num_part_detectors(series)
+    threshold = promise.log_threshold("parts", among=among)
+    dealt = parts_of(series, members)
+    alarmed = _places_alarm(dealt, series, threshold)
+    if alarmed is None:
+        return []
+    bare = parts.without_profile(dealt)
+    if _places_alarm(bare, series, threshold) is None:
+        return []
+    alarm, rows = alarmed
+    correlation_MM, number = parts.place_correlations(bare, rows[alarm.first : alarm.last + 1].tolist())
+    upper = np.where(np.triu(np.ones(correlation_MM.shape, dtype=np.bool_), k=1), np.nan_to_num(correlation_MM), -1.0)
+    limit = max(float(upper.max(initial=0.0)) / 2, _CHANCE_ERRORS / math.sqrt(max(number, 1)), _LEAST_CORRELATION)
+    found: list[Copies] = []
+    for first, second in np.argwhere(upper >= limit).tolist():
+        correlation = float(upper[first, second])
+        found.append(
+            _copies(
+                (series, rows, promise),
+                (series.ranks[members[first]], series.ranks[members[second]]),
+                PLACES,
+                correlation,
+                alarm,
+                ("parts", among),
+                _fisher(correlation, number),
+            )
+        )
+    return _connected(found)
+
+
+def _places_alarm(dealt: parts.Parts, series: WorkerSeries, threshold: float) -> tuple[Alarm, Ints] | None:
+    return parts_alarm(parts.by_place(dealt), series.steps, bets=parts.HIGH_BETS, threshold=threshold, allowance=1.0)
+
+
+def _fisher(correlation: float, number: int) -> tuple[float, float]:
+    """The 95 % interval of a correlation of ``number`` pairs (Fisher's z)."""
+    z, half = math.atanh(min(correlation, 1 - 1e-12)), 1.96 / math.sqrt(max(number - 3, 1))
+    return math.tanh(z - half), math.tanh(z + half)
+
+
+def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
+    """The sets of copies, one for each set of workers that pairs connect."""
+    if not 3 <= len(members) <= MAX_PAIRED_WORKERS:
+        return []
+    among = num_pair_detectors(series)
+    threshold = promise.log_threshold("pairs", among=among)
+    every = pairs.pairs_of(len(members))
+    found: list[Copies] = []
+    for statistic, rows, values_RMC in pair_columns(series, members):
+        above = _above(pairs.heights(values_RMC), threshold)
+        log_e_RKB = pairs.log_e_of_pairs(values_RMC, above)
+        for k, p in enumerate(above):
+            alarm = alarm_of(log_e_RKB[:, k], threshold=threshold)
+            if alarm is None:
+                continue
+            window = slice(alarm.first, alarm.last + 1)
+            measured = pairs.closeness(values_RMC[window], *every[p])
+            if measured <= CLOSE and _parts_allow(series, members, every[p], rows[window]):
+                first, second = every[p]
+                ranks = (series.ranks[members[first]], series.ranks[members[second]])
+                found.append(
+                    _copies((series, rows, promise), ranks, statistic, measured, alarm, ("pairs", among), None)
+                )
+    return _connected(found)
+
+
+def _above(heights_P: Floats, threshold: float) -> list[int]:
+    """The pairs that alarm, highest first, as many as are worth a second look."""
+    return [int(p) for p in np.argsort(-heights_P) if heights_P[p] >= threshold][:_MAX_ALARMED]
+
+
+def pair_columns(series: WorkerSeries, members: tuple[int, ...]) -> list[tuple[str, Ints, Floats]]:
+    """The statistics of pairs: name, indices [R] of the steps that say something, and values [R, M, C]."""
+    singles = [series.loss, series.log_norm, series.cosine]
+    groups = [series.group_log_norm[:, :, g] for g in range(series.group_log_norm.shape[2])]
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    place = declared.index(members)
+    out: list[tuple[str, Ints, Floats]] = []
+    for name, columns in zip(PAIR_STATISTICS, [[one] for one in singles] + [[*singles, *groups]], strict=True):
+        rows = np.unique(np.concatenate([compared_among(series, one, members)[0] for one in columns]))
+        chosen = [series.compared(one)[place][rows][:, list(members)] for one in columns]
+        out.append((name, rows.astype(np.int64), np.stack(chosen, axis=2)))
+    return out
+
+
+def whole_batches(
+    series: WorkerSeries, promise: Promise, members: tuple[int, ...], found: Sequence[Copies]
+) -> Copies | None:
+    """All members too close together, and still so when all but one of each set that was found are left out."""
+    if any(len(close.ranks) == len(members) for close in found):
+        return None
+    threshold = promise.log_threshold("parts", among=num_part_detectors(series))
+    dealt = parts_of(series, members)
+    alarmed = parts_alarm(dealt, series.steps, bets=parts.LOW_BETS, threshold=threshold)
+    if alarmed is None:
+        return None
+    copies = {rank for close in found for rank in close.ranks[1:]}
+    kept = [m for m, n in enumerate(members) if series.ranks[n] not in copies]
+    if copies and len(kept) > 1:
+        rest = {t: tuple(arrays[m] for m in kept) for t, arrays in dealt.items()}
+        if parts_alarm(rest, series.steps, bets=parts.LOW_BETS, threshold=threshold) is None:
+            return None
+    alarm, rows = alarmed
+    spread = parts.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())
+    if spread is None:
+        return None
+    return _copies(
+        (series, rows, promise),
+        tuple(series.ranks[n] for n in members),
+        WHOLE,
+        spread.ratio,
+        alarm,
+        ("parts", num_part_detectors(series)),
+        (spread.low, spread.high),
+    )
+
+
+def num_pair_detectors(series: WorkerSeries) -> int:
+    """How many detectors share the promise's share of pairs."""
+    return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in alike_groups(series)), 1)
+
+
+def _parts_allow(series: WorkerSeries, members: tuple[int, ...], pair: tuple[int, int], indices: Ints) -> bool:
+    """Whether the losses of parts, where there are enough, do not say that the pair is as far apart as different
+    samples are: of three workers the third may be the one that is off.
+    """
+    two = parts_of(series, tuple(members[m] for m in pair))
+    spread = parts.spread_ratio(two, indices.tolist())
+    return len(members) > 3 or spread is None or spread.low <= CLOSE
+
+
+def _connected(found: Sequence[Copies]) -> list[Copies]:
+    """One for each set of workers that pairs connect: that with the highest detector, over all of the set's ranks."""
+    clusters: list[tuple[set[int], list[Copies]]] = []
+    for close in found:
+        touching = [each for each in clusters if each[0] & set(close.ranks)]
+        clusters = [each for each in clusters if not each[0] & set(close.ranks)]
+        ranks = set(close.ranks).union(*(each[0] for each in touching))
+        clusters.append((ranks, [close, *(one for each in touching for one in each[1])]))
+    merged = [
+        replace(
+            max(closes, key=lambda close: close.alarm.log_height),
+            ranks=tuple(sorted(ranks)),
+            first=min(close.first for close in closes),
+            last=max(close.last for close in closes),
+        )
+        for ranks, closes in clusters
+    ]
+    return sorted(merged, key=lambda close: close.first)
+
+
+def _copies(
+    place: tuple[WorkerSeries, Ints, Promise],
+    ranks: tuple[int, ...],
+    statistic: str,
+    measured: float,
+    alarm: Alarm,
+    share: tuple[Statistic, int],
+    interval: tuple[float, float] | None,
+) -> Copies:
+    series, rows, promise = place
+    first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
+    rate = promise.false_alarm_rate(share[0], alarm.log_height, among=share[1], num_steps=len(series.steps))
+    return Copies(ranks, statistic, measured, first, crossed, last, alarm, rate, interval)

@@ -1,0 +1,195 @@
+"""dispersion-low: workers on the same samples are found though dropout hides it, as a whole and in pairs."""
+
+import numpy as np
+import pytest
+from tests.unit.made_series import alike_batches, independent, same_batches, series_from
+from tests.unit.synthetic_run import healthy_rows, write_run
+
+from trueline.analyze.checks import dispersion_low
+from trueline.analyze.promise import Promise
+from trueline.schema.errors import CannotTell
+
+PROMISE = Promise()
+
+
+def _copied(series, first, second, *, noise=0.1, since=0, columns=("loss", "log_norm", "cosine")):
+    rng = np.random.default_rng(9)
+    for name in columns:
+        values = getattr(series, name)
+        spread = noise * values.std(axis=1, ddof=1).mean()
+        values[since:, second] = values[since:, first] + rng.normal(0, spread, len(values) - since)
+    return series
+
+
+@pytest.mark.parametrize(("workers", "num_parts"), [(2, 8), (2, 64), (4, 2), (4, 8), (8, 4), (64, 2)])
+def test_the_same_batches_under_dropout_are_found_place_by_place(workers, num_parts):
+    (finding,) = dispersion_low.judge(series_from(same_batches(workers, num_parts), 30), PROMISE)
+
+    assert (finding.code, finding.severity, finding.ranks) == ("dispersion-low", "warning", tuple(range(workers)))
+    assert finding.step_first <= 5
+    # The mean of the step takes 1/num_parts of what places have in common, and less of the noise, with it.
+    common = 1 - 1 / num_parts
+    assert finding.measured == pytest.approx(common / (common + 0.3**2), abs=0.1)
+    assert finding.false_alarm_rate < 1e-3
+    assert "at the same places of their batches" in finding.claim
+
+
+@pytest.mark.parametrize(("workers", "num_parts"), [(2, 8), (2, 32), (4, 8), (8, 4)])
+def test_the_same_batches_in_another_order_are_found_and_measured(workers, num_parts):
+    (finding,) = dispersion_low.judge(series_from(same_batches(workers, num_parts, shuffled=True), 80), PROMISE)
+
+    assert (finding.severity, finding.ranks) == ("warning", tuple(range(workers)))
+    low, high = finding.evidence["interval"]
+    assert low < 0.3 / np.sqrt(1 + 0.3**2) < high
+    assert "as far apart as different samples would be" in finding.claim
+
+
+def test_a_pair_of_many_is_named_place_by_place():
+    def draw(rng, step):
+        x = rng.standard_normal((5, 16))
+        x[4] = x[2] + 0.3 * rng.standard_normal(16)
+        return x
+
+    (finding,) = dispersion_low.judge(series_from(draw, 20), PROMISE)
+    assert finding.ranks == (2, 4)
+    assert "correlation 0.9" in finding.claim
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_batches_that_are_sorted_alike_are_no_copies(workers):
+    """By length, say: all workers' losses rise with the place, and the samples differ."""
+    series = series_from(lambda rng, step: np.sort(rng.standard_normal((workers, 8)), axis=1), 200)
+    assert dispersion_low.judge(series, PROMISE) == []
+
+
+def test_evidence_starts_where_the_batches_become_the_same():
+    same, other = same_batches(4, 8), independent(4, 8)
+    series = series_from(lambda rng, step: (same if step >= 80 else other)(rng, step), 130)
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert 78 <= finding.step_first <= 82
+
+
+@pytest.mark.parametrize("workers", [3, 4, 8, 16])
+def test_a_duplicated_pair_is_named(workers):
+    series = _copied(series_from(independent(workers, 8), 60, with_parts=False), 1, workers - 1)
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert finding.ranks == (1, workers - 1)
+    assert finding.measured < 0.3
+    assert "times as far from each other as from other ranks" in finding.claim
+
+
+@pytest.mark.parametrize("column", ["loss", "log_norm", "cosine"])
+def test_a_pair_is_found_in_any_one_column(column):
+    series = _copied(series_from(independent(6, 8), 80, with_parts=False), 2, 3, columns=(column,))
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert finding.ranks == (2, 3)
+
+
+def test_the_evidence_of_a_pair_starts_where_it_does():
+    series = _copied(series_from(independent(5, 8), 140, with_parts=False), 0, 4, since=90)
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert 86 <= finding.step_first <= 94
+
+
+def test_three_copies_are_one_finding_and_two_pairs_are_two():
+    series = _copied(_copied(series_from(independent(8, 8), 60, with_parts=False), 1, 4), 1, 6)
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert finding.ranks == (1, 4, 6)
+    series = _copied(_copied(series_from(independent(8, 8), 60, with_parts=False), 1, 4), 2, 6)
+    assert {finding.ranks for finding in dispersion_low.judge(series, PROMISE)} == {(1, 4), (2, 6)}
+
+
+def test_a_pair_among_several_is_not_reported_as_all():
+    def draw(rng, step):
+        x = rng.standard_normal((4, 8))
+        x[3] = x[2] + 0.1 * rng.standard_normal(8)
+        return x
+
+    (finding,) = dispersion_low.judge(series_from(draw, 120), PROMISE)
+    assert finding.ranks == (2, 3)
+
+
+@pytest.mark.parametrize("workers", [3, 5])
+def test_a_worker_that_is_far_away_does_not_make_the_others_a_pair(workers):
+    shift = np.zeros(workers)
+    shift[-1] = 20
+    assert dispersion_low.judge(series_from(independent(workers, 8, shift=shift), 80), PROMISE) == []
+
+
+def test_a_noisy_third_worker_does_not_make_the_others_a_pair_where_parts_can_tell():
+    def draw(rng, step):
+        x = rng.standard_normal((3, 8))
+        x[2] += 5 * rng.standard_normal()
+        return x
+
+    assert dispersion_low.judge(series_from(draw, 80), PROMISE) == []
+
+
+@pytest.mark.parametrize(
+    ("apart", "severity", "words"),
+    [(0.0, "error", "gradient norms agree"), (0.5, "info", "gradient norms differ"), (np.nan, "warning", "equal at")],
+)
+def test_bitwise_equal_losses(apart, severity, words):
+    series = series_from(independent(4, 8), 5, with_parts=False, first_step=20)
+    series.loss[:] = series.loss[:, :1]
+    series.log_norm[:] = series.log_norm[:, :1] + apart * np.arange(4)
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert (finding.severity, finding.step_first, finding.step_last) == (severity, 20, 24)
+    assert finding.claim.startswith("The losses of ranks 0-3 are bitwise equal at 5 steps from 20 to 24")
+    assert words in finding.claim
+
+
+def test_losses_rounded_to_sixteen_bits_or_constant_may_be_equal():
+    series = series_from(independent(2, 8), 60)
+    series.loss[:] = np.float16(series.loss[:, :1])
+    assert dispersion_low.judge(series, PROMISE) == []
+    series.loss[:] = 1 / 3
+    assert dispersion_low.judge(series, PROMISE) == []
+
+
+def test_groups_that_are_meant_to_differ_are_judged_apart():
+    def draw(rng, step):
+        return np.concatenate([same_batches(3, 8)(rng, step), independent(3, 8)(rng, step) + 5])
+
+    (finding,) = dispersion_low.judge(series_from(draw, 60, declared=((0, 1, 2), (3, 4, 5))), PROMISE)
+    assert finding.ranks == (0, 1, 2)
+
+
+@pytest.mark.parametrize("draw", [independent(4, 4, tails=True), alike_batches(4, 4), independent(3, 2)])
+def test_healthy_workers_are_silent(draw):
+    assert dispersion_low.judge(series_from(draw, 400), PROMISE) == []
+
+
+def test_healthy_series_keep_the_promise():
+    """The share of this check is an eighth of one alarm per 10,000 steps; 6,000 steps in runs of 300. More than 2
+    have a probability of 7e-5.
+    """
+    found = sum(
+        bool(dispersion_low.judge(series_from(independent(3, 3, tails=True), 300, seed=seed), PROMISE))
+        for seed in range(20)
+    )
+    assert found <= 2
+
+
+def test_two_workers_without_parts_cannot_tell():
+    series = series_from(same_batches(2, 8), 60, with_parts=False)
+    with pytest.raises(CannotTell, match="with two workers there is no other pair"):
+        dispersion_low.judge(series, PROMISE)
+
+
+def test_few_steps_cannot_tell_and_say_how_many_can():
+    with pytest.raises(CannotTell, match="for pairs 10 are needed"):
+        dispersion_low.judge(series_from(independent(4, 8), 5, with_parts=False), PROMISE)
+
+
+def test_a_healthy_run_is_silent(tmp_path):
+    assert dispersion_low.check(write_run(tmp_path, healthy_rows(4, 30))) == []
+
+
+def test_a_run_of_copies_is_found(tmp_path):
+    rows = healthy_rows(4, 40)
+    for (step, rank), row in rows.items():
+        if rank == 3:
+            row["loss"] = rows[step, 1]["loss"] * 1.001
+    (finding,) = dispersion_low.check(write_run(tmp_path, rows))
+    assert finding.ranks == (1, 3)
