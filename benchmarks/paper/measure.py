@@ -24,19 +24,22 @@ COVERAGE_STEPS = 160
 
 
 def measure(results: Results, path: Path, size: Size, data: Path | None, *, quick: bool) -> None:
-    """Fill ``results``, and write them to ``path`` after every run; seed by seed, so that all cells grow alike."""
+    """Fill ``results`` with what they lack, and write them to ``path`` after every part of it."""
     torch.set_num_threads(1)
     material: dict[str, Material] = {LIBRARY: read(None, size)}
     if data is not None:
         material[data.name] = read(data, size)
     results.about["parameters"] = sum(param.numel() for param in build_model(material[LIBRARY].model).parameters())
+    _train_all(results, path, size, material)
     seeds, steps = (2, 20) if quick else (COVERAGE_SEEDS, COVERAGE_STEPS)
     for text in material.keys() - {row["text"] for row in results.coverage}:
+        _say(f"{text}: who consumes which samples")
         results.coverage += coverage.caught(material[text], text, size, seeds=seeds, steps=steps)
+        results.write(path)
     if not results.ddp:
         _say(f"comparing with {ddp.WORKERS} real workers")
         results.ddp = ddp.agreement(material[LIBRARY], size)
-    _train_all(results, path, size, material)
+        results.write(path)
 
 
 def read(data: Path | None, size: Size) -> Material:
@@ -56,6 +59,7 @@ def _train_all(results: Results, path: Path, size: Size, material: Mapping[str, 
         results.about.setdefault("warm_loss", {})[text] = round(float(curves.losses_TN[-10:].mean()), 2)
         return weights
 
+    # Seed by seed, so that all cells grow alike.
     everything = [(cell, seed) for seed in range(size.seeds) for text in material for cell in cells(text)]
     todo = [each for each in everything if each[1] < _num_seeds(each[0], size) and not results.has(*each)]
     start = time.process_time()
