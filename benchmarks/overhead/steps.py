@@ -17,6 +17,8 @@ from trueline.testing.ranks import Ranks
 
 MODES = ("bare", "default plan", "every step", "exact cosine by an extra all-reduce", "exact cosine by a brute gather")
 WARMUP = 3
+MAX_SETTLING = 300
+"""Steps at most that the default plan takes, untimed, until its first two seconds of watching everything are over."""
 
 
 def measure(*, ranks: int, rounds: int, folder: Path) -> str:
@@ -26,30 +28,34 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     times: dict[str, list[float]] = {
         mode: [max(result["times"][mode][index] for result in results) for index in range(rounds)] for mode in MODES
     }
+    cpu = {mode: [sum(result["cpu"][mode][index] for result in results) for index in range(rounds)] for mode in MODES}
     introduction = (
         f"{results[0]['numel'] / 1e6:.1f}M parameters, 512 tokens a rank, {ranks} ranks, {rounds} rounds; a bare step "
-        f"took {statistics.median(times['bare']):.3f} s (median). By the end the default plan sampled every "
-        f"{results[0]['interval']} steps."
+        f"took {statistics.median(times['bare']):.3f} s and {statistics.median(cpu['bare']):.3f} s of CPU on all ranks "
+        f"together (medians). The default plan is timed once it has settled, after {results[0]['settling']} steps: it "
+        f"then sampled every {results[0]['interval']} steps."
     )
     lines = [
         "## Step time",
         "",
         introduction,
         "",
-        "| mode | median ratio to the bare step of its round | quartiles | host time of Trueline, median |",
-        "|---|---|---|---|",
+        "| mode | median ratio to the bare step of its round | quartiles | ratio of the sums | of CPU time "
+        "| host time of Trueline, median |",
+        "|---|---|---|---|---|---|",
     ]
     for mode in MODES[1:]:
         ratios = [one / bare for one, bare in zip(times[mode], times["bare"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         own = results[0]["own"].get(mode)
         spent = f"{1000 * own:.1f} ms" if own is not None else "–"
-        lines.append(f"| {mode} | {middle:.3f} | {low:.3f} – {high:.3f} | {spent} |")
+        total, work = (sum(seconds[mode]) / sum(seconds["bare"]) for seconds in (times, cpu))
+        lines.append(f"| {mode} | {middle:.3f} | {low:.3f} – {high:.3f} | {total:.3f} | {work:.3f} | {spent} |")
     return "\n".join(lines)
 
 
 def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
-    """Step times of every mode on this rank, in seconds, in the order of rounds."""
+    """Step times and CPU times of every mode on this rank, in seconds, in the order of rounds."""
     import trueline
 
     steps, watches = {}, {}
@@ -64,24 +70,37 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
         elif mode != "bare":
             extra = exact(ddp, world, gather="gather" in mode)
         steps[mode] = one_step(ddp, optimizer, extra)
+    schedule = watches["default plan"]._recorder._schedule
+    settling = 0
+    while schedule.interval == 1 and settling < MAX_SETTLING:
+        steps["default plan"](tokens(settling, rank))
+        settling += 1
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    cpu: dict[str, list[float]] = {mode: [] for mode in MODES}
     for round_ in range(rounds + WARMUP):
         for turn in range(len(MODES)):
             mode = MODES[(round_ + turn) % len(MODES)]
             batch = tokens(round_, rank)
             dist.barrier()
-            begin = time.perf_counter()
+            begin, worked = time.perf_counter(), time.process_time()
             steps[mode](batch)
             dist.barrier()
             if round_ >= WARMUP:
                 times[mode].append(time.perf_counter() - begin)
-    interval = watches["default plan"]._recorder._schedule.interval
+                cpu[mode].append(time.process_time() - worked)
     for watch in watches.values():
         watch.close()
     dist.barrier()
     own = {mode: median_own(f"{folder}/{mode.replace(' ', '-')}", rank) for mode in watches}
     numel = sum(param.numel() for param in ddp.parameters())
-    return {"times": times, "own": own, "interval": interval, "numel": numel}
+    return {
+        "times": times,
+        "cpu": cpu,
+        "own": own,
+        "interval": schedule.interval,
+        "settling": settling,
+        "numel": numel,
+    }
 
 
 def one_step(ddp: nn.Module, optimizer: torch.optim.Optimizer, extra: Callable[[], None] | None) -> Callable[..., None]:
