@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trueline.schema.workers import WORKER_COLUMNS
 
@@ -49,7 +50,7 @@ class MergeOrder:
         """[R] merged values of a column of [T] pieces."""
         if not len(pieces):
             return pa.array([], type=pieces.type)
-        valid_T = pieces.is_valid().to_numpy()[self._order]
+        valid_T = pc.is_valid(pieces).to_numpy()[self._order]
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)
         chosen_R = pa.array(self._order[np.maximum(last_R, 0)], mask=last_R < 0)

@@ -7,6 +7,7 @@ and then lets the user's hook, or the default, reduce it. DDP takes one comm hoo
 is taken already, gradients are seen by ``post_accumulate_grad`` hooks.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -160,7 +161,7 @@ class DdpAdapter:
     def reduction(self) -> Reduction:
         """The user's hook, and the dtype and number of roundings that it implies."""
         size = dist.get_world_size(self.process_group)
-        dtype = _bucket_dtype(self._ddp)
+        dtype = self._bucket_dtype
         hook = self._users_hook()
         if hook is None and self._fallback:
             return Reduction(hook=self._fallback, known=False, lossy=False, dtype=dtype, roundings=size + 2, seen=False)
@@ -187,6 +188,12 @@ class DdpAdapter:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    @functools.cached_property
+    def _bucket_dtype(self) -> str:
+        """The coarsest dtype among the trainable parameters: buckets are of their dtype."""
+        dtypes = {param.dtype for param in self._ddp.module.parameters() if param.requires_grad}
+        return str(max(dtypes, key=lambda dtype: torch.finfo(dtype).eps))
 
     def _reduces(self) -> bool:
         return bool(self._ddp.require_backward_grad_sync)
@@ -280,12 +287,6 @@ def _built_in(ddp: nn.parallel.DistributedDataParallel) -> Any:
     if "FP16_COMPRESS" in name:
         return default_hooks.fp16_compress_hook
     return default_hooks.allreduce_hook if "ALLREDUCE" in name else None
-
-
-def _bucket_dtype(ddp: nn.parallel.DistributedDataParallel) -> str:
-    """The coarsest dtype among the trainable parameters: buckets are of their dtype."""
-    dtypes = {param.dtype for param in ddp.module.parameters() if param.requires_grad}
-    return str(max(dtypes, key=lambda dtype: torch.finfo(dtype).eps))
 
 
 def _inner(hook: Any) -> list[Any]:
