@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,70 @@ def test_outside_of_buckets_nobody_needs_the_comm_hook(two, tmp_path):
     assert run.lists("group_reduce_residual")
     assert run.env[0].reduce_hook == "fp16_compress_hook"
     assert run.manifest.notes == []
+
+
+@dataclass
+class Answer:
+    scores: list[torch.Tensor]
+    name: str = "scores"
+
+
+class Hidden:
+    """What a search for tensors cannot look into."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Wrapping(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.linear, self.wrap = nn.Linear(8, 8), wrap
+
+    def forward(self, x):
+        return self.wrap(self.linear(x))
+
+
+OUTPUTS = {
+    "tensor": (lambda y: y, lambda out: out),
+    "mapping in a tuple": (lambda y: ({"y": y}, None), lambda out: out[0]["y"]),
+    "dataclass": (lambda y: Answer([y]), lambda out: out.scores[0]),
+    "hidden": (Hidden, lambda out: out.value),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_gradients_are_seen_whatever_the_module_returns(two, tmp_path, kind):
+    import trueline
+
+    local = two.run(train_with_output, str(tmp_path / "run"), kind)
+    run = trueline.open_run(tmp_path / "run")
+    for step in range(3):
+        for rank in range(2):
+            assert run.pivot("grad_norm")[0][step, rank] == pytest.approx(local[rank][step], rel=1e-5)
+
+
+def train_with_output(rank, world, out, kind):
+    """Norms of the worker's own gradients, by a twin that nobody reduces."""
+    import trueline
+
+    wrap, read = OUTPUTS[kind]
+    torch.manual_seed(0)
+    ddp = nn.parallel.DistributedDataParallel(Wrapping(wrap))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    norms = []
+    with trueline.watch(ddp, optimizer, out=out, plan={"every": 1}):
+        for step in range(3):
+            x = torch.full((2, 8), float(rank + step + 1))
+            twin = copy.deepcopy(ddp.module)
+            read(twin(x)).square().mean().backward()
+            norms.append(sum(float(param.grad.square().sum()) for param in twin.parameters()) ** 0.5)
+            read(ddp(x)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return norms
 
 
 def train_with_taken_hook(rank, world, out, view):

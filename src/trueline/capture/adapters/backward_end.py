@@ -9,6 +9,7 @@ is registered with DDP: its hooks, buckets and kernels are what they are without
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,8 +22,8 @@ from trueline.capture.probes.gradients import GradientProbe
 
 _engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
-MAX_DEPTH = 4
-"""Containers inside each other in which a module's output is searched for tensors."""
+MAX_DEPTH, MAX_LENGTH = 4, 1000
+"""Containers inside each other in which a module's output is searched for tensors, and elements of each."""
 
 
 class BackwardEnd:
@@ -93,5 +94,5 @@ def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
         inside = output
     else:
         inside = getattr(output, "__dict__", {}).values()
-    for value in inside:
+    for value in itertools.islice(inside, MAX_LENGTH):
         yield from _differentiable(value, depth + 1)
