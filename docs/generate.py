@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from trueline.schema.plan import Plan
 from trueline.schema.workers import WORKER_COLUMNS
 
 ROOT = Path(__file__).parents[1]
-OVERHEAD = ROOT / "benchmarks" / "overhead" / "README.md"
+BENCHMARKS = ROOT / "benchmarks"
 CHECKS = ROOT / "src" / "trueline" / "analyze" / "checks"
 HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example")
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
@@ -83,20 +84,21 @@ def workers_table() -> str:
     return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *rows])
 
 
-def overhead_tables() -> str:
-    """What `make bench` wrote last, as sections of the page that it is put on."""
-    if not OVERHEAD.exists():
+def measured(benchmark: str) -> str:
+    """What ``benchmark`` wrote last, without its title, as sections of the page that it is put on."""
+    page = BENCHMARKS / benchmark / "README.md"
+    if not page.exists():
         return "None is kept yet."
-    return re.sub(
-        r"^#+ What watching costs\n+|^(?=#)", lambda found: "" if found[0] else "#", OVERHEAD.read_text(), flags=re.M
-    )
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"\A# .*\n+|^(?=#)", lambda found: "" if found[0] else "#", text, flags=re.MULTILINE)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "plan": plan_table,
     "workers": workers_table,
     "checks": checks_table,
-    "overhead": overhead_tables,
+    "overhead": partial(measured, "overhead"),
+    "paper": partial(measured, "paper"),
 }
 
 
