@@ -31,7 +31,7 @@ import numpy as np
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, t_two_sided
 from trueline.analyze.evidence import Floats, Ints
-from trueline.analyze.exchangeability import false_alarm_rate, log_e_values, log_heights, scores
+from trueline.analyze.exchangeability import BETS, evidence_start, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.analyze.promise import Promise, Statistic
 from trueline.analyze.series import WorkerSeries
 from trueline.analyze.stats_tests import NAMING_LEVEL
@@ -72,7 +72,7 @@ _SHORTEST_JUMP, _LONGEST_JUMP = 3, 20
 _JUMPS_BEFORE = 8
 """How many times as many steps there must be before a jump, to know how large changes usually are."""
 
-_PLAIN_LEVEL = 0.05
+_PLAIN_LEVEL = 0.01
 """A change in the other worker's own series that is rarer than this leaves it undecided who is off."""
 
 
@@ -193,8 +193,8 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
     if all(num_steps < needed for needed, num_steps, _ in needs):
         needed, num_steps, num_workers = min(needs, key=lambda need: need[0] - need[1])
         raise CannotTell(
-            f"{num_steps} steps have {_NAMES[quantity]} to compare, and with {num_workers} workers even one that is "
-            f"last at every step stands out beyond chance after {needed} (ln of the odds, over ln {num_workers})"
+            f"{num_steps} steps have {_NAMES[quantity]} to compare; with {num_workers} workers one that is last at "
+            f"every step stands out beyond chance after {needed} steps or more (ln of the odds over ln {num_workers})"
         )
 
 
@@ -239,6 +239,11 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
 
 
 def _alarm(each: _Field, z_RM: Floats, place: int, *, threshold: float) -> Alarm | None:
+    """The alarm of one detector; its start is that of the bet which is highest in the end.
+
+    The bet that is highest when the alarm is raised has seen less: over 80 runs of a shift of 3 spreads and normal
+    noise the start was off by 2.8-6.0 steps on average with it, by 0.4-1.5 with that of the end (N = 2, 4, 8).
+    """
     pieces = range(0, len(z_RM), _PIECE_STEPS)
     log_e = [
         log_e_values(z_RM[start : start + _PIECE_STEPS], allowance_TN=each.allowance[start : start + _PIECE_STEPS, 0])[
@@ -246,7 +251,12 @@ def _alarm(each: _Field, z_RM: Floats, place: int, *, threshold: float) -> Alarm
         ]
         for start in pieces
     ]
-    return alarm_of(np.concatenate(log_e), threshold=threshold) if log_e else None
+    log_e_RB = np.concatenate(log_e) if log_e else np.zeros((0, len(BETS)))
+    alarm = alarm_of(log_e_RB, threshold=threshold)
+    if alarm is None:
+        return None
+    first = evidence_start(log_e_RB, crossed=alarm.last)
+    return replace(alarm, first=first) if first <= alarm.crossed else alarm
 
 
 def _clusters(named: Sequence[Outlier]) -> list[list[Outlier]]:
