@@ -144,7 +144,12 @@ def _equal(series: WorkerSeries, members: tuple[int, ...]) -> Finding | None:
         expected=None,
         unit="difference between the losses of workers",
         false_alarm_rate=0.0,
-        evidence={"statistic": "bitwise equal losses", "num_steps": len(rows), "compared": list(ranks)},
+        evidence={
+            "statistic": "bitwise equal losses",
+            "num_steps": len(rows),
+            "crossed_step": int(series.steps[rows[EQUAL_STEPS - 1]]),
+            "compared": list(ranks),
+        },
         next=(advice,),
     )
 
