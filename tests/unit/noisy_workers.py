@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from tests.unit.synthetic_run import Rows
 
 from trueline.analyze.series import WorkerSeries
 
@@ -60,3 +61,21 @@ def in_one_group(series: WorkerSeries, name: str, worker: int, group: int, *, si
     values = getattr(series, name).copy()
     values[since:, worker, group] += by
     return replace(series, **{name: values})
+
+
+def rows_of(series: WorkerSeries) -> Rows:
+    """The rows that a recorder would have left of such series, for ``write_run``; three groups, or none."""
+    rows: Rows = {}
+    for t, step in enumerate(series.steps.tolist()):
+        for n, rank in enumerate(series.ranks):
+            rows[step, rank] = {
+                "loss": float(series.loss[t, n]),
+                "grad_norm": math.exp(series.log_norm[t, n]),
+                "cosine_others": float(series.cosine[t, n]),
+            }
+            if series.group_names:
+                rows[step, rank] |= {
+                    "group_grad_norms": np.exp(series.group_log_norm[t, n]),
+                    "group_cosine_others": series.group_cosine[t, n],
+                }
+    return rows

@@ -1,0 +1,67 @@
+"""worker-direction-outlier: the rank whose gradient points elsewhere; low cosines that all share are healthy."""
+
+import pytest
+from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
+from tests.unit.synthetic_run import write_run
+
+from trueline.analyze.checks import worker_direction_outlier
+from trueline.analyze.promise import Promise
+from trueline.schema.errors import CannotTell
+
+
+def judge(series):
+    return worker_direction_outlier.judge(series, Promise())
+
+
+def test_a_flipped_sign_is_found(tmp_path):
+    series = shifted(noisy_workers(3, 120, num_groups=3), 2, since=60, cosine=-0.4)
+    (finding,) = worker_direction_outlier.check(write_run(tmp_path, rows_of(series)))
+
+    assert (finding.code, finding.severity, finding.ranks) == ("worker-direction-outlier", "warning", (2,))
+    assert finding.claim == (
+        "The gradient of rank 2 has a mean cosine of -0.19 to the mean of the others since step 57; the others have "
+        "0.21."
+    )
+    assert finding.measured == pytest.approx(-0.2, abs=0.03)
+    assert finding.expected == pytest.approx(0.2, abs=0.03)
+    assert (finding.step_first, finding.step_last) == (57, 119)
+    assert finding.sites == ("57.0/r2/grad/all#0:out0",)
+
+
+def test_one_group_that_points_elsewhere_is_named(tmp_path):
+    series = in_one_group(noisy_workers(4, 200, num_groups=3), "group_cosine", 0, 1, since=50, by=-0.3)
+    (finding,) = worker_direction_outlier.check(write_run(tmp_path, rows_of(series)))
+    assert finding.ranks == (0,)
+    assert finding.claim.startswith("The gradient of rank 0 in blocks.0 has a mean cosine of -0.")
+    assert list(finding.evidence["groups"]) == ["blocks.0"]
+
+
+def test_cosines_near_zero_on_all_workers_are_healthy():
+    series = noisy_workers(4, 1000, num_groups=3)
+    series.cosine[:] -= 0.2
+    series.group_cosine[:] -= 0.2
+    assert judge(series) == []
+
+
+def test_others_that_are_blurred_by_a_scaled_worker_are_not_told_again():
+    """Of three workers one is scaled by 3: the two others' cosines fall, by the same law for both."""
+    series = scaled(noisy_workers(3, 400, num_groups=3), 1, 3.0, since=100, loss_too=False)
+    for worker in (0, 2):
+        series = shifted(series, worker, since=100, cosine=-0.02)
+    assert judge(series) == []
+
+
+def test_healthy_workers_are_silent():
+    assert judge(noisy_workers(8, 1000, num_groups=3)) == []
+
+
+def test_two_workers_have_one_cosine_and_cannot_tell(tmp_path):
+    with pytest.raises(CannotTell, match="it takes three"):
+        worker_direction_outlier.check(write_run(tmp_path, rows_of(noisy_workers(2, 60))))
+
+
+def test_without_cosines_it_cannot_tell():
+    series = noisy_workers(4, 100)
+    series.cosine[:] = float("nan")
+    with pytest.raises(CannotTell, match="no step has the gradient directions"):
+        judge(series)

@@ -1,0 +1,108 @@
+"""worker-scale: the factor and its interval; harder data, noise and turned gradients are no scale."""
+
+import numpy as np
+import pytest
+from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
+from tests.unit.synthetic_run import write_run
+
+from trueline.analyze.checks import worker_grad_norm_outlier, worker_loss_outlier, worker_scale
+from trueline.analyze.effects import Estimate
+from trueline.analyze.promise import Promise
+from trueline.analyze.scale import largest_deviation, scales
+
+
+def judge(series):
+    return worker_scale.judge(series, Promise())
+
+
+def reasons(series):
+    """What is said against a scale, of the one outlier there is."""
+    (scale,) = scales(series, Promise())
+    return scale.answer, scale.against
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.1, 2.0])
+@pytest.mark.parametrize("loss_too", [True, False])
+def test_a_scaled_worker_is_told_with_its_factor(factor, loss_too):
+    series = scaled(noisy_workers(4, 600, num_groups=3), 1, factor, since=100, loss_too=loss_too)
+    (finding,) = judge(series)
+
+    assert (finding.code, finding.severity, finding.ranks) == ("worker-scale", "error", (1,))
+    low, high = finding.evidence["interval"]
+    assert low < factor < high < 1.1 * low
+    assert finding.measured == pytest.approx(factor, rel=0.03)
+    assert finding.evidence["loss_scaled"] is loss_too
+    assert worker_grad_norm_outlier.judge(series, Promise()) == []
+    assert worker_loss_outlier.judge(series, Promise()) == []
+
+
+def test_the_claim_says_what_was_measured(tmp_path):
+    series = scaled(noisy_workers(3, 200, num_groups=3), 2, 2.0, since=100, loss_too=True)
+    (finding,) = worker_scale.check(write_run(tmp_path, rows_of(series)))
+    assert finding.claim == (
+        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 98, in all parameter "
+        "groups alike, and so is its loss."
+    )
+    assert (finding.step_first, finding.step_last, finding.expected) == (98, 199, 1.0)
+    assert finding.sites == ("98.0/r2/grad/all#0:out0",)
+
+
+def test_of_two_workers_which_is_scaled_is_undecided():
+    (finding,) = judge(scaled(noisy_workers(2, 400, num_groups=3), 0, 2.0, since=0, loss_too=True))
+    assert (finding.severity, finding.ranks) == ("warning", (0, 1))
+    assert " times that of rank 1 (" in finding.claim
+    assert finding.claim.endswith("; two workers alone cannot say which is off.")
+    low, high = finding.evidence["interval"]
+    assert low < 2 < high
+
+
+def test_groups_that_move_apart_are_no_scale():
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 1.5, since=100, loss_too=True)
+    series = in_one_group(series, "group_log_norm", 1, 0, since=100, by=-0.3)
+    assert reasons(series) == ("no", ("the shift in all parameter groups",))
+    assert judge(series) == []
+
+
+def test_a_loss_that_moves_by_another_factor_is_no_scale():
+    series = shifted(
+        scaled(noisy_workers(4, 400, num_groups=3), 1, 1.5, since=100, loss_too=False), 1, since=100, loss=0.8
+    )
+    assert reasons(series) == ("no", ("the shift of the loss",))
+    assert [finding.ranks for finding in worker_loss_outlier.judge(series, Promise())] == [(1,)]
+
+
+def test_a_gradient_that_is_turned_is_no_scale():
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 1.5, since=100, loss_too=True)
+    assert reasons(shifted(series, 1, since=100, cosine=-0.1)) == ("no", ("the direction",))
+
+
+def test_a_scaled_worker_that_blurs_the_others_is_still_a_scale():
+    """Real vectors: of three noisy gradients one is scaled by 10, and the others' cosines fall as they must."""
+    rng = np.random.default_rng(0)
+    series = scaled(noisy_workers(3, 300, num_groups=3), 1, 10.0, since=0, loss_too=True)
+    for t in range(300):
+        gradients = (1 + 3 * rng.standard_normal((3, 200))) * np.array([[1.0], [10.0], [1.0]])
+        for n in range(3):
+            other = gradients[[m for m in range(3) if m != n]].mean(axis=0)
+            norms = np.linalg.norm(gradients[n]) * np.linalg.norm(other)
+            series.cosine[t, n] = gradients[n] @ other / norms
+    assert series.cosine[:, 1].mean() > 1.2 * series.cosine[:, 0].mean(), "uncorrected, the direction speaks against it"
+    (finding,) = judge(series)
+    assert finding.ranks == (1,)
+
+
+def test_without_losses_a_scale_cannot_be_told():
+    series = scaled(noisy_workers(4, 300, num_groups=3), 1, 1.5, since=100, loss_too=True)
+    series.loss[:] = np.nan
+    (scale,) = scales(series, Promise())
+    assert (scale.answer, scale.missing) == ("cannot tell yet", ("the shift of the loss",))
+
+
+def test_healthy_workers_are_silent():
+    assert judge(noisy_workers(4, 1000, num_groups=3)) == []
+
+
+def test_the_bound_of_the_deviation_falls_with_the_errors():
+    assert largest_deviation([Estimate(0.0, 0.01, 100)] * 8) < 0.015
+    assert largest_deviation([Estimate(0.1, 0.01, 100)] * 8) > 0.1
+    assert largest_deviation([Estimate(0.0, float("inf"), 1)]) == float("inf")
