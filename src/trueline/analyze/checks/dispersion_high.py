@@ -37,7 +37,8 @@ several answers to one prompt. Statistics that take samples as independent are t
 What it may miss
 ----------------
 Workers in different groups of `plan.worker_groups` are not compared. Differences that come and go within a few steps.
-With two workers every difference is one worker's, and each step can win at most ln 2.
+With two workers every difference is one worker's as much as both's: then only losses are looked at here, the outlier
+checks say the same about one of them, and each step can win at most ln 2.
 
 Example
 -------
@@ -105,11 +106,10 @@ def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
     _require_enough(series, groups, threshold)
     findings: list[Finding] = []
     for members in groups:
-        excess = (
-            _lasting(series, members, "losses", threshold)
-            or _lasting(series, members, "gradient norms", threshold)
-            or _clustered(series, members, threshold)
-        )
+        excess = _lasting(series, members, "losses", threshold)
+        if excess is None and len(members) > 2:
+            excess = _lasting(series, members, "gradient norms", threshold)
+        excess = excess or _clustered(series, members, threshold)
         findings += [_finding(series, promise, members, excess)] if excess else []
     return findings
 
