@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
 def test_nothing_found_is_exit_code_0(runs):
     done = trueline("check", runs / "healthy")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Nothing found in 7 checks; 2 checks could not run." in done.stdout
+    assert "Nothing found in 8 checks; 8 checks could not run." in done.stdout
 
 
 def test_findings_are_exit_code_1_and_say_where(runs):
@@ -42,7 +42,7 @@ def test_findings_are_exit_code_1_and_say_where(runs):
     assert "error duplicate-data ranks 0 and 1 steps 0-9" in text
     assert "Ranks 0 and 1 consumed the same samples at steps 0-9." in text
     assert "next:" in text
-    assert text.endswith("2 errors in 9 checks.")
+    assert text.endswith("2 errors in 10 checks; 6 checks could not run.")
 
 
 def test_json_is_one_document_of_the_contract(runs):
@@ -67,7 +67,7 @@ def test_json_is_one_document_of_the_contract(runs):
         "evidence",
         "next",
     }
-    assert len(document["checks_run"]) == 9
+    assert (len(document["checks_run"]), len(document["checks_not_run"])) == (10, 6)
 
 
 def test_an_empty_run_is_exit_code_3(runs):
