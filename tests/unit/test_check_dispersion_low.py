@@ -50,7 +50,7 @@ def test_a_pair_of_many_is_named_place_by_place():
         x[4] = x[2] + 0.3 * rng.standard_normal(16)
         return x
 
-    (finding,) = dispersion_low.judge(series_from(draw, 20), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(draw, 20), Promise(1.0))
     assert finding.ranks == (2, 4)
     assert "correlation 0.9" in finding.claim
 
@@ -107,6 +107,16 @@ def test_a_pair_among_several_is_not_reported_as_all():
 
     (finding,) = dispersion_low.judge(series_from(draw, 120), PROMISE)
     assert finding.ranks == (2, 3)
+
+
+def test_seven_copies_of_eight_are_not_reported_as_all():
+    def draw(rng, step):
+        x = same_batches(8, 8)(rng, step)
+        x[7] = rng.standard_normal(8)
+        return x
+
+    (finding,) = dispersion_low.judge(series_from(draw, 60), PROMISE)
+    assert finding.ranks == (0, 1, 2, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("workers", [3, 5])
@@ -178,7 +188,7 @@ def test_two_workers_without_parts_cannot_tell():
 
 
 def test_few_steps_cannot_tell_and_say_how_many_can():
-    with pytest.raises(CannotTell, match="for pairs 10 are needed"):
+    with pytest.raises(CannotTell, match="for pairs 11 are needed"):
         dispersion_low.judge(series_from(independent(4, 8), 5, with_parts=False), PROMISE)
 
 
