@@ -9,6 +9,7 @@ from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
 from trueline.analyze.promise import SHARES, Promise, promise_of
 from trueline.analyze.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
+from trueline.schema.plan import Plan
 
 
 def by_hand(samples=None, *, steps=4, workers=3, **more):
@@ -112,6 +113,7 @@ def test_samples_that_change_hands_are_not_a_shard(tmp_path):
 
 def test_the_shares_add_up_to_the_promise():
     assert sum(SHARES.values()) == pytest.approx(1)
-    assert Promise().log_threshold("loss", among=8) == pytest.approx(math.log(10_000 * 6 * 8))
+    assert Promise(1.0).log_threshold("loss", among=8) == pytest.approx(math.log(10_000 * 6 * 8))
+    assert Promise() == Promise(Plan().false_alarms)
     assert Promise(2.0).log_threshold("loss", among=4) == pytest.approx(math.log(10_000 * 6 * 4 / 2))
     assert Promise().false_alarm_rate("loss", math.log(10_000 * 48), among=8, num_steps=100) == pytest.approx(0.01)

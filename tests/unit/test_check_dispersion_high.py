@@ -112,7 +112,7 @@ def test_equal_losses_leave_it_nothing_to_say():
 
 def test_few_steps_cannot_tell_and_say_how_many_can():
     series = series_from(independent(2, 8, shift=(0, 2)), 10, with_parts=False)
-    with pytest.raises(CannotTell, match=r"10 steps .* with 2 workers .* 21 are needed"):
+    with pytest.raises(CannotTell, match=r"10 steps .* with 2 workers .* 25 are needed"):
         dispersion_high.judge(series, PROMISE)
 
 

@@ -21,7 +21,7 @@ def test_a_rank_with_a_higher_loss_is_named_from_a_run(tmp_path):
     (finding,) = worker_loss_outlier.check(write_run(tmp_path, rows_of(series)))
 
     assert (finding.code, finding.severity, finding.ranks) == ("worker-loss-outlier", "warning", (2,))
-    assert finding.claim == "The loss of rank 2 is 0.477 above the others' mean of 3.748 since step 100."
+    assert finding.claim == "The loss of rank 2 is 0.478 above the others' mean of 3.753 since step 100."
     assert (finding.step_first, finding.step_last) == (100, 158)
     assert finding.sites == ("100.0/r2/loss/loss#0:out0",)
     assert finding.measured == pytest.approx(5 * SPREAD, abs=0.05)

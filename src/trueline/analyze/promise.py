@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from trueline.analyze import exchangeability
+from trueline.schema.plan import FALSE_ALARMS
 from trueline.store.reader import Run
 
 Statistic = Literal["loss", "norm", "norm-groups", "direction", "direction-groups", "pairs", "parts", "tokens"]
@@ -40,7 +41,7 @@ SHARES: Mapping[Statistic, float] = MappingProxyType(
 class Promise:
     """``false_alarms``: expected false alarms per 10,000 healthy steps, over the whole family of statistics."""
 
-    false_alarms: float = 1.0
+    false_alarms: float = FALSE_ALARMS
 
     def weight(self, statistic: Statistic, *, among: int) -> float:
         """The share of one of ``among`` detectors (workers, times groups or pairs) of a statistic."""
@@ -60,6 +61,6 @@ class Promise:
 
 
 def promise_of(run: Run) -> Promise:
-    """The promise that the Run's plan asked for (``Plan.false_alarms``), by default one per 10,000 steps."""
+    """The promise that the Run's plan asked for (``Plan.false_alarms``), by default ``FALSE_ALARMS``."""
     asked = run.manifest.plan.get("false_alarms")
     return Promise(float(asked)) if isinstance(asked, int | float) and asked > 0 else Promise()

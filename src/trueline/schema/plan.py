@@ -14,6 +14,9 @@ from trueline.schema.errors import PlanError
 
 PRESETS: tuple[str, ...] = ("workers",)
 
+FALSE_ALARMS = 0.1
+"""Expected false alarms per 10,000 healthy steps unless a plan asks for others (docs/decisions/0003)."""
+
 
 class Plan(BaseModel):
     """Which steps and ranks are watched, how deeply, and what it may cost.
@@ -37,7 +40,7 @@ class Plan(BaseModel):
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
     max_groups: int = Field(default=16, ge=1, le=256, description="parameter groups that get a norm and sketch each")
     false_alarms: float = Field(
-        default=1.0,
+        default=FALSE_ALARMS,
         gt=0,
         allow_inf_nan=False,
         description="expected false alarms per 10,000 healthy steps, over all statistical checks together",

@@ -17,7 +17,7 @@ Healthy workers draw their batches from one pool, so at each step every order of
 the losses are distributed and whatever all of them do together (warm-up, spikes, curriculum). Trueline bets against
 that at every step, for each worker, and adds up what the bets win from every possible start (an e-detector: exact, for
 any distribution and any number of steps). The alarm is set so that all statistical checks together raise at most
-`false_alarms` (plan, default 1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding says
+`false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding says
 when the evidence starts, which is earlier than when it crossed the line, and bounds the probability that a healthy run
 looks like this.
 
