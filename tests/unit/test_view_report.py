@@ -95,13 +95,35 @@ def test_finding_is_told_in_the_verdict_the_table_and_the_charts(tmp_path: Path)
     assert document.count('<line class="mark error"') == 9
 
 
-def test_clean_run_says_so_and_what_was_not_judged(tmp_path: Path) -> None:
+def test_clean_run_says_so_and_that_its_workers_were_judged(tmp_path: Path) -> None:
     text = Words(report_on(tmp_path, write_run(tmp_path / "exp"))).text
 
     assert "The checks that ran found no worker out of step." in text
+    assert "None of them judges" not in text
+    assert re.search(r"Checked\. \d+ checks? over steps 0–39 on 4 ranks: .*worker-loss-outlier", text)
+    assert "judged by the order and the distances of the workers over all steps" in text
+
+
+def test_clean_run_that_is_too_short_says_that_its_workers_were_not_judged(tmp_path: Path) -> None:
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp", num_steps=4))).text
+
     assert "None of them judges whether one worker’s loss" in text
-    assert re.search(r"Checked\. \d+ checks? over steps 0–39 on 4 ranks: ", text)
-    assert "Shown, not judged" in text
+    assert "No check that judges whether one worker’s loss" in text
+    assert "4 steps have losses to compare" in text
+
+
+def test_finding_tells_when_its_evidence_was_beyond_chance_and_how_sure_its_size_is(tmp_path: Path) -> None:
+    evidence = {"crossed_step": 17, "interval": [1.08, 1.1234]}
+    scaled = Finding("worker-scale", "error", "Scaled.", (1,), 10, 39, (), 1.1, 1.0, "times", 1e-9, evidence)
+    turned = {"crossed_step": 10, "interval": [-0.2, -0.1], "interval_of": "the difference in cosine"}
+    cosine = Finding("worker-direction-outlier", "warning", "Turned.", (2,), 10, 39, evidence=turned)
+    odd = Finding("worker-loss-outlier", "warning", "Odd.", (2,), evidence={"crossed_step": None, "interval": ["a"]})
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp", findings=(scaled, cosine, odd)))).text
+
+    assert "10–39 beyond chance at step 17" in text
+    assert text.count("beyond chance at") == 1
+    assert "1.1 expected 1 95 %: 1.08 to 1.12 times" in text
+    assert "95 % of the difference in cosine: −0.2 to −0.1" in text
 
 
 def test_runs_stand_side_by_side_under_their_names(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ _MAX_VALUE = 400
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """Texts of one Finding, and the ``number`` that charts mark it with."""
+    """Texts of one Finding, and the ``number`` that charts mark it with.
+
+    ``steps`` are those of the evidence; ``alarm`` is the step at which it crossed the line, where that came later.
+    """
 
     number: int
     severity: str
@@ -26,7 +29,9 @@ class FindingRow:
     claim: str
     ranks: str
     steps: str
+    alarm: str
     measured: str
+    interval: str
     expected: str
     unit: str
     false_alarms: str
@@ -47,7 +52,9 @@ def finding_row(number_on_page: int, finding: Finding, all_ranks: Sequence[int])
         claim=finding.claim,
         ranks=_bare(ranks_words(finding.ranks, all_ranks)),
         steps=_bare(steps_words(finding.step_first, finding.step_last)),
+        alarm=_alarm(finding),
         measured=number(finding.measured),
+        interval=_interval(finding.evidence),
         expected="" if finding.expected is None else number(finding.expected),
         unit=finding.unit,
         false_alarms=false_alarm(finding.false_alarm_rate),
@@ -61,6 +68,22 @@ def _bare(words: str) -> str:
     """``ranks 0 and 1`` → ``0 and 1``: the column's heading says the rest."""
     head, _, tail = words.partition(" ")
     return tail if head in ("rank", "ranks", "step", "steps") else words
+
+
+def _alarm(finding: Finding) -> str:
+    crossed = finding.evidence.get("crossed_step")
+    return steps_words(crossed, None) if isinstance(crossed, int) and crossed != finding.step_first else ""
+
+
+def _interval(evidence: Mapping[str, Any]) -> str:
+    """``95 %: 1.08 to 1.12``, and of what, where that is not what was measured; nothing where there is none."""
+    interval = evidence.get("interval")
+    bounds = [one for one in interval if isinstance(one, int | float)] if isinstance(interval, Sequence) else []
+    if len(bounds) != 2:
+        return ""
+    low, high = (number(bound, 3) for bound in bounds)
+    of = evidence.get("interval_of")
+    return f"95 %{f' of {of}' if of else ''}: {low} to {high}"
 
 
 def _evidence(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -23,7 +23,11 @@ _COMPACT_HEIGHT = 84
 """CSS pixels of a plot; the second where Runs stand side by side in the dispersion panels."""
 
 
-_NOT_JUDGED = "How far the workers lie apart at each step. Shown, not judged: no finding rests on these."
+_ABOUT = (
+    "How far the workers lie apart at each step. Whether that is too far, or too close, is judged by the order and "
+    "the distances of the workers over all steps (dispersion-high, dispersion-low and the outlier checks), not by "
+    "these curves."
+)
 _BAND = (
     "The band is where a standard deviation lies at {percent:.0%} of steps by chance, around the typical spread of the "
     "same Run: it points at steps unlike the others, not at a Run that is odd throughout. "
@@ -73,7 +77,7 @@ def workers_section(readings: Sequence[RunReading], marks: Sequence[list[Mark]])
 
 
 def dispersion_section(readings: Sequence[RunReading], marks: Sequence[list[Mark]]) -> ChartSection:
-    """How far the workers lie apart, against the band of healthy ones: shown, not judged."""
+    """How far the workers lie apart, against the band of chance around what is typical of the Run."""
     several = [reading for reading in readings if len(reading.run.ranks) > 1 and reading.step_range]
     compact = len(readings) > 1
     banded = [one.band for reading in several for one in reading.dispersions.values() if one.band is not None]
@@ -81,9 +85,7 @@ def dispersion_section(readings: Sequence[RunReading], marks: Sequence[list[Mark
     return ChartSection(
         id="dispersion",
         title="Dispersion",
-        lead=" ".join(
-            [_NOT_JUDGED, *([_BAND.format(percent=banded[0].level)] if banded else []), *_bins_words(panels)]
-        ),
+        lead=" ".join([_ABOUT, *([_BAND.format(percent=banded[0].level)] if banded else []), *_bins_words(panels)]),
         empty="" if several else "Dispersion is a matter between workers, and no Run here has steps of two or more.",
         compact=compact,
         panels=panels,
