@@ -5,7 +5,7 @@ import pytest
 from tests.unit.made_series import alike_batches, independent, same_batches, series_from
 from tests.unit.synthetic_run import healthy_rows, write_run
 
-from trueline.analyze.checks import dispersion_low
+from trueline.analyze.checks import dispersion_high, dispersion_low
 from trueline.analyze.promise import Promise
 from trueline.schema.errors import CannotTell
 
@@ -168,6 +168,16 @@ def test_groups_that_are_meant_to_differ_are_judged_apart():
 @pytest.mark.parametrize("draw", [independent(4, 4, tails=True), alike_batches(4, 4), independent(3, 2)])
 def test_healthy_workers_are_silent(draw):
     assert dispersion_low.judge(series_from(draw, 400), PROMISE) == []
+
+
+@pytest.mark.parametrize("check", [dispersion_low, dispersion_high])
+def test_a_deal_that_comes_again_in_every_epoch_is_no_new_evidence(check):
+    """Fixed shards of one batch: 8 samples a worker, the same at each step, whatever chance dealt to whom."""
+    for seed in range(12):
+        dealt = np.random.default_rng(seed).standard_normal((3, 8))
+        series = series_from(lambda rng, step, dealt=dealt: dealt + 0.01 * rng.standard_normal((3, 8)), 80)
+        series.allowance[1:] = 2 + np.sqrt(2 * np.log(3))
+        assert check.judge(series, PROMISE) == []
 
 
 def test_healthy_series_keep_the_promise():

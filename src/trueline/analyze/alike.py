@@ -42,8 +42,11 @@ def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, 
 
 
 def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> parts.Parts:
-    """The parts of ``members``, by index of the step."""
-    return {t: tuple(arrays[n] for n in members) for t, arrays in series.parts.items()}
+    """The parts of ``members``, by index of the step, at which none of them reads again what only it has read before
+    (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal seen again is no new evidence.
+    """
+    fresh_T = np.max(series.allowance[:, list(members)], axis=1) <= 0
+    return {t: tuple(arrays[n] for n in members) for t, arrays in series.parts.items() if fresh_T[t]}
 
 
 def parts_alarm(

@@ -27,8 +27,8 @@ anew at random (`analyze/parts.py` has the e-value and the source).
 - As a whole: if batches are different draws from one pool, the workers' means are as far apart as in a random deal; if
   they are the same draw in whatever order, much less.
 
-In both a factor of 2 in variance is allowed for, since batches that are balanced or normalised as a whole are a little
-more alike than chance.
+A factor of 2 in variance is allowed for in the latter, since batches that are balanced or normalised as a whole are a
+little more alike than chance. Steps at which a worker reads again what only it has read before do not count.
 
 By the workers' values, from three workers on: the distances of all pairs of workers are exchangeable, so that no pair
 should be the closest one again and again (`analyze/pairs.py`). Distances are looked at in the loss, in the log gradient
