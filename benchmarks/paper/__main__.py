@@ -9,6 +9,7 @@ Without ``--data``, an Alpaca-format file, the standard-library set stands alone
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import os
 import platform
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,6 +29,9 @@ from benchmarks.paper.results import Results, read_results
 from benchmarks.paper.tables import legend, sections
 
 HERE = Path(__file__).parent
+LASTING = ("workers", "steps", "batch_size", "max_length", "warm_steps")
+"""Sizes that must be equal for runs to stand in one table."""
+
 FIGURE = HERE.parents[1] / "docs" / "img" / "paper.svg"
 
 
@@ -36,6 +41,7 @@ def main() -> None:
     run = verbs.add_parser("run", help="train, and keep the results")
     run.add_argument("--data", type=Path, help="an Alpaca-format JSON or JSONL file to train on as well")
     run.add_argument("--quick", action="store_true", help="few steps and seeds, kept apart: a minute, no evidence")
+    run.add_argument("--seeds", type=int, help="repetitions of each cell (default: 5; 3 from random weights)")
     run.add_argument("--results", type=Path, help="where to keep them (default: results.json beside this file)")
     write = verbs.add_parser("write", help="make page and figure from the results")
     write.add_argument("--results", type=Path, default=HERE / "results.json")
@@ -48,6 +54,8 @@ def main() -> None:
 
 def _run(chosen: argparse.Namespace) -> None:
     size = QUICK if chosen.quick else Size()
+    if chosen.seeds is not None:
+        size = dataclasses.replace(size, seeds=chosen.seeds, seeds_random=min(chosen.seeds, size.seeds_random))
     default = Path(tempfile.gettempdir()) / "trueline-paper-quick.json" if chosen.quick else HERE / "results.json"
     path = chosen.results or default
     data = chosen.data
@@ -60,13 +68,13 @@ def _run(chosen: argparse.Namespace) -> None:
     print(path)
 
 
-def _kept(path: Path, about: dict[str, object]) -> Results:
-    """The results in ``path`` with a new ``about``, if they are of the same size; else none yet."""
+def _kept(path: Path, about: dict[str, Any]) -> Results:
+    """The results in ``path`` with a new ``about``, if runs were as long and as wide there; else none yet."""
     try:
         results = read_results(path)
     except (OSError, ValueError):
         return Results(about=about)
-    if results.about["size"] != about["size"]:
+    if any(results.about["size"][key] != about["size"][key] for key in LASTING):
         return Results(about=about)
     results.about |= about
     return results
@@ -80,6 +88,7 @@ def _write(results: Results) -> None:
 def _head(results: Results) -> str:
     about, size = results.about, results.about["size"]
     warm = ", ".join(f"{loss} ({text})" for text, loss in about.get("warm_loss", {}).items())
+    rows = " and ".join(f"{count:,} rows ({text})" for text, count in about["rows"].items())
     return f"""# The paper's three settings, on eight workers
 
 - command: `{about["command"]}`, then `python -m benchmarks.paper write`
@@ -88,7 +97,7 @@ def _head(results: Results) -> str:
 
 {size["workers"]} workers, {size["batch_size"]} samples each of at most {size["max_length"]} tokens, {size["steps"]} \
 optimizer steps, AdamW at the demo's learning rate, the demo's small Llama ({about["parameters"]:,} parameters), \
-response-only loss. {size["seeds"]} seeds ({size["seeds_random"]} from random weights). Trained weights: \
+response-only loss, {rows}. Trained weights: \
 {size["warm_steps"]} steps of ordinary training on the same rows with another seed, one set for all seeds; mean loss \
 at its end {warm}. Every number is a mean over steps, then over seeds, ± half of its 95 % interval over seeds \
 (Student's t). A gradient norm is that of one worker before any averaging.
@@ -108,7 +117,7 @@ def _command(chosen: argparse.Namespace, data: Path | None) -> str:
     return " ".join(words)
 
 
-def _place() -> dict[str, object]:
+def _place() -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "machine": f"one core of {os.cpu_count()}, {platform.machine()}, torch {torch.__version__}, one thread",

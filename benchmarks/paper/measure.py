@@ -20,7 +20,7 @@ from trueline.testing.demo.fine_tune import Material, Options, prepare
 from trueline.testing.demo.model import build_model
 
 COVERAGE_SEEDS = 20
-COVERAGE_STEPS = 160
+COVERAGE_STEPS = 80
 
 
 def measure(results: Results, path: Path, size: Size, data: Path | None, *, quick: bool) -> None:
@@ -29,6 +29,7 @@ def measure(results: Results, path: Path, size: Size, data: Path | None, *, quic
     material: dict[str, Material] = {LIBRARY: read(None, size)}
     if data is not None:
         material[data.name] = read(data, size)
+    results.about["rows"] = {text: len(read_text.samples) for text, read_text in material.items()}
     results.about["parameters"] = sum(param.numel() for param in build_model(material[LIBRARY].model).parameters())
     _train_all(results, path, size, material)
     seeds, steps = (2, 20) if quick else (COVERAGE_SEEDS, COVERAGE_STEPS)

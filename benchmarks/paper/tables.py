@@ -35,6 +35,7 @@ def sections(results: Results) -> str:
         for start in dict.fromkeys(cell.start for cell in cells(text)):
             found += [f"## {title(text)}, {start} weights", "", _dispersions(results, text, start), ""]
     found += ["## Difference to S1-1", "", _differences(results), ""]
+    found += ["## Difference to S1-1, by epoch", "", _epochs(results), ""]
     found += ["## Caught by coverage", "", _coverage(results), ""]
     found += ["## One process against real workers", "", _ddp(results)]
     return "\n".join(found)
@@ -49,9 +50,10 @@ def _dispersions(results: Results, text: str, start: str) -> str:
     rows = []
     for cell in cells(text):
         if cell.start == start:
-            values = [_with_interval(results.curves(cell, quantity).mean(axis=1)) for quantity in QUANTITIES]
-            rows.append([cell.reading, cell.dropout, cell.setting, EXPECTED[cell.setting], *values])
-    head = ["reading", "dropout", "setting", "the paper expects", "loss std", "loss range", "norm std", "mean cosine"]
+            curves = [results.curves(cell, quantity) for quantity in QUANTITIES]
+            values = [_with_interval(curve_ST.mean(axis=1)) for curve_ST in curves]
+            rows.append([cell.reading, cell.dropout, cell.setting, EXPECTED[cell.setting], len(curves[0]), *values])
+    head = ["reading", "dropout", "setting", "the paper expects", "seeds", *QUANTITIES.values()]
     return table(head, rows)
 
 
@@ -59,17 +61,37 @@ def _differences(results: Results) -> str:
     rows = []
     for cell in _sharded(results):
         healthy = Cell(cell.text, cell.start, cell.reading, PAPER[0].name, cell.dropout)
-        values = []
-        for quantity in QUANTITIES:
-            here_S, there_S = (results.curves(each, quantity).mean(axis=1) for each in (cell, healthy))
-            unit = 1.0 if quantity == "cosine" else float(there_S.mean()) / 100
-            mean, half = interval((here_S - there_S) / unit)
-            digits = 4 if quantity == "cosine" else 1
-            values.append(f"{mean:+.{digits}f} ± {half:.{digits}f}{'' if quantity == 'cosine' else ' %'}")
-            if abs(mean) > half:
-                values[-1] = f"**{values[-1]}**"
+        values = [_difference(results, cell, healthy, quantity) for quantity in QUANTITIES]
         rows.append([title(cell.text), cell.start, cell.dropout, cell.setting, *values])
-    return table(["text", "weights", "dropout", "setting", "loss std", "loss range", "norm std", "mean cosine"], rows)
+    return table(["text", "weights", "dropout", "setting", *QUANTITIES.values()], rows)
+
+
+def _difference(results: Results, cell: Cell, healthy: Cell, quantity: str, steps: slice = slice(None)) -> str:
+    """How far ``cell`` lies from ``healthy`` at ``steps``, in percent of it or in cosine; bold if it excludes zero."""
+    here, there = (results.curves(each, quantity)[:, steps] for each in (cell, healthy))
+    both = min(len(here), len(there))
+    here_S, there_S = here[:both].mean(axis=1), there[:both].mean(axis=1)
+    if quantity == "cosine":
+        mean, half = interval(here_S - there_S)
+        text = f"{mean:+.4f} ± {half:.4f}"
+    else:
+        mean, half = interval(100 * (here_S - there_S) / there_S.mean())
+        text = f"{mean:+.1f} ± {half:.1f} %"
+    return f"**{text}**" if abs(mean) > half else text
+
+
+def _epochs(results: Results) -> str:
+    """The same difference within the first epoch and after it, for texts that are gone through more than once."""
+    size = results.about["size"]
+    rows = []
+    for cell in _sharded(results):
+        first = math.ceil(results.about["rows"][cell.text] / (size["workers"] * size["batch_size"]))
+        if first < size["steps"]:
+            healthy = Cell(cell.text, cell.start, cell.reading, PAPER[0].name, cell.dropout)
+            for name, steps in (("first", slice(0, first)), ("later", slice(first, None))):
+                values = [_difference(results, cell, healthy, quantity, steps) for quantity in QUANTITIES]
+                rows.append([title(cell.text), cell.start, cell.dropout, cell.setting, name, *values])
+    return table(["text", "weights", "dropout", "setting", "epoch", *QUANTITIES.values()], rows)
 
 
 def _sharded(results: Results) -> Iterable[Cell]:

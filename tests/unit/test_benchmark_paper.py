@@ -1,5 +1,6 @@
 """The workers that benchmarks/paper plays in one process, and the numbers that its tables are made of."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_interval_is_that_of_student():
 
 
 def test_results_survive_the_file_and_fill_every_table_and_the_figure(tmp_path: Path):
-    results = Results(about={"size": {}})
+    results = Results(about={"size": dataclasses.asdict(SIZE), "rows": {LIBRARY: 12}})
     for cell, seed in itertools.product(cells(LIBRARY), range(2)):
         results.add(cell, seed, curves())
     row = {"first_shared": 1, "declared": 2, "digests_only": None, "duplicates": None}
@@ -119,6 +120,7 @@ def test_results_survive_the_file_and_fill_every_table_and_the_figure(tmp_path: 
     assert again == results
     assert again.has(Cell(LIBRARY, "trained", "sharded", "s1-1", "on"), 1)
     tables = sections(again)
-    assert tables.count("| unsharded | own | s1-1 | low |") == 1
+    assert tables.count("| unsharded | own | s1-1 | low | 2 |") == 1
+    assert tables.count("| s1-3 | later | +0.0 ± 0.0 % |") == 3  # dropout on and off, and on from random weights
     assert "1 of 1: 2 (2) | 0 of 1 | 0 of 1 |" in tables
     assert figure(again).count('<path class="area') == 18
