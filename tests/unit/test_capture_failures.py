@@ -117,6 +117,8 @@ def test_what_cannot_be_watched_is_refused_before_anything_is_hooked(tmp_path):
         trueline.watch(nn.Linear(2, 2), out=tmp_path / "file" / "run")
     with pytest.raises(PlanError):
         trueline.watch(nn.Linear(2, 2), out=tmp_path / "a", plan={"evry": 1})
+    with pytest.raises(PlanError, match="worker_groups name rank 1, but the ranks of this job are 0 to 0"):
+        trueline.watch(nn.Linear(2, 2), out=tmp_path / "a", plan={"worker_groups": [[0, 1]]})
     with pytest.raises(CaptureError, match="optimizer is a"):
         trueline.watch(nn.Linear(2, 2), SimpleNamespace(), out=tmp_path / "b")
     with pytest.raises(CaptureError, match="no parameter"):
