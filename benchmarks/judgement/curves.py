@@ -1,9 +1,10 @@
 """Delay against the size of a shift and the number of workers, simulated, beside the limits of information.
 
 One worker of N is shifted by d spreads from the first step on, the noise is normal; the statistic has the share of the
-promise that the loss has. Two limits: no procedure that alarms once in 10,000 healthy steps can on average be faster
-than ln(10,000) / KL, with KL = d²/2 (N - 1)/N nats a step for a normal shift against N - 1 others whose mean is unknown
-(Lorden 1971); and no test of exchangeability gains more than ln N a step. Letters: T steps, R runs, N workers.
+promise that the loss has. Two limits: no procedure that alarms once in 100,000 healthy steps, the default promise, can
+on average be faster than ln(100,000) / KL, with KL = d²/2 (N - 1)/N nats a step for a normal shift against N - 1
+others whose mean is unknown (Lorden 1971); and no test of exchangeability gains more than ln N a step. Letters: T
+steps, R runs, N workers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.exchangeability import log_detector, log_e_values, log_threshold, scores
-from trueline.analyze.promise import SHARES
+from trueline.analyze.exchangeability import log_detector, log_e_values, scores
+from trueline.analyze.promise import Promise
+from trueline.schema.plan import FALSE_ALARMS
 
 SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
 WORKERS = (2, 3, 4, 8, 32, 128, 1024)
@@ -27,9 +29,9 @@ def measure(*, quick: bool) -> dict[str, Any]:
     rows = []
     for workers in WORKERS:
         for shift in SHIFTS:
-            line = log_threshold(false_alarms=1.0, weight=SHARES["loss"] / workers)
+            line = Promise().log_threshold("loss", among=workers)
             nats = shift**2 / 2 * (workers - 1) / workers
-            limit, cap = math.log(10_000) / nats, line / math.log(workers)
+            limit, cap = math.log(10_000 / FALSE_ALARMS) / nats, line / math.log(workers)
             length = int(8 * max(limit, cap)) + 20
             delays, right = _delays(workers, shift, line, length, runs)
             rows.append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,6 +16,7 @@ from trueline.analyze.promise import Promise
 from trueline.analyze.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.plan import FALSE_ALARMS
 
 CHECKS = (
     "worker_loss_outlier",
@@ -82,17 +82,12 @@ def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeri
     )
 
 
-def judged(
-    series: WorkerSeries, spent: dict[str, float] | None = None, *, checks: tuple[str, ...] = CHECKS
-) -> list[Told]:
-    """What the checks say, in order of crossing; ``spent`` collects the seconds of each check."""
+def judged(series: WorkerSeries, *, checks: tuple[str, ...] = CHECKS, false_alarms: float = FALSE_ALARMS) -> list[Told]:
+    """What the checks say under a promise of ``false_alarms`` per 10,000 healthy steps, in order of crossing."""
     found: list[Told] = []
-    for name, judge in judges(checks).items():
-        begin = time.perf_counter()
+    for judge in judges(checks).values():
         with contextlib.suppress(CannotTell):
-            found += [_told(finding) for finding in judge(series, Promise())]
-        if spent is not None:
-            spent[name] = spent.get(name, 0.0) + time.perf_counter() - begin
+            found += [_told(finding) for finding in judge(series, Promise(false_alarms))]
     return sorted(found, key=lambda told: told.crossed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections import Counter
@@ -10,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.judgement.cache import Job, train_all
+from benchmarks.judgement.cache import Job, said, train_all
 from benchmarks.judgement.faults import BAD, FAULTS
 from benchmarks.judgement.judging import Told, judged, series_of
 from benchmarks.judgement.rivals import RULES, alarms
 from benchmarks.judgement.workers import Recorded
-from benchmarks.judgement.workloads import CLASSES, TEXT
+from benchmarks.judgement.workloads import CLASSES, TEXT, Workload
 
 from trueline.analyze.promise import Promise
+from trueline.schema.plan import FALSE_ALARMS
 
 SEEDS = 20
 START = 100
 """The step at which the fault begins."""
 
-AFTER, LONG_AFTER = 500, 1500
-"""Steps that are watched after that; the second for faults of a fraction of a spread."""
+AFTER, LONG_AFTER = 300, 1000
+"""Steps that are watched after that; the second for faults of a fraction of a spread in the quicker training."""
 
 WEAK = (
     "loss × 1.02",
@@ -43,41 +45,49 @@ FEW_WORKERS = (
 
 
 def jobs(*, quick: bool) -> list[Job]:
-    """Every fault with 8 workers in two trainings, and some with 2, 3 and 4; no seed is used twice in one setting."""
+    """Every fault with 8 workers in two trainings, and some with 2 and 4; all settings of a seed in turn."""
     dropout = replace(TEXT, name="LM, dropout, own seeds", dropout="own")
     settings = [(workload, 8, name) for workload in (TEXT, CLASSES) for name in FAULTS]
     settings += [(dropout, 8, "duplicated pair")]
-    settings += [(TEXT, workers, name) for workers in (2, 3, 4) for name in FEW_WORKERS]
+    settings += [(TEXT, workers, name) for workers in (2, 4) for name in FEW_WORKERS]
     return [
-        Job(workload, workers, 50_000 + number, START + after_of(name, quick=quick), FAULTS[name], START)
-        for workload, workers, name in settings
+        Job(workload, workers, 50_000 + number, START + _after(workload, name, quick=quick), FAULTS[name], START)
         for number in range(1 if quick else SEEDS)
+        for workload, workers, name in settings
     ]
 
 
-def after_of(fault: str, *, quick: bool) -> int:
+def _after(workload: Workload, fault: str, *, quick: bool) -> int:
     """How many steps are watched after the fault began."""
-    return 100 if quick else LONG_AFTER if fault in WEAK else AFTER
+    if quick:
+        return 100
+    return LONG_AFTER if workload is CLASSES and fault in WEAK else AFTER
 
 
 def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
     """Delays, names, codes and limits by setting; a delay of None was not found in the steps watched."""
     wanted = jobs(quick=quick)
     train_all(wanted, folder)
-    settings: dict[tuple[str, int, str], dict[str, Any]] = {}
-    for job in wanted:
+    settings: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    watched: dict[tuple[str, int, str], int] = {}
+    for number, job in enumerate(wanted):
         key = (job.workload.name, job.workers, job.fault.name)
-        row = settings.setdefault(key, _empty(job))
-        recorded = job.recorded(folder)
-        _add_ours(row, job, recorded)
-        for rule, found in row["rules"].items():
-            raised = [(step, worker) for step, worker in alarms(recorded, rule) if step >= START]
-            found["delays"].append(raised[0][0] - START + 1 if raised else None)
-            found["right"] += bool(raised) and raised[0][1] in job.fault.ranks
-        row["shifts"].append(shifts(recorded, job))
-        if len(row["delays"]) == 1 or len(row["delays"]) % 10 == 0:
-            print(key, row["delays"], dict(row["first"]), row["named"], file=sys.stderr, flush=True)
-    return {"rows": [_closed(row) for row in settings.values()], "start": START}
+        settings.setdefault(key, []).append(said(job, folder, "power", functools.partial(_said, job, folder)))
+        watched[key] = job.steps - START
+        if number % 50 == 49:
+            print(f"judged {number + 1} of {len(wanted)}", file=sys.stderr, flush=True)
+    return {"rows": [_row(key, watched[key], runs) for key, runs in settings.items()], "start": START}
+
+
+def _said(job: Job, folder: Path) -> dict[str, Any]:
+    """What is said of one run, by us and by the rules."""
+    recorded = job.recorded(folder)
+    first = {rule: next((one for one in alarms(recorded, rule) if one[0] >= START), None) for rule in RULES}
+    rules = {
+        rule: {"delay": one and one[0] - START + 1, "right": one is not None and one[1] in job.fault.ranks}
+        for rule, one in first.items()
+    }
+    return {"rules": rules, "shifts": shifts(recorded, job)} | _ours(job, recorded)
 
 
 def shifts(recorded: Recorded, job: Job) -> dict[str, float]:
@@ -92,73 +102,78 @@ def shifts(recorded: Recorded, job: Job) -> dict[str, float]:
     return found
 
 
-def _empty(job: Job) -> dict[str, Any]:
-    return {
-        "training": job.workload.name,
-        "workers": job.workers,
-        "fault": job.fault.name,
-        "watched": job.steps - START,
-        "delays": [],
-        "named": Counter(),
-        "named_at_end": Counter(),
-        "first": Counter(),
-        "codes": Counter(),
-        "early": 0,
-        "scale": {"delays": [], "factors": [], "covered": 0},
-        "shifts": [],
-        "rules": {rule: {"delays": [], "right": 0} for rule in RULES},
-    }
-
-
-def _add_ours(row: dict[str, Any], job: Job, recorded: Recorded) -> None:
+def _ours(job: Job, recorded: Recorded) -> dict[str, Any]:
     """Judge the whole run, and again what there was of it when the first alarm could be told."""
     told = judged(series_of(recorded))
     late = [one for one in told if one.crossed >= START]
-    row["early"] += len(told) - len(late)
+    found: dict[str, Any] = {"early": len(told) - len(late), "delay": None, "scale": None}
     if not late:
-        row["delays"].append(None)
-        row["scale"]["delays"].append(None)
-        return
+        return found
     crossed = late[0].crossed
-    then = [one for one in judged(series_of(recorded, num_steps=crossed + 1)) if one.crossed >= START]
-    row["delays"].append(crossed - START + 1)
-    row["first"].update({one.code for one in then or late[:1]})
-    row["codes"].update({one.code for one in late})
-    row["named"][_naming(then or late[:1], job)] += 1
-    row["named_at_end"][_naming(late, job)] += 1
-    _add_scale(row["scale"], job, recorded, crossed)
+    then = [one for one in judged(series_of(recorded, num_steps=crossed + 1)) if one.crossed >= START] or late[:1]
+    return found | {
+        "delay": crossed - START + 1,
+        "first": sorted({one.code for one in then}),
+        "codes": sorted({one.code for one in late}),
+        "named": _naming(then, job),
+        "named_at_end": _naming(late, job),
+        "scale": _scale(job, recorded, crossed),
+    }
 
 
-def _add_scale(row: dict[str, Any], job: Job, recorded: Recorded, crossed: int) -> None:
+def _scale(job: Job, recorded: Recorded, crossed: int) -> dict[str, Any] | None:
     """When the run is first called a scale (looked at after 10, 13, 17 ... steps from the alarm), and by how much."""
-    steps = sorted({min(crossed + round(10 * 1.3**power), job.steps) for power in range(20)})
-    for length in steps:
+    for length in sorted({min(crossed + round(10 * 1.3**power), job.steps) for power in range(20)}):
         told = judged(series_of(recorded, num_steps=length), checks=("worker_scale",))
         if told:
             low, high = told[0].interval or (math.nan, math.nan)
-            row["delays"].append(length - START)
-            row["factors"].append(told[0].measured)
-            row["covered"] += low <= job.fault.factor <= high
-            return
-    row["delays"].append(None)
+            holds = low <= job.fault.factor <= high
+            return {"delay": length - START, "factor": told[0].measured, "holds": holds}
+    return None
 
 
 def _naming(told: list[Told], job: Job) -> str:
-    """What the findings name: the "right" ranks, "both" of two where one is off, "all" or none, or a "wrong" one."""
+    """What the findings name: "right" ranks alone, "both" of two where one is off, "all" or none, or a "wrong" one."""
     names = {frozenset(one.ranks) for one in told}
     everyone = frozenset(range(job.workers))
     specific = names - {everyone, frozenset()}
     if not specific:
         return "both" if job.workers == 2 and everyone in names else "all"
-    return "right" if specific == {frozenset(job.fault.ranks)} else "wrong"
+    return "right" if all(name <= frozenset(job.fault.ranks) for name in specific) else "wrong"
 
 
-def _closed(row: dict[str, Any]) -> dict[str, Any]:
-    """Mean shifts, and the limits that follow from the largest of them."""
-    workers = row["workers"]
-    mean = {name: float(np.mean([one[name] for one in row["shifts"]])) for name in ("loss", "log_norm", "cosine")}
-    nats = max(shift**2 for shift in mean.values()) / 2 * (workers - 1) / workers
-    line = Promise().log_threshold("loss", among=workers)
-    counts = {name: dict(row[name]) for name in ("named", "named_at_end", "first", "codes")}
-    limits = {"shifts": mean, "limit": math.log(10_000) / nats, "cap": line / math.log(workers)}
-    return row | counts | limits
+def _row(key: tuple[str, int, str], watched: int, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One setting over its seeds: counts, mean shifts, and the limits that follow from the largest of them."""
+    training, workers, fault = key
+    shift = {name: float(np.mean([run["shifts"][name] for run in runs])) for name in ("loss", "log_norm", "cosine")}
+    nats = max(one**2 for one in shift.values()) / 2 * (workers - 1) / workers
+    found = [run for run in runs if run["delay"] is not None]
+    scales = [run["scale"] for run in runs]
+    known = [scale for scale in scales if scale]
+    return {
+        "training": training,
+        "workers": workers,
+        "fault": fault,
+        "watched": watched,
+        "delays": [run["delay"] for run in runs],
+        "named": dict(Counter(run["named"] for run in found)),
+        "named_at_end": dict(Counter(run["named_at_end"] for run in found)),
+        "first": dict(Counter(code for run in found for code in run["first"])),
+        "codes": dict(Counter(code for run in found for code in run["codes"])),
+        "early": sum(run["early"] for run in runs),
+        "scale": {
+            "delays": [scale and scale["delay"] for scale in scales],
+            "factors": [scale["factor"] for scale in known],
+            "covered": sum(scale["holds"] for scale in known),
+        },
+        "rules": {
+            rule: {
+                "delays": [run["rules"][rule]["delay"] for run in runs],
+                "right": sum(run["rules"][rule]["right"] for run in runs),
+            }
+            for rule in RULES
+        },
+        "shifts": shift,
+        "limit": math.log(10_000 / FALSE_ALARMS) / nats,
+        "cap": Promise().log_threshold("loss", among=workers) / math.log(workers),
+    }
