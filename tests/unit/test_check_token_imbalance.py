@@ -169,7 +169,7 @@ def test_noise_bets_win_nothing_while_the_factor_is_ordinary():
 
 def test_few_steps_cannot_tell_and_say_how_many_can():
     with pytest.raises(CannotTell, match=r"6 steps have token counts of 2 workers, which differ, and 20 are needed"):
-        token_imbalance.judge(_trained(_eighth(6, 2), weighted=False), PROMISE)
+        token_imbalance.judge(_trained(_eighth(6, 2), weighted=False), Promise(false_alarms=1.0))
 
 
 def test_without_counts_it_cannot_tell():
