@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.unit.noisy_workers import SPREAD, in_one_group, noisy_workers, shifted
 
-from trueline.analyze.effects import Estimate, estimate, mean_difference, mean_ratio, t_quantile, t_two_sided
+from trueline.analyze.effects import Estimate, estimate, mean_difference, t_quantile, t_two_sided
 from trueline.analyze.outliers import effect_of, find_outliers
 from trueline.analyze.promise import Promise
 from trueline.analyze.samples import Samples
@@ -223,6 +223,32 @@ def test_intervals_hold_the_truth(num_workers):
     assert held >= 50
 
 
+def test_an_interval_over_steps_that_were_chosen_is_wider():
+    """The last step is that of the alarm, so that all steps were chosen by the evidence."""
+    series = shifted(noisy_workers(4, 300), 1, since=100, loss=2 * SPREAD)
+    crossed = find_outliers(series, PROMISE, "loss")[0].crossed
+    short = replace(
+        noisy_workers(4, 1),
+        **{
+            name: getattr(series, name)[: crossed + 1]
+            for name in (
+                "steps",
+                "loss",
+                "log_norm",
+                "cosine",
+                "group_log_norm",
+                "group_cosine",
+                "tokens",
+                "samples",
+                "allowance",
+            )
+        },
+    )
+    (outlier,) = find_outliers(short, PROMISE, "loss")
+    plain = mean_difference(short.loss[outlier.first : outlier.last + 1], outlier.workers, outlier.others)
+    assert effect_of(outlier, short.loss).error == pytest.approx(1.5 * plain.error)
+
+
 @pytest.mark.parametrize(
     ("probability", "dof", "value"),
     [(0.975, 1, 12.7062), (0.975, 4, 2.77645), (0.9995, 7, 5.40788), (0.975, 120, 1.97993), (0.9995, 1000, 3.30028)],
@@ -237,11 +263,9 @@ def test_a_t_quantile_of_nonsense_is_refused():
         t_quantile(0.2, 3)
 
 
-def test_differences_and_ratios_are_of_means_where_both_were_measured():
+def test_differences_are_of_means_where_both_were_measured():
     values = np.array([[2.0, 1.0, 3.0], [4.0, np.nan, 1.0], [8.0, np.nan, np.nan]])
     assert mean_difference(values, (0,), (1, 2)).value == pytest.approx((0 + 3) / 2)
-    assert mean_ratio(values, (0,), (1, 2)).value == pytest.approx(6 / 3)
-    assert mean_ratio(-values, (0,), (1, 2)).interval() == (-math.inf, math.inf)
     assert estimate(np.array([np.nan, 1.0])).interval() == (-math.inf, math.inf)
 
 

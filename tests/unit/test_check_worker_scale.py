@@ -1,5 +1,8 @@
 """worker-scale: the factor and its interval; harder data, noise and turned gradients are no scale."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
@@ -89,6 +92,25 @@ def test_a_scaled_worker_that_blurs_the_others_is_still_a_scale():
     assert series.cosine[:, 1].mean() > 1.2 * series.cosine[:, 0].mean(), "uncorrected, the direction speaks against it"
     (finding,) = judge(series)
     assert finding.ranks == (1,)
+
+
+def test_a_loss_outlier_that_an_unscaled_loss_cannot_explain_is_told():
+    """The gradient alone is doubled, and a hundredth is added to a loss that hardly varies: less than the room."""
+    series = scaled(noisy_workers(4, 600, num_groups=3), 1, 2.0, since=100, loss_too=False)
+    series = shifted(replace(series, loss=4 + 0.02 * (series.loss - 4)), 1, since=100, loss=0.01)
+    assert [finding.evidence["loss_scaled"] for finding in judge(series)] in ([], [False])
+    assert [finding.ranks for finding in worker_loss_outlier.judge(series, Promise())] == [(1,)]
+
+
+def test_noise_that_parameter_groups_share_does_not_blur_the_factor():
+    """The last group is noisy, and the whole with it: what differs between groups is taken out of the whole."""
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=True)
+    noise = np.random.default_rng(1).normal(0, 0.3, series.loss.shape)
+    groups = series.group_log_norm + noise[:, :, None] * np.array([0.0, 0.0, 1.5])
+    (clear,), (noisy,) = scales(series, Promise()), scales(replace(series, group_log_norm=groups), Promise())
+    (blurred,) = scales(replace(series, log_norm=series.log_norm + noise, group_log_norm=groups), Promise())
+    assert clear.log_factor.error == pytest.approx(noisy.log_factor.error, rel=0.1)
+    assert blurred.log_factor.error < 0.5 * math.hypot(clear.log_factor.error, 0.35 / math.sqrt(300))
 
 
 def test_without_losses_a_scale_cannot_be_told():

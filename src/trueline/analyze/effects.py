@@ -58,20 +58,6 @@ def mean_difference(values_TN: Floats, workers: tuple[int, ...], others: tuple[i
     return estimate(_mean(values_TN, workers) - _mean(values_TN, others))
 
 
-def mean_ratio(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Estimate:
-    """The workers' mean over steps divided by the others', with the delta method's error (ratio estimator, Cochran,
-    Sampling Techniques, 1977, section 6.4). NaN where the others' mean is not positive.
-    """
-    mine, theirs = _mean(values_TN, workers), _mean(values_TN, others)
-    both = np.isfinite(mine) & np.isfinite(theirs)
-    mine, theirs = mine[both], theirs[both]
-    if not len(mine) or theirs.mean() <= 0:
-        return Estimate(math.nan, math.inf, len(mine))
-    ratio = float(mine.mean() / theirs.mean())
-    residual = estimate((mine - ratio * theirs) / theirs.mean())
-    return Estimate(ratio, residual.error, residual.num_steps)
-
-
 def mean_of_workers(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Estimate:
     """The workers' own mean over steps at which they and others were measured."""
     mine, theirs = _mean(values_TN, workers), _mean(values_TN, others)

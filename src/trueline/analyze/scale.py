@@ -24,7 +24,8 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.effects import LEVEL, Estimate, mean_of_workers, mean_ratio
+from trueline.analyze.effects import LEVEL, Estimate, mean_of_workers
+from trueline.analyze.evidence import Floats
 from trueline.analyze.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.promise import Promise
 from trueline.analyze.series import WorkerSeries
@@ -40,6 +41,10 @@ the root mean square."""
 _TURNED = 0.1
 """Fraction of its value by which a cosine must be off before it counts as turned: that of workers whose cosines are
 not all alike is predicted no better (``_cosine_factor``)."""
+
+
+_STEPS_A_CONTRAST = 10
+"""Steps that there must be for each multiple that is fitted: it then adds about a tenth to the variance at most."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,9 @@ def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, promise: Prom
 
 def scale_of(series: WorkerSeries, outlier: Outlier) -> Scale:
     """What speaks for a pure scale of an outlier in the gradient norm."""
-    log_c = effect_of(outlier, series.log_norm)
-    ratio = effect_of(outlier, series.loss, mean_ratio)
-    log_loss = (
-        replace(ratio, value=math.log(ratio.value), error=ratio.error / ratio.value) if ratio.value > 0 else ratio
-    )
+    log_c = effect_of(outlier, _steadied(series, outlier, series.log_norm))
+    loss = series.loss if np.all(np.isnan(series.loss) | (series.loss > 0)) else np.full(series.loss.shape, np.nan)
+    log_loss = effect_of(outlier, _steadied(series, outlier, np.log(loss)))
     room = _ROOM * abs(log_c.value)
     answers = {
         "the shift in all parameter groups": _in_all_groups(series, outlier, room),
@@ -104,6 +107,30 @@ def scale_of(series: WorkerSeries, outlier: Outlier) -> Scale:
         against=tuple(what for what, answer in answers.items() if answer is False),
         missing=tuple(what for what, answer in answers.items() if answer is None),
     )
+
+
+def _steadied(series: WorkerSeries, outlier: Outlier, values_TN: Floats) -> Floats:
+    """[T, N] values less what the differences between the log norms of parameter groups tell of the same batch.
+
+    A scale leaves those differences as they are, so taking out a multiple of them (control variates: Lavenberg and
+    Welch, Management Science 27, 1981) keeps the shift that it makes and drops noise. The multiples are fitted to all
+    workers, centred within steps, and within each worker before the evidence and since, so that no shift is fitted.
+    """
+    workers = sorted(outlier.workers + outlier.others)
+    measured = np.isfinite(series.group_log_norm).any(axis=(0, 1))
+    norms_TNG = np.concatenate([series.log_norm[:, :, None], series.group_log_norm[:, :, measured]], axis=2)
+    contrasts_TNK = norms_TNG[:, :, 1:] - norms_TNG[:, :, :1]
+    both = np.concatenate([values_TN[:, :, None], contrasts_TNK], axis=2)[: outlier.last + 1, workers]
+    complete = np.asarray(np.isfinite(both).all(axis=(1, 2)), dtype=np.bool_)
+    both = both - both.mean(axis=1, keepdims=True)
+    pieces = [both[: outlier.first][complete[: outlier.first]], both[outlier.first :][complete[outlier.first :]]]
+    pieces = [piece - piece.mean(axis=0) for piece in pieces if len(piece)]
+    num_contrasts = contrasts_TNK.shape[2]
+    if not num_contrasts or sum(len(piece) for piece in pieces) < _STEPS_A_CONTRAST * num_contrasts:
+        return values_TN
+    rows = np.concatenate(pieces).reshape(-1, 1 + num_contrasts)
+    factors_K = np.linalg.lstsq(rows[:, 1:], rows[:, 0], rcond=None)[0]
+    return values_TN - contrasts_TNK @ factors_K
 
 
 def _in_all_groups(series: WorkerSeries, outlier: Outlier, room: float) -> bool | None:
