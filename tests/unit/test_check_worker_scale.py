@@ -128,3 +128,11 @@ def test_the_bound_of_the_deviation_falls_with_the_errors():
     assert largest_deviation([Estimate(0.0, 0.01, 100)] * 8) < 0.015
     assert largest_deviation([Estimate(0.1, 0.01, 100)] * 8) > 0.1
     assert largest_deviation([Estimate(0.0, float("inf"), 1)]) == float("inf")
+
+
+def test_a_scale_stays_one_however_long_it_is_watched():
+    """Of the loss 1 % is a term that is not scaled: far beyond chance after 4,000 steps, and negligible."""
+    series = scaled(noisy_workers(4, 4000, num_groups=3), 1, 2.0, since=100, loss_too=True)
+    loss = 4 + 0.02 * (series.loss - 4)
+    loss[100:, 1] = 3.96 * 2 + 0.04
+    assert [finding.ranks for finding in judge(replace(series, loss=loss))] == [(1,)]

@@ -37,14 +37,14 @@ class Estimate:
         half = t_quantile((1 + level) / 2, self.num_steps - 1) * self.error
         return (self.value - half, self.value + half)
 
-    def agrees(self, target: float, *, room: float, among: int = 1) -> bool | None:
-        """Whether the mean is ``target``: False where that is rejected, True where it is not and the whole interval
-        lies within ``room`` of it, None where there is too little to tell.
+    def agrees(self, target: float, *, room: float, negligible: float = 0.0, among: int = 1) -> bool | None:
+        """Whether the mean is ``target``: False where that is rejected and it is off by more than ``negligible``, else
+        True where the whole interval lies within ``room`` of it, None where there is too little to tell.
 
         ``among`` is the number of tests that share the level of the rejection, ``NAMING_LEVEL``.
         """
         low, high = self.interval(1 - NAMING_LEVEL / among)
-        if not low <= target <= high:
+        if not low <= target <= high and abs(self.value - target) > negligible:
             return False
         low, high = self.interval()
         return True if target - room <= low and high <= target + room else None

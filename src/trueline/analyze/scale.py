@@ -38,10 +38,10 @@ _ROOM = 0.5
 """How far, as a fraction of ln c, a shift may be from what a scale makes it, interval and all; over parameter groups,
 the root mean square."""
 
-_TURNED = 0.1
-"""Fraction of its value by which a cosine must be off before it counts as turned: that of workers whose cosines are
-not all alike is predicted no better (``_cosine_factor``)."""
-
+_NEGLIGIBLE = 0.1
+"""Fraction of ln c, or of a cosine, by which a worker may be off and still be called scaled, however many steps show
+it: losses have terms that are not scaled, and cosines that are not all alike are predicted no better
+(``_cosine_factor``)."""
 
 _STEPS_A_CONTRAST = 10
 """Steps that there must be for each multiple that is fitted: it then adds about a tenth to the variance at most."""
@@ -142,7 +142,8 @@ def _in_all_groups(series: WorkerSeries, outlier: Outlier, room: float) -> bool 
         return None
     residual_TNG = groups_TNG - groups_TNG.mean(axis=2, keepdims=True)
     effects = [effect_of(outlier, residual_TNG[:, :, g]) for g in range(num_groups)]
-    if any(effect.agrees(0.0, room=room, among=num_groups) is False for effect in effects):
+    slack = room * _NEGLIGIBLE / _ROOM
+    if any(effect.agrees(0.0, room=room, negligible=slack, among=num_groups) is False for effect in effects):
         return False
     return True if largest_deviation(effects) <= room else None
 
@@ -167,8 +168,11 @@ def _loss_agrees(log_loss: Estimate, log_c: Estimate, room: float) -> bool | Non
     """Whether the loss is scaled by c or not at all."""
     if not math.isfinite(log_loss.value):
         return None
-    scaled = replace(log_loss, error=math.hypot(log_loss.error, log_c.error)).agrees(log_c.value, room=room)
-    same = log_loss.agrees(0.0, room=room)
+    slack = room * _NEGLIGIBLE / _ROOM
+    scaled = replace(log_loss, error=math.hypot(log_loss.error, log_c.error)).agrees(
+        log_c.value, room=room, negligible=slack
+    )
+    same = log_loss.agrees(0.0, room=room, negligible=slack)
     return True if scaled or same else False if scaled is False and same is False else None
 
 
@@ -185,7 +189,7 @@ def _direction_agrees(series: WorkerSeries, outlier: Outlier, factor: float) -> 
     scaled[:, list(outlier.others)] *= _cosine_factor(cosine.value, factor, num_scaled, num_others)
     difference = effect_of(outlier, scaled)
     low, high = difference.interval(1 - NAMING_LEVEL)
-    return low <= 0 <= high or abs(difference.value) <= _TURNED * abs(cosine.value)
+    return low <= 0 <= high or abs(difference.value) <= _NEGLIGIBLE * abs(cosine.value)
 
 
 def _cosine_factor(cosine: float, factor: float, num_scaled: int, num_others: int) -> float:
