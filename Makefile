@@ -25,8 +25,8 @@ check: $(READY) ## lint, format, types, imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(READY) ## measure what watching costs; rewrites the tables under benchmarks/
-	$(BIN)/python -m benchmarks.overhead $(ARGS)
+bench: $(READY) ## measure costs and exact checks; rewrites the tables under benchmarks/ (one of them: ARGS=store)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)

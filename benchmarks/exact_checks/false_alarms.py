@@ -1,13 +1,11 @@
 """How often the two checks that know a probability alarm in healthy runs.
 
-Run with ``python -m benchmarks.exact_checks.false_alarms``; the table it prints is kept in ``README.md`` beside it.
 At a level of 1e-6 no alarm is expected in thousands of runs, so that alone would prove little: the table also shows
 how often each test's evidence passes 10, which a valid test martingale does in at most a tenth of healthy runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -65,24 +63,19 @@ def measure(kind: str, *, runs: int) -> tuple[int, dict[str, float]]:
     return alarms, {family: float(np.mean(values)) for family, values in passed.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=300, help="healthy runs of each kind")
-    runs = parser.parse_args().runs
+def table(*, runs: int) -> str:
+    """The table over ``runs`` healthy runs of each kind, as Markdown."""
     families = ("duplicates", "overlap, all", "overlap, one worker", "returns")
-    print(
+    lines = [
         f"{runs} runs of each kind; rows {ROWS}, workers {WORKERS}, batch {BATCHES}, epochs {EPOCHS}, fraction of "
-        f"copied rows {COPIES}, at random. Level {ALARM_LEVEL:g} a run and check.\n"
-    )
-    print("| healthy runs | false alarms | " + " | ".join(f"evidence above 10: {name}" for name in families) + " |")
-    print("|---|---|" + "---|" * len(families))
+        f"copied rows {COPIES}, at random. Level {ALARM_LEVEL:g} a run and check.",
+        "",
+        "| healthy runs | false alarms | " + " | ".join(f"evidence above 10: {name}" for name in families) + " |",
+        "|---|---|" + "---|" * len(families),
+    ]
     total = 0
     for kind in HEALTHY:
         alarms, fractions = measure(kind, runs=runs)
         total += alarms
-        print(f"| {kind} | {alarms} | " + " | ".join(f"{fractions[name]:.3f}" for name in families) + " |", flush=True)
-    print(f"\n{total} false alarms in {runs * len(HEALTHY)} runs.")
-
-
-if __name__ == "__main__":
-    main()
+        lines.append(f"| {kind} | {alarms} | " + " | ".join(f"{fractions[name]:.3f}" for name in families) + " |")
+    return "\n".join([*lines, "", f"{total} false alarms in {runs * len(HEALTHY)} runs."])

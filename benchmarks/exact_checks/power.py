@@ -1,12 +1,10 @@
 """How many steps the two checks need until they alarm, and whether they name the right workers.
 
-Run with ``python -m benchmarks.exact_checks.power``; the table it prints is kept in ``README.md`` beside it.
 Seeds recorded: samplers declare what they do, as the recorder writes it down. Otherwise digests alone.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -75,26 +73,21 @@ def _named(setting: Setting, samples: Samples, declared: Declared) -> tuple[int,
     return errors[0].ranks if errors else None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=40, help="runs of each setting")
-    runs = parser.parse_args().runs
-    print(
-        "| fault | workers x samples | rows | seeds recorded | found | steps until found: median (most) | right ranks |"
-    )
-    print("|---|---|---|---|---|---|---|")
+def table(*, runs: int) -> str:
+    """The table over ``runs`` runs of each setting, as Markdown."""
+    lines = [
+        "| fault | workers x samples | rows | seeds recorded | found | steps until found: median (most) "
+        "| right ranks |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for setting in settings():
         results = [first_alarm(setting, seed) for seed in range(runs)]
         steps = [number for number, _ in results if number is not None]
         size, recorded = setting.size, "yes" if setting.seeds_recorded else "no"
         told = f"{np.median(steps):g} ({max(steps)})" if steps else "-"
         right = sum(named for _, named in results)
-        print(
+        lines.append(
             f"| {setting.name} | {size.workers} x {size.batch} | {size.rows} | {recorded} | {len(steps)} of {runs} | "
-            f"{told} | {right} of {len(steps)} |",
-            flush=True,
+            f"{told} | {right} of {len(steps)} |"
         )
-
-
-if __name__ == "__main__":
-    main()
+    return "\n".join(lines)

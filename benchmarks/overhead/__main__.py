@@ -1,6 +1,6 @@
 """Measure what watching costs and rewrite the tables in benchmarks/overhead/README.md.
 
-    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|memory|growth ...]
+    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|memory|samples|growth ...]
 
 Steps: one process group trains one copy of a model per mode, and every round takes one step of every mode in rotating
 order, between barriers, so that whatever else the machine does hits all modes alike. A mode's ratio is the median
@@ -10,20 +10,18 @@ over rounds of its step time over the bare step time of the same round.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.overhead import growth, memory, steps
+from benchmarks.overhead import growth, memory, samples, steps
+from benchmarks.place import head
 
 HERE = Path(__file__).parent
-PARTS = {"steps": steps, "memory": memory, "growth": growth}
+PARTS = {"steps": steps, "memory": memory, "samples": samples, "growth": growth}
 
 
 def main() -> None:
@@ -41,26 +39,9 @@ def main() -> None:
     text = "\n\n".join(sections)
     print(text)
     if set(chosen.part or PARTS) == set(PARTS):
-        (HERE / "README.md").write_text(f"{_head(chosen)}\n\n{text}\n", encoding="utf-8")
-
-
-def _head(chosen: argparse.Namespace) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return "\n".join(
-        [
-            "# What watching costs",
-            "",
-            f"- command: `python -m benchmarks.overhead --ranks {chosen.ranks} --rounds {chosen.rounds}`",
-            f"- machine: {os.cpu_count()} cores {platform.machine()}, CPU only, gloo, torch {_torch()}",
-            f"- commit {commit.stdout.strip()}, {datetime.datetime.now(datetime.UTC).date().isoformat()}",
-        ]
-    )
-
-
-def _torch() -> str:
-    import torch
-
-    return torch.__version__
+        command = f"python -m benchmarks.overhead --ranks {chosen.ranks} --rounds {chosen.rounds}"
+        title = head("What watching costs", command=command)
+        (HERE / "README.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What writing one row and reading a whole Run cost.
+"""Measure what writing one row and reading a whole Run cost, and rewrite README.md beside this.
 
-Run with ``python -m benchmarks.store.bench``; the table it prints is kept in ``README.md`` beside it.
-A typical row: 25 scalar columns, three lists of 16 float64, one of 300 float64, 8 uint64 digests.
+python -m benchmarks.store [--steps 10000] [--ranks 8]
 """
 
 from __future__ import annotations
@@ -14,10 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.place import head
 
 from trueline.schema.workers import WORKER_COLUMNS
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
+
+ABOUT = """\
+A typical row has 25 scalar columns, three lists of 16 float64, one of 300 float64 and 8 uint64 digests. On a busy
+machine the wall times of whatever is longer than a scheduler's time slice are mostly waiting: the CPU times are what
+the code costs."""
+
+ABOUT_SEALING = """\
+A write that seals merges and compresses 100 steps and waits for two fsyncs; the other 99 of 100 append one frame."""
 
 LISTS_OF_16 = ("group_grad_norms", "group_reduced_norms", "group_reduce_residual")
 SCALARS = [column.name for column in WORKER_COLUMNS if column.type in ("float64", "int64", "int32", "uint64")][:25]
@@ -71,19 +79,16 @@ def time_reads(path: Path) -> dict[str, tuple[float, float]]:
     return taken_s
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--ranks", type=int, default=8)
-    chosen = parser.parse_args()
+def table(*, steps: int, ranks: int) -> str:
+    """What writing and reading a Run of this size took, as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        writes = [time_writes(path, rank=rank, steps=chosen.steps) for rank in range(chosen.ranks)]
+        writes = [time_writes(path, rank=rank, steps=steps) for rank in range(ranks)]
         size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         reads_s = time_reads(path)
     taken_s = np.concatenate([wall_s for wall_s, _ in writes])
     cpu_s = sum(cpu_s for _, cpu_s in writes)
-    print("| write, one row | ms |\n|---|---|")
+    lines = ["| write, one row | ms |", "|---|---|"]
     for name, value in (
         ("median", np.median(taken_s)),
         ("99th percentile", np.quantile(taken_s, 0.99)),
@@ -91,11 +96,30 @@ def main() -> None:
         ("mean CPU time, sealing included", cpu_s / len(taken_s)),
         ("mean of the slowest 1 %, the writes that seal", np.sort(taken_s)[-len(taken_s) // 100 :].mean()),
     ):
-        print(f"| {name} | {value * 1e3:.3f} |")
-    print(f"\n| read, {chosen.ranks} ranks x {chosen.steps} steps | s | CPU s |\n|---|---|---|")
-    for name, (wall_s, read_cpu_s) in reads_s.items():
-        print(f"| {name} | {wall_s:.2f} | {read_cpu_s:.2f} |")
-    print(f"\n{size_bytes / len(taken_s):.0f} bytes a row on disk, {size_bytes / 1e6:.0f} MB in all")
+        lines.append(f"| {name} | {value * 1e3:.3f} |")
+    lines += ["", f"| read, {ranks} ranks x {steps} steps | s | CPU s |", "|---|---|---|"]
+    lines += [f"| {name} | {wall_s:.2f} | {cpu_s:.2f} |" for name, (wall_s, cpu_s) in reads_s.items()]
+    return "\n".join(
+        [*lines, "", f"{size_bytes / len(taken_s):.0f} bytes a row on disk, {size_bytes / 1e6:.0f} MB in all"]
+    )
+
+
+def main() -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--ranks", type=int, default=8)
+    chosen = parser.parse_args()
+    command = f"python -m benchmarks.store --steps {chosen.steps} --ranks {chosen.ranks}"
+    parts = [
+        head("What the store costs", command=command),
+        ABOUT,
+        table(steps=chosen.steps, ranks=chosen.ranks),
+        ABOUT_SEALING,
+    ]
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    (Path(__file__).parent / "README.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

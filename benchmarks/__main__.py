@@ -1,0 +1,33 @@
+"""Run the benchmarks that take minutes and rewrite their pages.
+
+    python -m benchmarks [overhead] [store] [exact_checks]
+
+Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+QUICK = ("overhead", "store", "exact_checks")
+
+
+def main() -> None:
+    """Run the chosen ones, one after the other: they measure time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", help=f"one of {', '.join(QUICK)}; all of them if none is given")
+    chosen = parser.parse_args().name
+    unknown = [name for name in chosen if name not in QUICK]
+    if unknown:
+        parser.error(f"there is no quick benchmark '{unknown[0]}'; there are {', '.join(QUICK)}")
+    for name in chosen or QUICK:
+        print(f"benchmarks.{name}", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()

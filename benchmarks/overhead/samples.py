@@ -1,0 +1,69 @@
+"""What it costs to compute the losses of single samples again, against the forward and backward pass they come from."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueline.capture.probes.parts import CHUNK, PartProbe
+
+BATCH, LENGTH, WIDTH = 4, 128, 512
+VOCABULARIES = (4_096, 32_000)
+
+INTRODUCTION = (
+    f"One process, {BATCH} x {LENGTH} tokens, four linear layers {WIDTH} wide and a head over the vocabulary; "
+    "medians over rounds that take the bare step and the losses in turn. This is paid at the first four steps and at "
+    f"those whose sketches are kept, for models that return their logits; beside what training holds it takes at most "
+    f"{CHUNK * 8 // 2**20} MiB. A deeper body makes the share smaller."
+)
+
+
+def measure(*, ranks: int, rounds: int, folder: Path) -> str:
+    """The table, as Markdown."""
+    lines = [
+        "## Losses of samples",
+        "",
+        INTRODUCTION,
+        "",
+        "| vocabulary | forward and backward | losses of samples | share |",
+        "|---|---|---|---|",
+    ]
+    for words in VOCABULARIES:
+        bare_s, again_s = both(words, rounds=max(rounds // 4, 3))
+        lines.append(f"| {words:,} | {1000 * bare_s:.0f} ms | {1000 * again_s:.0f} ms | {again_s / bare_s:.2f} |")
+    return "\n".join(lines)
+
+
+def both(words: int, *, rounds: int) -> tuple[float, float]:
+    """Median seconds of a forward and backward pass, and of the losses of its samples."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Embedding(words, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    head = nn.Linear(WIDTH, words, bias=False)
+    probe = PartProbe([])
+    bare_s, again_s = [], []
+    for _ in range(rounds + 1):
+        ids = torch.randint(0, words, (BATCH, LENGTH))
+        begin = time.perf_counter()
+        output = forward(body, head, ids)
+        middle = time.perf_counter()
+        probe.begin(active=True)
+        probe.see(output, (), {"labels": ids})
+        assert "part_losses" in probe.columns(probe.result()), "the losses did not agree"
+        after = time.perf_counter()
+        output["loss"].backward()
+        end = time.perf_counter()
+        bare_s.append(end - after + middle - begin)
+        again_s.append(after - middle)
+    return statistics.median(bare_s[1:]), statistics.median(again_s[1:])
+
+
+def forward(body: nn.Module, head: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """What a causal language model of Hugging Face returns."""
+    logits = head(body(ids))
+    following = nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    return {"logits": logits, "loss": nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())}
