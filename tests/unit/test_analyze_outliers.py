@@ -105,6 +105,17 @@ def test_of_two_workers_naming_is_seldom_wrong():
     assert (wrong, named >= 40) == (0, True)
 
 
+def test_a_jump_that_chance_dated_early_is_still_told_by_its_own_history():
+    """Short Runs: 31 of 60 are named if the series are looked at where the evidence starts."""
+    named = wrong = 0
+    for seed in range(60):
+        series = shifted(calm(60, seed=seed), 1, since=30, loss=6 * SPREAD)
+        for outlier in find_outliers(series, PROMISE, "loss"):
+            named += outlier.workers == (1,) and abs(outlier.first - 30) <= 1 and not outlier.undecided
+            wrong += outlier.workers == (0,) and not outlier.undecided
+    assert (wrong, named >= 40) == (0, True)
+
+
 def test_a_fault_in_one_group_names_the_group():
     series = in_one_group(noisy_workers(4, 300, num_groups=5), "group_log_norm", 3, 2, since=100, by=0.5)
     (outlier,) = find_outliers(series, PROMISE, "norm")

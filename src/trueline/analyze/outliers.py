@@ -176,18 +176,22 @@ def _fields(series: WorkerSeries, promise: Promise, quantity: Quantity) -> list[
     return fields
 
 
-def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
-    """Raise ``CannotTell`` where no worker could have alarmed had it been the last at every step.
+def fewest_steps(threshold: float, *, num_workers: int) -> int:
+    """Steps after which a worker that is last at every one of them can reach ``threshold``.
 
     Then all bets in its direction, half of them, win ln N a step, and the starts add up to N / (N - 1) times as much.
     """
-    needs: list[tuple[int, int, int]] = []
-    for each in fields:
-        num_workers, num_steps = len(each.members), len(each.rows)
-        if num_workers > 1:
-            nats = math.log(num_workers)
-            start = math.log(2) - math.log(num_workers / (num_workers - 1))
-            needs.append((math.ceil((each.thresholds[0] + start) / nats), num_steps, num_workers))
+    start = math.log(2) - math.log(num_workers / (num_workers - 1))
+    return math.ceil((threshold + start) / math.log(num_workers))
+
+
+def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
+    """Raise ``CannotTell`` where no worker could have alarmed had it been the last at every step."""
+    needs = [
+        (fewest_steps(float(each.thresholds[0]), num_workers=len(each.members)), len(each.rows), len(each.members))
+        for each in fields
+        if len(each.members) > 1
+    ]
     if not any(num_steps for _, num_steps, _ in needs):
         raise CannotTell(f"no step has the {_NAMES[quantity]} of two workers that may be compared")
     if all(num_steps < needed for needed, num_steps, _ in needs):
@@ -289,21 +293,40 @@ def _higher(each: _Field, outlier: Outlier) -> Outlier:
 
 
 def _by_own_history(each: _Field, outlier: Outlier) -> Outlier:
-    """Of two workers, the one whose own series jumps where the evidence starts, if the other's does not."""
+    """Of two workers, the one whose own series jumps where they part, if the other's does not.
+
+    Chance may start the evidence a few steps early, so they part where their difference changes most between its start
+    and the alarm. The worker that is off decides where that is, so the other's series is looked at where it happens to
+    be, and its level holds.
+    """
     values_RM = each.values[:, 0 if outlier.group is None else outlier.group + 1]
     rows = np.flatnonzero(np.all(np.isfinite(values_RM), axis=1))
-    first, last = (int(np.searchsorted(each.rows[rows], step)) for step in (outlier.first, outlier.last))
-    rarity = [_rarity(values_RM[rows, place], first, last) for place in range(2)]
+    first, crossed, last = (
+        int(np.searchsorted(each.rows[rows], step)) for step in (outlier.first, outlier.crossed, outlier.last)
+    )
+    values_RM = values_RM[rows]
+    parted = _parting(values_RM[: last + 1, 1] - values_RM[: last + 1, 0], first, crossed)
+    rarity = [_rarity(values_RM[:, place], parted, last) for place in range(2)]
     for place in range(2):
         if rarity[place] < NAMING_LEVEL and rarity[1 - place] > _PLAIN_LEVEL:
             return replace(
                 outlier,
+                first=int(each.rows[rows[parted]]),
                 workers=(each.members[place],),
                 others=(each.members[1 - place],),
                 undecided=False,
                 decided_by="own history",
             )
     return outlier
+
+
+def _parting(difference_R: Floats, first: int, crossed: int) -> int:
+    """The index from ``first`` to ``crossed`` at which the mean of a series changes most: two levels, least squares."""
+    num, index = len(difference_R), np.arange(max(first, 1), max(crossed, 1) + 1)
+    before = np.cumsum(difference_R)[index - 1]
+    after = difference_R.sum() - before
+    gain = np.square(after / (num - index) - before / index) * index * (num - index)
+    return int(index[np.argmax(gain)])
 
 
 def _rarity(series_R: Floats, first: int, last: int) -> float:
