@@ -27,7 +27,9 @@ class Fault:
     Every code in ``must_find`` has to be found; ``a|b`` asks for either. ``may_find`` are true consequences.
     The first of ``must_find`` is the one that is localised: its Finding must name exactly ``ranks`` and ``site``
     (a part of one of its sites), where they are given, and start at ``step`` or at most ``within`` steps later
-    (``within`` None: the first evidence depends on the data, so only its delay is reported).
+    (``within`` None: the first evidence depends on the data, so only its delay is reported). ``truth`` is the size of
+    what was planted: the 95 % interval that the Finding states must cover it when doubled, for in a gallery of many
+    entries some plain one misses by chance.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Fault:
     step: int = 0
     within: int | None = 0
     site: str = ""
+    truth: float | None = None
     world_size: int = 2
 
 

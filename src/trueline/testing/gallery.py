@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,13 +148,21 @@ def judge(
 
 
 def localises(fault: Fault, finding: Finding) -> bool:
-    """Whether ``finding`` names the ranks, the site and the step of ``fault``, as far as the fault defines them."""
+    """Whether ``finding`` names the ranks, the site, the size and the step of ``fault``, as far as it defines them."""
     at_ranks = fault.ranks is None or finding.ranks == fault.ranks
     at_site = not fault.site or any(fault.site in site for site in finding.sites)
+    placed = at_ranks and at_site and _covers(finding, fault.truth)
     if fault.within is None:
-        return at_ranks and at_site
+        return placed
     first = finding.step_first
-    return at_ranks and at_site and first is not None and fault.step <= first <= fault.step + fault.within
+    return placed and first is not None and fault.step <= first <= fault.step + fault.within
+
+
+def _covers(finding: Finding, truth: float | None) -> bool:
+    if truth is None:
+        return True
+    low, high = finding.evidence.get("interval") or (math.nan, math.nan)
+    return abs(truth - (low + high) / 2) <= high - low
 
 
 def summary(scores: Sequence[Score]) -> dict[str, Any]:

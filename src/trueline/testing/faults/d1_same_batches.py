@@ -117,6 +117,8 @@ class _Stream(IterableDataset[Any]):
             yield self.rows[index]
 
 
+ALSO = ("shard-overlap", "dispersion-low")
+
 ENTRIES = (
     Fault(
         "D1",
@@ -125,7 +127,7 @@ ENTRIES = (
         ("duplicate-data",),
         same_batches,
         ranks=(0, 1),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.global-seed",
@@ -134,7 +136,7 @@ ENTRIES = (
         ("duplicate-data",),
         same_batches,
         ranks=(0, 1),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.sequential",
@@ -143,7 +145,7 @@ ENTRIES = (
         ("duplicate-data",),
         same_batches,
         ranks=(0, 1),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.one-replica",
@@ -152,7 +154,7 @@ ENTRIES = (
         ("duplicate-data",),
         same_batches,
         ranks=(0, 1),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.stream",
@@ -161,7 +163,7 @@ ENTRIES = (
         ("duplicate-data",),
         same_batches,
         ranks=(0, 1),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.second-epoch",
@@ -171,7 +173,7 @@ ENTRIES = (
         same_batches_from(8),
         ranks=(0, 1),
         step=8,
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.order",
@@ -180,7 +182,7 @@ ENTRIES = (
         ("duplicate-data",),
         shared_samples,
         ranks=(0, 1),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
     ),
     Fault(
         "D1.pairs",
@@ -189,7 +191,7 @@ ENTRIES = (
         ("duplicate-data",),
         same_batches,
         ranks=(0, 1, 2, 3),
-        may_find=("shard-overlap",),
+        may_find=ALSO,
         world_size=4,
     ),
 )

@@ -1,0 +1,121 @@
+"""D7. Workers average over unequal numbers of tokens, and the means are averaged with equal weight.
+
+Who had it: Hugging Face #34191 and the trainers that had copied the formula: gradient accumulation and data parallelism
+took the mean of means, so that a token of a short batch counted several times. Found by comparing runs with other
+batch splits.
+Planted: one rank that has an eighth of the labels of the others; counts that jump between almost none and all; under
+DDP and FSDP2, of two workers and of four.
+Twin: the same counts, going from rank to rank, each token weighing the same over all ranks; and, for the counts that
+jump, token counts as unequal as those of ordinary texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trueline.testing.entry import Fault
+from trueline.testing.problems import IGNORED, CausalLM
+from trueline.testing.seat import Seat
+from trueline.testing.sharding import sharded
+from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.witness import trains_differently
+
+BAD_RANK = 1
+BATCH_SIZE = 16
+WILD, ORDINARY = 1.5, 0.5
+"""Standard deviations of the log of token counts."""
+
+
+def an_eighth(seat: Seat, faulty: bool, *, steps: int, under_fsdp: bool = False) -> nn.Module:
+    """Rank 1 keeps an eighth of its labels; the twin's short rank is another one at each step, and it weighs tokens."""
+    problem = CausalLM()
+    model = sharded(problem.model()) if under_fsdp else wrapped(problem.model())
+
+    def kept(step: int) -> float:
+        short = BAD_RANK if faulty else step % seat.world_size
+        return 1 / 8 if seat.rank == short else 1.0
+
+    batches = _masked(_fresh(seat, problem), kept)
+    loss_of = problem.loss if faulty else partial(_weighing_tokens, seat)
+    return fit(seat, model, adamw(model), problem, batches, steps=steps, loss_of=loss_of)
+
+
+def wild(seat: Seat, faulty: bool) -> nn.Module:
+    """Log-normal numbers of labels on every rank, averaged with equal weight."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    draw = torch.Generator().manual_seed(seat.rank)
+    sigma = WILD if faulty else ORDINARY
+
+    def kept(step: int) -> float:
+        return min(1.0, 0.2 * float(torch.exp(sigma * torch.randn((), generator=draw))))
+
+    return fit(seat, model, adamw(model), problem, _masked(_fresh(seat, problem), kept), steps=32)
+
+
+def _fresh(seat: Seat, problem: CausalLM) -> Iterator[Any]:
+    return batches_of(seat, problem, num_samples=4096, batch_size=BATCH_SIZE)
+
+
+def _masked(batches: Iterator[Any], kept: Any) -> Iterator[Any]:
+    """The batches with the given fraction of their labels, from the front, one at least."""
+    for step, batch in enumerate(batches):
+        labels_BL = batch["labels"].clone()
+        counted = labels_BL[:, 1:].flatten()
+        counted[max(1, round(kept(step) * len(counted))) :] = IGNORED
+        labels_BL[:, 1:] = counted.view(len(labels_BL), -1)
+        yield {**batch, "labels": labels_BL}
+
+
+def _weighing_tokens(seat: Seat, called: nn.Module, batch: Any) -> Tensor:
+    """The sum over this rank's tokens, over the mean number of tokens of a rank."""
+    labels_BL = batch["labels"][:, 1:]
+    num_tokens = (labels_BL != IGNORED).sum().float()
+    dist.all_reduce(num_tokens)
+    logits_BLV = called(batch["input_ids"])[:, :-1]
+    total = functional.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), reduction="sum")
+    return total * seat.world_size / num_tokens
+
+
+FOUND = ("token-imbalance",)
+ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
+
+
+def _entry(variant: str, name: str, train: Any, *, ranks: tuple[int, ...] | None, world_size: int = 4) -> Fault:
+    return Fault(
+        f"D7{variant}",
+        name,
+        train,
+        FOUND,
+        trains_differently,
+        ALSO,
+        ranks=ranks,
+        within=None,
+        world_size=world_size,
+    )
+
+
+ENTRIES = (
+    _entry("", "an eighth of the tokens on one rank of four, equal weights", partial(an_eighth, steps=24), ranks=(1,)),
+    _entry(
+        ".fsdp",
+        "an eighth of the tokens on one rank of four, equal weights, FSDP2",
+        partial(an_eighth, steps=24, under_fsdp=True),
+        ranks=(1,),
+    ),
+    _entry(
+        ".pair",
+        "an eighth of the tokens on one rank of two, equal weights",
+        partial(an_eighth, steps=32),
+        ranks=(1,),
+        world_size=2,
+    ),
+    _entry(".wild", "token counts that jump, equal weights", wild, ranks=(0, 1, 2, 3)),
+)
