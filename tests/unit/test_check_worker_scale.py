@@ -136,3 +136,11 @@ def test_a_scale_stays_one_however_long_it_is_watched():
     loss = 4 + 0.02 * (series.loss - 4)
     loss[100:, 1] = 3.96 * 2 + 0.04
     assert [finding.ranks for finding in judge(replace(series, loss=loss))] == [(1,)]
+
+
+def test_losses_that_are_negative_have_no_factor_and_a_single_one_is_left_out():
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=True)
+    series.loss[50, 0] = -1.0
+    assert [finding.ranks for finding in judge(series)] == [(1,)]
+    (scale,) = scales(replace(series, loss=series.loss - 6), Promise())
+    assert scale.missing == ("the shift of the loss",)

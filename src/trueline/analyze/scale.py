@@ -43,6 +43,9 @@ _NEGLIGIBLE = 0.1
 it: losses have terms that are not scaled, and cosines that are not all alike are predicted no better
 (``_cosine_factor``)."""
 
+_RARE = 1e-3
+"""Fraction of losses that may be zero or negative, and are left out, before losses have no log to compare."""
+
 _STEPS_A_CONTRAST = 10
 """Steps that there must be for each multiple that is fitted: it then adds about a tenth to the variance at most."""
 
@@ -92,7 +95,9 @@ def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, promise: Prom
 def scale_of(series: WorkerSeries, outlier: Outlier) -> Scale:
     """What speaks for a pure scale of an outlier in the gradient norm."""
     log_c = effect_of(outlier, _steadied(series, outlier, series.log_norm))
-    loss = series.loss if np.all(np.isnan(series.loss) | (series.loss > 0)) else np.full(series.loss.shape, np.nan)
+    loss = np.where(series.loss > 0, series.loss, np.nan)
+    if np.count_nonzero(series.loss <= 0) > _RARE * series.loss.size:
+        loss[:] = np.nan
     log_loss = effect_of(outlier, _steadied(series, outlier, np.log(loss)))
     room = _ROOM * abs(log_c.value)
     answers = {
