@@ -1,7 +1,7 @@
 """Train the three settings of arXiv 2602.14462 on eight workers under two readings, and write what was measured.
 
     python -m benchmarks.paper run [--data FILE] [--quick]     trains; leaves results.json (a run cut short goes on)
-    python -m benchmarks.paper write                           makes README.md and docs/img/paper.svg from it
+    python -m benchmarks.paper write                           makes README.md and dispersions.svg from it
 
 Without ``--data``, an Alpaca-format file, the standard-library set stands alone.
 """
@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,18 +18,19 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch
 from benchmarks.paper.cells import QUICK, Size
 from benchmarks.paper.figure import figure
 from benchmarks.paper.measure import describe, measure
 from benchmarks.paper.results import Results, read_results
 from benchmarks.paper.tables import legend, sections
+from benchmarks.place import head
 
 HERE = Path(__file__).parent
+ALT = "Loss spread, gradient-norm spread and mean cosine of eight workers over steps, under both readings"
 LASTING = ("workers", "steps", "batch_size", "max_length", "warm_steps")
 """Sizes that must be equal for runs to stand in one table."""
 
-FIGURE = HERE.parents[1] / "docs" / "img" / "paper.svg"
+FIGURE = "dispersions.svg"
 
 
 def main() -> None:
@@ -62,7 +60,8 @@ def _run(chosen: argparse.Namespace) -> None:
     if data is None or not data.exists():
         print("No Alpaca-format file (--data): the standard-library set alone.", file=sys.stderr)
         data = None
-    about = {"command": _command(chosen, data), "size": describe(size), **_place()}
+    head_now = head("The paper's three settings, on eight workers", command=_command(chosen, data))
+    about = {"head": head_now, "size": describe(size)}
     results = _kept(path, about)
     measure(results, path, size, data, quick=chosen.quick)
     print(path)
@@ -81,49 +80,41 @@ def _kept(path: Path, about: dict[str, Any]) -> Results:
 
 
 def _write(results: Results) -> None:
-    (HERE / "README.md").write_text(f"{_head(results)}\n\n{sections(results)}\n", encoding="utf-8")
-    FIGURE.write_text(figure(results), encoding="utf-8")
+    (HERE / "README.md").write_text(_page(results), encoding="utf-8")
+    (HERE / FIGURE).write_text(figure(results), encoding="utf-8")
 
 
-def _head(results: Results) -> str:
+def _page(results: Results) -> str:
     about, size = results.about, results.about["size"]
     warm = ", ".join(f"{loss} ({text})" for text, loss in about.get("warm_loss", {}).items())
     rows = " and ".join(f"{count:,} rows ({text})" for text, count in about["rows"].items())
-    return f"""# The paper's three settings, on eight workers
+    return f"""{about["head"]}
+- one process and one thread, {about.get("minutes", 0):.0f} minutes of one core for the trainings
 
-- command: `{about["command"]}`, then `python -m benchmarks.paper write`
-- machine: {about["machine"]}
-- commit {about["commit"]}, {about["date"]}; {about.get("minutes", 0):.0f} minutes of one core for the trainings
+![{ALT}]({FIGURE})
 
 {size["workers"]} workers, {size["batch_size"]} samples each of at most {size["max_length"]} tokens, {size["steps"]} \
 optimizer steps, AdamW at the demo's learning rate, the demo's small Llama ({about["parameters"]:,} parameters), \
-response-only loss, {rows}. Trained weights: \
-{size["warm_steps"]} steps of ordinary training on the same rows with another seed, one set for all seeds; mean loss \
-at its end {warm}. Every number is a mean over steps, then over seeds, ± half of its 95 % interval over seeds \
-(Student's t). A gradient norm is that of one worker before any averaging.
+response-only loss, {rows}. Trained weights: {size["warm_steps"]} steps of ordinary training on the same rows with \
+another seed, one set for all seeds; mean loss at its end {warm}. Every number is a mean over steps, then over seeds, \
+± half of its 95 % interval over seeds (Student's t; none for a single seed). A gradient norm is that of one worker \
+before any averaging.
 
 {legend()}
 
-The paper expects of the distance between workers: S1-1 low, S1-2 slightly higher, S1-3 large.
+In the differences to S1-1 a DistributedSampler deals, seeds are paired, and bold marks an interval without zero. In \
+"Caught by coverage" a cell says in how many of the seeds, after how many steps in the median, and at most; \
+`shard-overlap` counts as an error, with what the samplers declare, or from digests alone.
 
-In "Difference to S1-1" seeds are paired, a DistributedSampler deals, and bold marks an interval without zero. In \
-"Caught by coverage" a cell says in how many of the seeds, after how many steps in the median, and at most."""
+{sections(results)}
+"""
 
 
 def _command(chosen: argparse.Namespace, data: Path | None) -> str:
     words = ["python -m benchmarks.paper run"]
     words += ["--quick"] if chosen.quick else []
     words += [f"--data {data.name}"] if data is not None else []
-    return " ".join(words)
-
-
-def _place() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "machine": f"one core of {os.cpu_count()}, {platform.machine()}, torch {torch.__version__}, one thread",
-        "commit": commit.stdout.strip(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
+    return " ".join([*words, "&& python -m benchmarks.paper write"])
 
 
 if __name__ == "__main__":

@@ -63,18 +63,16 @@ def _train_all(results: Results, path: Path, size: Size, material: Mapping[str, 
     # Seed by seed, so that all cells grow alike.
     everything = [(cell, seed) for seed in range(size.seeds) for text in material for cell in cells(text)]
     todo = [each for each in everything if each[1] < _num_seeds(each[0], size) and not results.has(*each)]
-    start = time.process_time()
+    start, minutes = time.process_time(), results.about.get("minutes", 0.0)
     for done, (cell, seed) in enumerate(todo, start=1):
         weights = trained_weights(cell.text) if cell.start == "trained" else None
         job = job_of(setting_of(cell.reading, cell.setting), material[cell.text], size, seed=SEED_APART * seed)
         curves, _ = train_together(job, size.workers, dropout=cell.dropout, weights=weights)
         results.add(cell, seed, curves)
-        results.write(path)
         spent_s = time.process_time() - start
+        results.about["minutes"] = minutes + spent_s / 60
+        results.write(path)
         _say(f"{done} of {len(todo)} runs, about {spent_s / done * (len(todo) - done) / 60:.0f} min of one core left")
-    spent_min = (time.process_time() - start) / 60
-    results.about["minutes"] = round(results.about.get("minutes", 0.0) + spent_min, 1)
-    results.write(path)
 
 
 def _num_seeds(cell: Cell, size: Size) -> int:

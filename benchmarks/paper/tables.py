@@ -73,11 +73,15 @@ def _difference(results: Results, cell: Cell, healthy: Cell, quantity: str, step
     here_S, there_S = here[:both].mean(axis=1), there[:both].mean(axis=1)
     if quantity == "cosine":
         mean, half = interval(here_S - there_S)
-        text = f"{mean:+.4f} ± {half:.4f}"
+        text = f"{mean:+.4f}{_margin(half, 4)}"
     else:
         mean, half = interval(100 * (here_S - there_S) / there_S.mean())
-        text = f"{mean:+.1f} ± {half:.1f} %"
+        text = f"{mean:+.1f}{_margin(half, 1)} %"
     return f"**{text}**" if abs(mean) > half else text
+
+
+def _margin(half: float, decimals: int) -> str:
+    return "" if math.isinf(half) else f" ± {half:.{decimals}f}"
 
 
 def _epochs(results: Results) -> str:
@@ -155,5 +159,7 @@ def legend() -> str:
 def _with_interval(values_S: Floats) -> str:
     """Mean and half-width, both to the second significant digit of the half-width, at most four decimals."""
     mean, half = interval(values_S)
-    decimals = 4 if not 0 < half < math.inf else max(0, min(4, 1 - math.floor(math.log10(half))))
+    if math.isinf(half):
+        return f"{mean:.3f}"
+    decimals = 4 if half == 0 else max(0, min(4, 1 - math.floor(math.log10(half))))
     return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
