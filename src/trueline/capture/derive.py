@@ -17,7 +17,7 @@ from trueline.tensor.sketch import BLOCK_ROWS
 
 Array = NDArray[np.float64]
 
-SCALARS: tuple[str, ...] = ("step", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s")
+SCALARS: tuple[str, ...] = ("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s")
 """What every rank tells the others a sampled step, in this order."""
 
 _U32 = 2.0**-24
@@ -66,14 +66,17 @@ class Sums:
     reduced_norm2: Array
 
 
-def scalars(own: Own, *, step: int, spent: Mapping[str, float]) -> list[float]:
-    """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite."""
+def scalars(own: Own, *, step: int, spent: Mapping[str, float], passes: int = 0) -> list[float]:
+    """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite. ``passes`` are the
+    reduced backward passes so far, which all workers make together.
+    """
     norm2 = float(np.sum(own.local_norm**2))
     whole = math.isfinite(norm2) and all(
         part is None or bool(np.all(np.isfinite(part))) for part in (own.reduced, own.used)
     )
     sketch_norm = float(np.linalg.norm(own.local))
-    values = {"step": float(step), "finite": float(whole), "norm2": norm2, "sketch_norm": sketch_norm}
+    values = {"step": float(step), "passes": float(passes), "finite": float(whole)}
+    values |= {"norm2": norm2, "sketch_norm": sketch_norm}
     values |= {"plain": spent["plain"], "sampled": spent["sampled"], "step_s": spent["step"]}
     return [values[name] if math.isfinite(values[name]) else 0.0 for name in SCALARS]
 
@@ -109,6 +112,20 @@ def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
         used_norm=used_norm,
         reduced_norm2=reduced,
     )
+
+
+def apart(sums: Sums) -> str | None:
+    """Why the workers' parts of a sum are not of one iteration, in words; None where they are.
+
+    The same number of updates after another number of reduced backward passes is an update that some workers left out
+    or repeated: from there on their steps are not each other's.
+    """
+    for name, what in (("step", "at the steps"), ("passes", "after the reduced backward passes")):
+        values = sums.scalars[:, SCALARS.index(name)]
+        if np.any(values != values[0]):
+            numbers = ", ".join(f"{value:.0f}" for value in values)
+            return f"workers were {what} {numbers}; some left out or repeated an update"
+    return None
 
 
 def columns(

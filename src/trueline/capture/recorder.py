@@ -55,6 +55,7 @@ class StepRecord:
     copy: HostCopy
     interval: int
     keeps_sketch: bool
+    passes: int
     own: derive.Own | None = None
     pending: Pending | None = None
     reduced_norm2: derive.Array | None = None
@@ -79,6 +80,7 @@ class Recorder:
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
+        self.passes = 0
         self._adapter = adapter
         self._outlet = Outlet(sink, rank=team.rank)
         self._schedule = Schedule(plan)
@@ -159,6 +161,8 @@ class Recorder:
             record.copy.wait()
             self._write_row(record)
             self._written.append(record)
+        if "exchange" in self._broken:
+            self._written.clear()
         while self._written:
             oldest = self._written[0]
             pending = oldest.pending
@@ -246,7 +250,11 @@ class Recorder:
                     self._staged["target_digests"] = torch.cat(targets)
             self._staged |= self.loss.result(self._batches) | self.parts.result()
             self._record = StepRecord(
-                self._row, HostCopy(self._staged), interval=self._schedule.interval, keeps_sketch=self._keeps
+                self._row,
+                HostCopy(self._staged),
+                interval=self._schedule.interval,
+                keeps_sketch=self._keeps,
+                passes=self.passes,
             )
         if self._record is not None and self._record.copy.ready():
             self._start_sum(self._record)
@@ -275,7 +283,7 @@ class Recorder:
             record.pending = exchange.start(
                 self.team,
                 step=record.step,
-                scalars=derive.scalars(record.own, step=record.step, spent=self._spent),
+                scalars=derive.scalars(record.own, step=record.step, spent=self._spent, passes=record.passes),
                 sums=derive.pack(record.own, reduced_norm2=record.reduced_norm2, sharded=sharded, replicas=replicas),
             )
 
@@ -313,9 +321,8 @@ class Recorder:
         if result is None or record.own is None:
             return
         sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
-        steps = sums.scalars[:, derive.SCALARS.index("step")]
-        if np.any(steps != record.step):
-            self._break("exchange", RuntimeError(f"workers were at different steps: {sorted(set(steps.tolist()))}"))
+        if (apart := derive.apart(sums)) is not None:
+            self._break("exchange", RuntimeError(apart))
             return
         reduction = self._adapter.reduction()
         columns = derive.columns(

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trueline.capture import seams
 from trueline.capture.adapters import choose_adapter
-from trueline.capture.adapters.base import Adapter
+from trueline.capture.adapters.base import Adapter, reduces_itself
 from trueline.capture.environment import autocast_state
 from trueline.capture.exchange import Team, make_team
 from trueline.capture.hook import Hook
@@ -138,6 +138,7 @@ class Watch:
             return
         recorder = self._recorder
         with recorder.guarded("batch"):
+            recorder.passes += reduces_itself(recorder.model)
             recorder.autocast = autocast_state()
             recorder.loader.at_training_step()
             if module is unwrap(recorder.model):

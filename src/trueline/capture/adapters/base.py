@@ -73,3 +73,12 @@ def uncompiled(model: nn.Module) -> nn.Module:
     while not isinstance(model, nn.parallel.DistributedDataParallel) and hasattr(model, "_orig_mod"):
         model = model._orig_mod  # type: ignore[assignment]
     return model
+
+
+def reduces_itself(model: nn.Module) -> bool:
+    """Whether the framework will reduce in the coming backward pass, which all workers then make together: DDP but for
+    ``no_sync``, FSDP2 always, as its forward pass is one. False where the user's own code reduces: that is not seen.
+    """
+    wrapped = uncompiled(model)
+    synced = getattr(wrapped, "require_backward_grad_sync", None)
+    return bool(synced) if synced is not None else hasattr(wrapped, "set_requires_gradient_sync")

@@ -1,0 +1,103 @@
+"""A rank that leaves out or repeats an update is not held against other iterations of the others."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from trueline.testing.ranks import Ranks
+
+STEPS, TRIGGER = 10, 4
+
+
+def wrap(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model)
+
+
+def samples(rank, step):
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def train(rank, world, out, kind, updates, every):
+    """The steps whose sums were waited for."""
+    import trueline
+    from trueline.capture.exchange import Pending
+
+    waited = []
+    wait = Pending.wait
+
+    def noted(self, seconds):
+        waited.append(self.step)
+        return wait(self, seconds)
+
+    Pending.wait = noted
+    model = wrap(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with trueline.watch(model, optimizer, out=out, plan={"every": every, "params_every": 1}):
+        for step in range(STEPS):
+            model(samples(rank, step)).square().mean().backward()
+            for _ in range(updates if (rank, step) == (1, TRIGGER) else 1):
+                optimizer.step()
+            optimizer.zero_grad()
+    Pending.wait = wait
+    return waited
+
+
+def train_unevenly(rank, world, out):
+    """Rank 1 splits its batch in more and more pieces: every backward that is reduced is still made by all."""
+    import trueline
+
+    ddp = wrap("ddp")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    with trueline.watch(ddp, optimizer, out=out, plan={"every": 1}):
+        for step in range(STEPS):
+            pieces = 1 + rank * step
+            for piece in range(pieces):
+                with ddp.no_sync() if piece + 1 < pieces else contextlib.nullcontext():
+                    ddp(samples(rank, step)).square().mean().div(pieces).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("updates", [0, 2])
+def test_other_iterations_are_not_compared_and_the_sums_end(two, tmp_path, kind, every, updates):
+    import trueline
+
+    waited = two.run(train, str(tmp_path / "run"), kind, updates, every)
+    apart = TRIGGER + updates // 2
+    assert max([-1, *waited[0], *waited[1]]) < apart + every, "a sum of other iterations was waited for"
+    run = trueline.open_run(tmp_path / "run")
+    claims = [finding.claim for finding in run.live_findings]
+    assert all("left out or repeated an update" in claim for claim in claims)
+    assert len(claims) == 2
+    step_T = run.steps[run.pivot("cosine_mean")[1].any(axis=1)]
+    assert step_T.tolist() == list(range(0, apart, every))
+    codes = {finding.code for finding in trueline.check(run).findings if finding.severity != "info"}
+    assert "reduction-mismatch" not in codes
+    assert ("replica-drift" in codes) == (kind == "ddp")
+
+
+def test_uneven_accumulation_is_no_difference(two, tmp_path):
+    import trueline
+
+    two.run(train_unevenly, str(tmp_path / "run"))
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    assert run.pivot("cosine_mean")[1].all()
