@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from trueline.analyze.outliers import fewest_steps
+from trueline.analyze.promise import SHARES, Promise
 from trueline.schema.plan import Plan
 from trueline.schema.workers import WORKER_COLUMNS
 
@@ -84,12 +87,59 @@ def workers_table() -> str:
     return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *rows])
 
 
+WHOSE_SHARE = {
+    "loss": "losses of workers",
+    "norm": "gradient norms of workers",
+    "norm-groups": "the same in each parameter group",
+    "direction": "directions of workers",
+    "direction-groups": "the same in each parameter group",
+    "pairs": "pairs of workers that are too close",
+    "parts": "losses of parts, too close or too far apart, and lasting differences of all workers",
+    "tokens": "token counts",
+}
+SIZES = (2, 3, 4, 8, 32, 1024)
+"""Numbers of workers that tables have a column for."""
+
+
+def promise_table() -> str:
+    """The share of each statistic, and the height at which one worker's detector alarms by default."""
+    promise = Promise()
+    rows = [
+        f"| {WHOSE_SHARE[statistic]} | {Fraction(share).limit_denominator(100)} | "
+        f"{promise.log_threshold(statistic, among=8):.1f} |"
+        for statistic, share in SHARES.items()
+    ]
+    return "\n".join(
+        [
+            f"By default F = {promise.false_alarms:g}. ln(10,000 / (F · w)) is given for a share that is split over 8 "
+            "detectors, as those of 8 workers.",
+            "",
+            "| statistic | share of the promise | natural logarithm of the threshold |",
+            "|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def fewest_steps_table() -> str:
+    """How many steps it takes at least until a worker's loss can alarm, by default."""
+    needed = [fewest_steps(Promise().log_threshold("loss", among=n), num_workers=n) for n in SIZES]
+    return "\n".join(
+        [
+            f"| workers | {' | '.join(f'{n:,}' for n in SIZES)} |",
+            f"|---|{'---|' * len(SIZES)}",
+            f"| steps until a loss can alarm | {' | '.join(map(str, needed))} |",
+        ]
+    )
+
+
 def measured(benchmark: str) -> str:
     """What ``benchmark`` wrote last, without its title, as sections of the page that it is put on."""
     page = BENCHMARKS / benchmark / "README.md"
     if not page.exists():
         return "None is kept yet."
     text = page.read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^\]]*\]\()([\w-]+\.svg\))", rf"\1img/{benchmark}-\2", text)
     return re.sub(r"\A# .*\n+|^(?=#)", lambda found: "" if found[0] else "#", text, flags=re.MULTILINE)
 
 
@@ -99,6 +149,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "checks": checks_table,
     "overhead": partial(measured, "overhead"),
     "paper": partial(measured, "paper"),
+    "judgement": partial(measured, "judgement"),
+    "promise": promise_table,
+    "fewest_steps": fewest_steps_table,
 }
 
 
@@ -112,9 +165,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the checks."""
+    """Add the pages of the checks, and the figures that benchmarks drew."""
     for manual in check_manuals():
         files.append(File.generated(config, f"checks/{manual.code}.md", content=check_page(manual)))
+    for figure in sorted(BENCHMARKS.glob("*/*.svg")):
+        name = f"img/{figure.parent.name}-{figure.name}"
+        files.append(File.generated(config, name, content=figure.read_text(encoding="utf-8")))
     return files
 
 
