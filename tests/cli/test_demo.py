@@ -7,12 +7,19 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 
 pytest.importorskip("transformers")
 
+import trueline
 from trueline.cli.main import main
+from trueline.testing.demo.model import ModelSpec
+from trueline.testing.demo.settings import SETTINGS as SETTINGS_OF_DEMO
+from trueline.testing.demo.tokens import Sample
+from trueline.testing.demo.training import Job, PackedSamples, train
+from trueline.testing.ranks import run_ranks
 
 CALL = [sys.executable, "-c", "from trueline.cli.main import main; main()", "demo"]
 SMALL = ["--workers", "2", "--steps", "8", "--batch-size", "4", "--max-length", "48"]
@@ -49,16 +56,33 @@ def test_a_demo_leaves_six_runs_and_a_report_and_prints_one_document(finished):
     assert "<html" in (out / "report.html").read_text()
 
 
-def test_what_is_planted_is_found_where_the_checks_can_judge_it(finished):
+def test_what_is_planted_is_found_where_so_few_steps_can_tell(finished):
+    settings = {each["setting"]: each for each in json.loads(finished[1].stdout)["settings"]}
     found = {
-        each["setting"]: {finding["code"] for finding in each["findings"] if finding["severity"] != "info"}
-        for each in json.loads(finished[1].stdout)["settings"]
+        name: {finding["code"] for finding in each["findings"] if finding["severity"] != "info"}
+        for name, each in settings.items()
     }
     assert found["s1-1"] == set()
-    assert found["no-sampler"] == {"duplicate-data"}
+    assert found["no-sampler"] == {"duplicate-data", "dispersion-low"}
     assert found["s1-3"] == {"shard-overlap"}
-    assert found["loss-scale"] == set()
-    assert found["labels"] == set()
+    assert [settings[name]["status"] for name in ("s1-1", "loss-scale", "labels")] == ["clear", "unknown", "unknown"]
+    assert "worker-scale to find: it takes more --steps" in settings["loss-scale"]["verdict"]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("s1-1", None), ("loss-scale", [0, 1])])
+def test_a_doubled_loss_is_found_by_its_check_when_there_are_enough_steps(tmp_path, name, ranks):
+    """28 steps of two workers, of which 21 are needed; who of two is scaled cannot be told."""
+    draw = np.random.default_rng(0)
+    samples = [Sample(ids, ids) for ids in draw.integers(1, 64, size=(512, 12))]
+    setting = next(each for each in SETTINGS_OF_DEMO if each.name == name)
+    job = Job(
+        setting=setting, samples=PackedSamples(samples), pad_id=0, model=ModelSpec(None, 64, 32), run=tmp_path / "run",
+        progress=tmp_path / "progress", steps=28, batch_size=8, seed=0, bf16=False,
+    )  # fmt: skip
+    run_ranks(train, 2, job)
+    grave = [finding for finding in trueline.check(job.run).findings if finding.severity != "info"]
+    assert setting.found_by in {"", *(finding.code for finding in grave)}
+    assert [list(finding.ranks) for finding in grave if finding.code == "worker-scale"] == ([ranks] if ranks else [])
 
 
 def test_the_three_dispersions_are_measured(finished):

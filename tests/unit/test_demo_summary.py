@@ -55,10 +55,10 @@ def text_of(*settings, width=200):
     return console.export_text()
 
 
-def test_a_clear_run_is_called_so_only_where_a_check_judges_what_was_planted():
+def test_a_clear_run_is_called_so_only_where_nothing_was_planted():
     assert (judged("s1-1").status, judged("s1-1").verdict) == ("clear", "Verdict clear.")
     assert judged("labels").status == "unknown"
-    assert judged("labels").verdict == "Verdict clear. What was planted is judged from a later version on."
+    assert judged("labels").verdict.endswith("is for worker-loss-outlier to find: it takes more --steps.")
     assert judged("labels", "out", [OVERLAP]).status == "out"
     assert judged("labels", "out", [OVERLAP]).verdict == "Verdict out."
 
@@ -93,6 +93,7 @@ def test_the_document_has_every_finding_and_is_plain_data():
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert (made["schema"], made["steps"]) == (1, 3)
     (setting,) = made["settings"]
+    assert setting["found_by"] == "shard-overlap"
     assert [finding["code"] for finding in setting["findings"]] == ["shard-overlap", "rng-streams"]
     assert setting["loss"] == {"first": 7.5, "last": "NaN"}
     assert setting["dispersion"] == {"loss_std": 1.0, "loss_range": None, "grad_norm_std": None, "cosine_mean": None}

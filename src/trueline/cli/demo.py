@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def command(
     workers: Annotated[int, typer.Option(help="Worker processes; the paper's own size is 8.")] = 4,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each setting.")] = 50,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each setting.")] = 80,
     data: Annotated[
         Path | None,
         typer.Option(help="Alpaca-format JSON or JSONL to train on. [default: text of the Python standard library]"),

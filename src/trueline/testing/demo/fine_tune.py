@@ -43,7 +43,7 @@ class Options:
 
     out: Path
     workers: int = 4
-    steps: int = 50
+    steps: int = 80
     batch_size: int = BATCH_SIZE
     max_length: int = 1024
     data: Path | None = None

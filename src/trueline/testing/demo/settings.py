@@ -14,8 +14,8 @@ SEED_STRIDE = 1009
 class Setting:
     """One way to train. ``name`` is the directory of its Run, ``planted`` what a reader is told was done.
 
-    ``seeds`` govern the sampler and every generator of a rank (dropout). ``judged`` is False where what was planted
-    leaves no exact contradiction: this version shows such a Run without judging it.
+    ``seeds`` govern the sampler and every generator of a rank (dropout). ``found_by`` is the check that judges what was
+    planted; empty where nothing was.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Setting:
     distributed_sampler: bool = True
     scaled_loss: float = 1.0
     shuffled_labels: bool = False
-    judged: bool = True
+    found_by: str = ""
 
     def seed(self, rank: int, *, base: int) -> int:
         """The seed of ``rank`` for its sampler and its generators."""
@@ -51,13 +51,14 @@ def odd_rank(world_size: int) -> int:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("s1-1", "healthy: every rank has the same sampler seed"),
-    Setting("s1-2", "rank 0 has another seed than the others", seeds="rank-0-differs"),
-    Setting("s1-3", "every rank has a seed of its own", seeds="all-differ"),
+    Setting("s1-2", "rank 0 has another seed than the others", seeds="rank-0-differs", found_by="shard-overlap"),
+    Setting("s1-3", "every rank has a seed of its own", seeds="all-differ", found_by="shard-overlap"),
     Setting(
         "no-sampler",
         "no DistributedSampler: every rank reads the whole data in the same order",
         distributed_sampler=False,
+        found_by="duplicate-data",
     ),
-    Setting("loss-scale", "the loss of rank {odd} is doubled", scaled_loss=2.0, judged=False),
-    Setting("labels", "the labels of rank {odd} are shuffled", shuffled_labels=True, judged=False),
+    Setting("loss-scale", "the loss of rank {odd} is doubled", scaled_loss=2.0, found_by="worker-scale"),
+    Setting("labels", "the labels of rank {odd} are shuffled", shuffled_labels=True, found_by="worker-loss-outlier"),
 )

@@ -21,8 +21,8 @@ ABOUT_CURVES = (
     "What the raw curves can tell: with a DistributedSampler every shard is a random draw, whatever the seeds, so the "
     "dispersions of s1-1, s1-2 and s1-3 are expected to look alike. What separates them is which samples each rank "
     "consumed, and that is what the checks compare. In no-sampler all ranks read the same batches under the same "
-    "dropout, so that they hardly differ: no spread of the loss, cosines of 1. Whether what loss-scale and labels do "
-    "to the curves is more than chance is judged from a later version on."
+    "dropout, so that they hardly differ: no spread of the loss, cosines of 1. In loss-scale and labels one rank lies "
+    "apart; whether that is more than chance is judged by how often it is the odd one out, not by how far at one step."
 )
 
 
@@ -75,17 +75,21 @@ class Judged:
         return [finding for finding in self.reading.report.findings if finding.severity != "info"]
 
     @property
+    def missed(self) -> bool:
+        """Whether something was planted and nothing was found."""
+        return bool(self.trained.setting.found_by) and self.reading.verdict.status == "clear"
+
+    @property
     def status(self) -> Status:
-        """That of the Run; 'unknown' rather than 'clear' where what was planted is judged by no check yet."""
-        status = self.reading.verdict.status
-        return "unknown" if status == "clear" and not self.trained.setting.judged else status
+        """That of the Run; 'unknown' rather than 'clear' where something was planted."""
+        return "unknown" if self.missed else self.reading.verdict.status
 
     @property
     def verdict(self) -> str:
-        """The verdict on the Run in words, with a second sentence where no check judges yet what was planted."""
+        """The verdict on the Run in words, with a second sentence where what was planted has not been found."""
         line = self.reading.verdict.line
-        judged = self.trained.setting.judged or self.reading.verdict.status != "clear"
-        return line if judged else f"{line} What was planted is judged from a later version on."
+        advice = f"What was planted is for {self.trained.setting.found_by} to find: it takes more --steps."
+        return f"{line} {advice}" if self.missed else line
 
     def spread(self, key: str) -> float | None:
         """Mean over steps of the dispersion ``key`` (of ``SPREADS``); None where no step measured it."""
@@ -127,7 +131,7 @@ def _setting_document(each: Judged) -> dict[str, Any]:
     return {
         "setting": each.trained.setting.name,
         "planted": each.trained.setting.planted_text(each.num_workers),
-        "judged": each.trained.setting.judged,
+        "found_by": each.trained.setting.found_by or None,
         "run": str(each.trained.run),
         "status": each.status,
         "verdict": each.verdict,
