@@ -39,6 +39,19 @@ def test_a_scaled_worker_is_told_with_its_factor(factor, loss_too):
     assert worker_loss_outlier.judge(series, Promise()) == []
 
 
+def test_where_losses_are_too_noisy_a_scale_is_likely_only():
+    """Groups alike to a quarter of ln c, and a loss that is neither shown nor rejected to be where a scale leaves it."""
+    series = scaled(noisy_workers(4, 600, num_groups=3), 1, 1.1, since=100, loss_too=False)
+    log_loss = 4 + np.random.default_rng(3).normal(0, 0.4, series.loss.shape)
+    log_loss[100:, 1] += np.delete(log_loss[100:], 1, axis=1).mean() - log_loss[100:, 1].mean()
+    (finding,) = judge(replace(series, loss=np.exp(log_loss)))
+    assert (finding.severity, finding.evidence["likely_only"]) == ("warning", True)
+
+    log_loss[100:, 1] -= 0.04  # 2.6 errors from 0: neither rejected at 1e-3 nor believed
+    assert reasons(replace(series, loss=np.exp(log_loss))) == ("cannot tell yet", ())
+    assert judge(replace(series, loss=np.exp(log_loss))) == []
+
+
 def test_the_claim_says_what_was_measured(tmp_path):
     series = scaled(noisy_workers(3, 200, num_groups=3), 2, 2.0, since=100, loss_too=True)
     (finding,) = worker_scale.check(write_run(tmp_path, rows_of(series)))

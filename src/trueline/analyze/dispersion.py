@@ -1,6 +1,8 @@
 """How far the workers of each step are apart: in loss, in gradient norm, in gradient direction.
 
-These are for the eye; `dispersion-high`, `dispersion-low` and the outlier checks judge. Letters: T steps, N workers, G groups, k sketch length.
+These are for the eye; `dispersion-high`, `dispersion-low` and the outlier checks judge.
+
+Letters: T steps, N workers, G groups, k sketch length.
 """
 
 from __future__ import annotations
