@@ -40,7 +40,7 @@ def test_a_scaled_worker_is_told_with_its_factor(factor, loss_too):
 
 
 def test_where_losses_are_too_noisy_a_scale_is_likely_only():
-    """Groups alike to a quarter of ln c, and a loss that is neither shown nor rejected to be where a scale leaves it."""
+    """Groups alike to a quarter of ln c, and a loss neither shown nor rejected to be where a scale leaves it."""
     series = scaled(noisy_workers(4, 600, num_groups=3), 1, 1.1, since=100, loss_too=False)
     log_loss = 4 + np.random.default_rng(3).normal(0, 0.4, series.loss.shape)
     log_loss[100:, 1] += np.delete(log_loss[100:], 1, axis=1).mean() - log_loss[100:, 1].mean()
