@@ -204,6 +204,35 @@ def test_an_optimizer_that_takes_a_closure_still_makes_rows(tmp_path):
     assert run.pivot("grad_norm")[1].all()
 
 
+class Spoiling(torch.optim.SGD):
+    """Uses its gradients up, as kernels that unscale in place do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        result = super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad.mul_(1000)
+        return result
+
+
+def test_gradients_are_seen_before_the_optimizer_touches_them(tmp_path):
+    import trueline
+
+    model = make_model()
+    optimizer = Spoiling(model.parameters(), lr=0.05)
+    truths = []
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for step in range(STEPS):
+            truths.append(np.linalg.norm(true_gradient(model, 0, step, 1)))
+            x, y = batch(0, step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = trueline.open_run(tmp_path / "run")
+    np.testing.assert_allclose(run.pivot("grad_norm")[0][:, 0], truths, rtol=1e-5)
+
+
 def test_several_optimizers_make_one_step(tmp_path):
     import trueline
 

@@ -155,7 +155,7 @@ class Watch:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._marks_the_step(optimizer):
-            closure = kwargs.get("closure", args[0] if args else None)
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
