@@ -29,9 +29,9 @@ _ABOUT = (
     "these curves."
 )
 _BAND = (
-    "The band is where a standard deviation lies at {percent:.0%} of steps by chance, around the typical spread of the "
-    "same Run: it points at steps unlike the others, not at a Run that is odd throughout. "
-    "Ranges and the mean cosine have no such band."
+    "The band holds {percent:.0%} of standard deviations if values are normal with one spread throughout the Run. It "
+    "points at steps unlike the others, not at a Run that is odd throughout; where spread grows or falls as training "
+    "goes on, healthy steps leave it too. Ranges and the mean cosine have no such band."
 )
 
 
@@ -162,12 +162,12 @@ def _dispersion_panel(
 
 
 def _outside(one: Dispersion) -> str:
-    """How many steps lie outside of the band, beside how many chance alone would put there."""
+    """How many steps lie outside of the band, beside how many would if values were normal with one spread."""
     if one.band is None:
         return ""
     known_T = one.values_T[np.isfinite(one.values_T)]
     if not known_T.any():
         return "No spread at all: the workers have equal values."
     outside = int(((known_T < one.band.low) | (known_T > one.band.high)).sum())
-    by_chance = number((1 - one.band.level) * known_T.size, 2)
-    return f"Outside at {outside:,} of {counted(known_T.size, 'step')}; about {by_chance} by chance."
+    expected = number((1 - one.band.level) * known_T.size, 2)
+    return f"Outside at {outside:,} of {counted(known_T.size, 'step')}; about {expected} with one normal spread."
