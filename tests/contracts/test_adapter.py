@@ -219,6 +219,7 @@ class Spoiling(torch.optim.SGD):
 def test_gradients_are_seen_before_the_optimizer_touches_them(tmp_path):
     import trueline
 
+    torch.optim.SGD(make_model().parameters(), lr=0.05)  # from now on SGD's own step, called by Spoiling's, has hooks
     model = make_model()
     optimizer = Spoiling(model.parameters(), lr=0.05)
     truths = []
@@ -230,7 +231,37 @@ def test_gradients_are_seen_before_the_optimizer_touches_them(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     run = trueline.open_run(tmp_path / "run")
+    assert run.steps.tolist() == list(range(STEPS))
     np.testing.assert_allclose(run.pivot("grad_norm")[0][:, 0], truths, rtol=1e-5)
+
+
+class Failing(torch.optim.SGD):
+    """Its second update raises."""
+
+    updates = 0
+
+    def step(self, closure=None):
+        self.updates += 1
+        if self.updates == 2:
+            raise FloatingPointError("no update today")
+        return super().step(closure)
+
+
+def test_an_update_that_raises_is_no_step_and_ends_nothing(tmp_path):
+    import trueline
+
+    model = make_model()
+    optimizer = Failing(model.parameters(), lr=0.05)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for step in range(STEPS + 1):
+            x, y = batch(0, step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            with contextlib.suppress(FloatingPointError):
+                optimizer.step()
+            optimizer.zero_grad()
+    run = trueline.open_run(tmp_path / "run")
+    assert run.steps.tolist() == list(range(STEPS))
+    assert run.pivot("grad_norm")[1].all()
 
 
 def test_several_optimizers_make_one_step(tmp_path):

@@ -66,7 +66,8 @@ class Watch:
         manifest = _manifest(adapter, team, plan=plan, version=version) if team.index == 0 else None
         self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, manifest=manifest)
         self._marker: weakref.ref[torch.optim.Optimizer] | None = None
-        self._in_step = False
+        self._updates = 0
+        self._has_closure = False
         self._handles = self._hook(model, adapter)
         self._closed = False
         seams.destroy_groups.add(self._before_destroy)
@@ -136,6 +137,8 @@ class Watch:
         """Take the samples of a training forward pass; evaluation and generation are left alone."""
         if not (module.training and torch.is_grad_enabled()):
             return
+        if not self._has_closure:
+            self._updates = 0  # an update that raised never came to its end
         recorder = self._recorder
         with recorder.guarded("batch"):
             recorder.passes += reduces_itself(recorder.model)
@@ -154,12 +157,19 @@ class Watch:
                 self._recorder.parts.see(output, args, kwargs)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._marks_the_step(optimizer):
+        if not self._marks_the_step(optimizer):
+            return
+        self._updates += 1
+        if self._updates == 1:  # an optimizer's step may call that of its base class, which has hooks of its own
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+            self._has_closure = closure is not None
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._marks_the_step(optimizer):
+        if not self._marks_the_step(optimizer):
+            return
+        self._updates -= 1
+        if self._updates == 0:
             self._recorder.after_update()
 
     def _before_destroy(self, group: dist.ProcessGroup | None = None) -> None:
