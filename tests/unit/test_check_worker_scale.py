@@ -157,3 +157,12 @@ def test_losses_that_are_negative_have_no_factor_and_a_single_one_is_left_out():
     assert [finding.ranks for finding in judge(series)] == [(1,)]
     (scale,) = scales(replace(series, loss=series.loss - 6), Promise())
     assert scale.missing == ("the shift of the loss",)
+
+
+def test_a_large_factor_must_be_known_as_closely_as_a_small_one():
+    """Harder data makes loss and gradients larger by much, and by amounts that scatter over groups and steps."""
+    series = scaled(noisy_workers(4, 40, num_groups=4), 1, 4.0, since=0, loss_too=True)
+    groups = series.group_log_norm.copy()
+    groups[:, 1] += 1.3 * np.random.default_rng(3).standard_normal(groups[:, 1].shape)
+    (scale,) = scales(replace(series, group_log_norm=groups), Promise())
+    assert (scale.answer, scale.likely) == ("cannot tell yet", False)

@@ -8,11 +8,11 @@ of its own) has the gradient it would have had, times c. Then, whatever the mode
 - the loss is c times what it would be, if it was recorded after it was scaled, or unchanged, if before.
 
 Each is an equality of means of exchangeable values, so each can be rejected at a stated level (``NAMING_LEVEL``, split
-over the groups), and each can be shown to hold within half of ln c. Harder data, noisy labels or added noise break at
-least one: they change some groups more than others, turn the gradient, and change the loss by another factor. What is
-neither rejected nor shown yet is called so. Losses are noisy: where groups are alike to a quarter of ln c and the loss
-is where a scale would leave it, a scale is likely, though the loss is not known well enough to show it. The largest
-room, half of ln c, means that an effect which mimics a scale this closely in all groups and in the loss is called one.
+over the groups), and each can be shown to hold within half of ln c, or 0.2 if that is less. Harder data, noisy labels
+or added noise break at least one: they change some groups more than others, turn the gradient, and change the loss by
+another factor. What is neither rejected nor shown yet is called so. Losses are noisy: where groups are alike twice as
+closely and the loss is where a scale would leave it, a scale is likely, though the loss is not known well enough to
+show it. An effect that mimics a scale this closely in all groups and in the loss is called one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ Answer = Literal["yes", "no", "cannot tell yet"]
 _ROOM = 0.5
 """How far, as a fraction of ln c, a shift may be from what a scale makes it, interval and all; over parameter groups,
 the root mean square."""
+
+_MOST_ROOM = 0.2
+"""The largest room in nats, however large c: harder data of a small model made its loss and its gradient 4 times as
+large, and half of ln 4 is room for anything (D5.harder of the gallery). A scale is the same factor everywhere."""
 
 _LIKELY_ROOM = 0.25
 """The same for groups where the loss is undecided. Of 168 such cases in the trainings of benchmarks/judgement, harder
@@ -109,15 +113,16 @@ def scale_of(series: WorkerSeries, outlier: Outlier) -> Scale:
     if np.count_nonzero(series.loss <= 0) > _RARE * series.loss.size:
         loss[:] = np.nan
     log_loss = effect_of(outlier, _steadied(series, outlier, np.log(loss)))
-    room = _ROOM * abs(log_c.value)
+    room = min(_ROOM * abs(log_c.value), _MOST_ROOM)
+    slack = _NEGLIGIBLE * abs(log_c.value)
     groups = _group_shifts(series, outlier)
     answers = {
-        "the shift in all parameter groups": _in_all_groups(groups, room),
-        "the shift of the loss": _loss_agrees(log_loss, log_c, room),
+        "the shift in all parameter groups": _in_all_groups(groups, room, slack),
+        "the shift of the loss": _loss_agrees(log_loss, log_c, room, slack),
         "the direction": _direction_agrees(series, outlier, math.exp(log_c.value)) if room > 0 else None,
     }
     missing = tuple(what for what, answer in answers.items() if answer is None)
-    close = len(groups) > 1 and largest_deviation(groups) <= _LIKELY_ROOM * abs(log_c.value)
+    close = len(groups) > 1 and largest_deviation(groups) <= room * _LIKELY_ROOM / _ROOM
     return Scale(
         outlier=outlier,
         log_factor=log_c,
@@ -162,12 +167,11 @@ def _group_shifts(series: WorkerSeries, outlier: Outlier) -> list[Estimate]:
     return [effect_of(outlier, residual_TNG[:, :, g]) for g in range(groups_TNG.shape[2])]
 
 
-def _in_all_groups(effects: Sequence[Estimate], room: float) -> bool | None:
+def _in_all_groups(effects: Sequence[Estimate], room: float, slack: float) -> bool | None:
     """Whether all groups are shifted alike: none is off beyond chance, nor all by much; None without two."""
     num_groups = len(effects)
     if num_groups < 2:
         return None
-    slack = room * _NEGLIGIBLE / _ROOM
     if any(effect.agrees(0.0, room=room, negligible=slack, among=num_groups) is False for effect in effects):
         return False
     return True if largest_deviation(effects) <= room else None
@@ -189,11 +193,10 @@ def largest_deviation(effects: Sequence[Estimate]) -> float:
     return math.sqrt(bound / len(effects))
 
 
-def _loss_agrees(log_loss: Estimate, log_c: Estimate, room: float) -> bool | None:
+def _loss_agrees(log_loss: Estimate, log_c: Estimate, room: float, slack: float) -> bool | None:
     """Whether the loss is scaled by c or not at all."""
     if not math.isfinite(log_loss.value):
         return None
-    slack = room * _NEGLIGIBLE / _ROOM
     scaled = replace(log_loss, error=math.hypot(log_loss.error, log_c.error)).agrees(
         log_c.value, room=room, negligible=slack
     )

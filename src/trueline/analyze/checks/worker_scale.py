@@ -16,10 +16,10 @@ First `worker-grad-norm-outlier` must see the rank (same statistic, same promise
 scale if three equalities hold that a factor implies for any model: the shift of the log norm is the same in all
 parameter groups; the direction is as healthy as the others'; the loss is either scaled by the same factor (recorded
 after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each must be
-shown to hold within half of ln c before a scale is claimed as an error; as a warning already where the groups are alike
-to a quarter of ln c and the loss is where a scale would leave it, though too noisy to be sure. Harder data or noisy
-labels fail at least one of them: they change some groups more than others, turn the gradient, and move the loss by
-another factor.
+shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning already
+where the groups are alike twice as closely and the loss is where a scale would leave it, though too noisy to be sure.
+Harder data or noisy labels fail at least one of them: they change some groups more than others, turn the gradient, and
+move the loss by another factor.
 
 The factor is exp of the mean difference in log norm to the others, measured on the steps after the alarm, with a 95 % t
 interval. A loss or direction that this explains is not reported again by the other checks. Until all three can be told,
