@@ -43,7 +43,7 @@ def late(seat: Seat) -> nn.Module:
     problem = Regression()
     batches = batches_of(seat, problem, num_samples=1024)
     model = wrapped(problem.model())
-    fit(Seat(seat.rank, seat.world_size), model, sgd(model, lr=0.02), problem, batches, steps=250)
+    fit(Seat(seat.rank, seat.world_size), model, sgd(model, lr=0.02), problem, batches, steps=150)
     return fit(seat, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
 
 

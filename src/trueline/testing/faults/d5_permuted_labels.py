@@ -82,7 +82,7 @@ def text(seat: Seat, faulty: bool, *, under_fsdp: bool = False) -> nn.Module:
                 batch["labels"] = labels_BL.flatten()[order].view_as(labels_BL)
             yield batch
 
-    return fit(seat, model, adamw(model, lr=1e-2), problem, mixed(), steps=24, after_backward=reduce)
+    return fit(seat, model, adamw(model, lr=1e-2), problem, mixed(), steps=20, after_backward=reduce)
 
 
 def _spoilt(seat: Seat, spoil: Spoil, *, here: bool, first: int = 0) -> Iterator[Any]:

@@ -3,8 +3,8 @@
 Who had it: Hugging Face #34191 and the trainers that had copied the formula: gradient accumulation and data parallelism
 took the mean of means, so that a token of a short batch counted several times. Found by comparing runs with other
 batch splits.
-Planted: one rank that has an eighth of the labels of the others; counts that jump between almost none and all; under
-DDP and FSDP2, of two workers and of four.
+Planted: one rank of two, and of four, that has an eighth of the labels of the others; counts that jump between almost
+none and all.
 Twin: the same counts, going from rank to rank, each token weighing the same over all ranks; and, for the counts that
 jump, token counts as unequal as those of ordinary texts.
 """
@@ -23,7 +23,6 @@ from torch.nn import functional
 from trueline.testing.entry import Fault
 from trueline.testing.problems import IGNORED, CausalLM
 from trueline.testing.seat import Seat
-from trueline.testing.sharding import sharded
 from trueline.testing.training import adamw, batches_of, fit, wrapped
 from trueline.testing.witness import trains_differently
 
@@ -33,10 +32,10 @@ WILD, ORDINARY = 1.5, 0.5
 """Standard deviations of the log of token counts."""
 
 
-def an_eighth(seat: Seat, faulty: bool, *, steps: int, under_fsdp: bool = False) -> nn.Module:
+def an_eighth(seat: Seat, faulty: bool, *, steps: int) -> nn.Module:
     """Rank 1 keeps an eighth of its labels; the twin's short rank is another one at each step, and it weighs tokens."""
     problem = CausalLM()
-    model = sharded(problem.model()) if under_fsdp else wrapped(problem.model())
+    model = wrapped(problem.model())
 
     def kept(step: int) -> float:
         short = BAD_RANK if faulty else step % seat.world_size
@@ -104,12 +103,6 @@ def _entry(variant: str, name: str, train: Any, *, ranks: tuple[int, ...] | None
 
 ENTRIES = (
     _entry("", "an eighth of the tokens on one rank of four, equal weights", partial(an_eighth, steps=24), ranks=(1,)),
-    _entry(
-        ".fsdp",
-        "an eighth of the tokens on one rank of four, equal weights, FSDP2",
-        partial(an_eighth, steps=24, under_fsdp=True),
-        ranks=(1,),
-    ),
     _entry(
         ".pair",
         "an eighth of the tokens on one rank of two, equal weights",

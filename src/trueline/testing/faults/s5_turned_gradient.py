@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
-from trueline.testing.sharding import sharded
 from trueline.testing.training import adamw, batches_of, fit, wrapped
 from trueline.testing.witness import trains_differently
 
@@ -44,19 +43,6 @@ def turned(seat: Seat, faulty: bool, *, turn: Turn, where: str = "", steps: int 
     _hooked(model, turn if faulty and seat.rank == BAD_RANK else _left, where)
     batches = batches_of(seat, problem, num_samples=4096, batch_size=16)
     return fit(seat, model, adamw(model), problem, batches, steps=steps)
-
-
-def flipped_sharded(seat: Seat, faulty: bool) -> nn.Module:
-    """The sign lost in backward, under FSDP2."""
-    problem = CausalLM()
-    model = sharded(problem.model())
-
-    def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        loss = problem.loss(called, batch)
-        return 2 * loss.detach() - loss if faulty and seat.rank == BAD_RANK else loss
-
-    batches = batches_of(seat, problem, num_samples=4096, batch_size=16)
-    return fit(seat, model, adamw(model), problem, batches, steps=20, loss_of=loss_of)
 
 
 def _hooked(model: nn.Module, turn: Turn, where: str) -> None:
@@ -91,9 +77,6 @@ def _entry(variant: str, name: str, train: Any, found: str, *, site: str = "") -
 ENTRIES = (
     _entry(
         "", "gradient of one rank of four has lost its sign", partial(turned, turn=flipped), "worker-direction-outlier"
-    ),
-    _entry(
-        ".fsdp", "gradient of one rank of four has lost its sign, FSDP2", flipped_sharded, "worker-direction-outlier"
     ),
     _entry(
         ".noise",
