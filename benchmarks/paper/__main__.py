@@ -26,7 +26,6 @@ from benchmarks.paper.tables import legend, sections
 from benchmarks.place import head
 
 HERE = Path(__file__).parent
-ALT = "Loss spread, gradient-norm spread and mean cosine of eight workers over steps, under both readings"
 LASTING = ("workers", "steps", "batch_size", "max_length", "warm_steps")
 """Sizes that must be equal for runs to stand in one table."""
 
@@ -90,8 +89,7 @@ def _page(results: Results) -> str:
     rows = " and ".join(f"{count:,} rows ({text})" for text, count in about["rows"].items())
     return f"""{about["head"]}
 - one process and one thread, {about.get("minutes", 0):.0f} minutes of one core for the trainings
-
-![{ALT}]({FIGURE})
+- figure: `benchmarks/paper/{FIGURE}`
 
 {size["workers"]} workers, {size["batch_size"]} samples each of at most {size["max_length"]} tokens, {size["steps"]} \
 optimizer steps, AdamW at the demo's learning rate, the demo's small Llama ({about["parameters"]:,} parameters), \
@@ -113,6 +111,7 @@ In the differences to S1-1 a DistributedSampler deals, seeds are paired, and bol
 def _command(chosen: argparse.Namespace, data: Path | None) -> str:
     words = ["python -m benchmarks.paper run"]
     words += ["--quick"] if chosen.quick else []
+    words += [f"--seeds {chosen.seeds}"] if chosen.seeds is not None else []
     words += [f"--data {data.name}"] if data is not None else []
     return " ".join([*words, "&& python -m benchmarks.paper write"])
 
