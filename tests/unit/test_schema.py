@@ -57,6 +57,11 @@ def test_errors_come_first_and_early_ones_before_late_ones():
     assert sorted([info, late, early], key=by_weight) == [early, late, info]
 
 
+def test_what_is_seen_of_all_workers_comes_after_what_says_more():
+    close, same = (Finding(code, "error", "", step_first=3) for code in ("dispersion-low", "duplicate-data"))
+    assert sorted([close, same], key=by_weight) == [same, close]
+
+
 def test_column_names_are_unique():
     assert len(COLUMN_BY_NAME) == len(WORKER_COLUMNS)
 

@@ -77,6 +77,9 @@ class Finding:
         )
 
 
-def by_weight(finding: Finding) -> tuple[int, int, str]:
-    """Sort key: errors first, then the earliest evidence, then the code."""
-    return (SEVERITIES.index(finding.severity), -1 if finding.step_first is None else finding.step_first, finding.code)
+def by_weight(finding: Finding) -> tuple[int, int, bool, str]:
+    """Sort key: errors first, then the earliest evidence, then the code; dispersions, which say least of what to do,
+    after other codes of the same step.
+    """
+    step = -1 if finding.step_first is None else finding.step_first
+    return (SEVERITIES.index(finding.severity), step, finding.code.startswith("dispersion"), finding.code)
