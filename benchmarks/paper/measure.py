@@ -40,7 +40,7 @@ def measure(results: Results, path: Path, size: Size, data: Path | None, *, quic
     if not results.ddp:
         _say(f"comparing with {ddp.WORKERS} real workers")
         results.ddp = ddp.agreement(material[LIBRARY], size)
-        results.write(path)
+    results.write(path)
 
 
 def read(data: Path | None, size: Size) -> Material:
