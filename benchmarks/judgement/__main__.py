@@ -25,6 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from benchmarks.judgement import agreement, cache, curves, healthy, intervals, power, simulated, tables
 
+import trueline.analyze
+
 HERE = Path(__file__).parent
 Part = Callable[[Path, bool], dict[str, Any]]
 PARTS: dict[str, Part] = {
@@ -53,9 +55,9 @@ def main() -> None:
         if name == "tables":
             continue
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        begin = time.monotonic()
+        begin, commit = time.monotonic(), _commit()
         found = PARTS[name](chosen.cache / "quick" if chosen.quick else chosen.cache, chosen.quick)
-        measured[name] = {"made": _made(name, time.monotonic() - begin)} | found
+        measured[name] = {"made": _made(name, commit, time.monotonic() - begin)} | found
         if not chosen.quick:
             (HERE / f"{name}.json").write_text(tables.compact(measured[name]), encoding="utf-8")
     if chosen.quick:
@@ -65,13 +67,20 @@ def main() -> None:
     tables.write(HERE, kept)
 
 
-def _made(part: str, seconds: float) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def _commit() -> str:
+    """The commit at hand, and whether the analysis differs from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    analysis = ["git", "status", "--porcelain", str(Path(trueline.analyze.__path__[0]))]
+    changed = subprocess.run(analysis, capture_output=True, text=True, check=False).stdout.strip()
+    return head.stdout.strip() + (" with changes" if changed else "")
+
+
+def _made(part: str, commit: str, seconds: float) -> dict[str, Any]:
     return {
         "command": f"python -m benchmarks.judgement {part}",
         "machine": f"one of {os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, "
         f"torch {torch.__version__}",
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "minutes": round(seconds / 60, 1),
     }

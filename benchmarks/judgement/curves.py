@@ -14,25 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.exchangeability import log_detector, log_e_values, scores
+from trueline.analyze.exchangeability import log_heights, scores
 from trueline.analyze.promise import Promise
 from trueline.schema.plan import FALSE_ALARMS
 
 SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
 WORKERS = (2, 3, 4, 8, 32, 128, 1024)
-RUNS = 40
+RUNS = {128: 20, 1024: 10}
+"""Runs of each setting where there are many workers; 40 otherwise."""
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Median and 90 % point of the delay, and the limits, for every shift and number of workers."""
-    runs = 4 if quick else RUNS
     rows = []
     for workers in WORKERS:
+        runs = 4 if quick else RUNS.get(workers, 40)
         for shift in SHIFTS:
             line = Promise().log_threshold("loss", among=workers)
             nats = shift**2 / 2 * (workers - 1) / workers
             limit, cap = math.log(10_000 / FALSE_ALARMS) / nats, line / math.log(workers)
-            length = int(8 * max(limit, cap)) + 20
+            length = int(4 * max(limit, cap)) + 30
             delays, right = _delays(workers, shift, line, length, runs)
             rows.append(
                 {
@@ -59,7 +60,7 @@ def _delays(workers: int, shift: float, line: float, length: int, runs: int) -> 
     while len(delays) < runs:
         values_TRN = draw.standard_normal((length, together, workers))
         values_TRN[:, :, 0] += shift
-        over_TRN = log_detector(log_e_values(scores(values_TRN))) >= line
+        over_TRN = log_heights(scores(values_TRN)) >= line
         first_RN = np.where(over_TRN.any(0), over_TRN.argmax(0) + 1.0, math.inf)
         for first_N in first_RN[: runs - len(delays)]:
             delays.append(float(first_N.min()))

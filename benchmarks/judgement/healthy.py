@@ -48,15 +48,7 @@ def _measure(wanted: list[Job], folder: Path) -> dict[str, Any]:
     details: list[dict[str, Any]] = []
     for job in wanted:
         key = (job.workload.name, job.workers)
-        empty = {
-            "kind": key[0],
-            "workers": key[1],
-            "runs": 0,
-            "steps": 0,
-            "alarms": 0,
-            "rules": dict.fromkeys(RULES, 0),
-        }
-        row = rows.setdefault(key, empty)
+        row = rows.setdefault(key, _empty(*key))
         one = said(job, folder, "healthy", functools.partial(_said, job, folder))
         row["runs"] += 1
         row["steps"] += job.steps

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.exchangeability import log_detector, log_e_values, log_threshold, scores
+from trueline.analyze.exchangeability import log_heights, log_threshold, scores
 
 Floats = NDArray[np.float64]
 Draw = np.random.Generator
@@ -27,8 +27,8 @@ STEPS: dict[int, int] = {
     4: 2_000_000,
     8: 1_500_000,
     32: 500_000,
-    128: 400_000,
-    1024: 60_000,
+    128: 200_000,
+    1024: 35_000,
 }
 """Simulated steps by number of workers, shared evenly by the kinds of noise."""
 
@@ -125,7 +125,7 @@ def _count(
     highest = -math.inf
     begin = time.monotonic()
     while steps < num_steps:
-        detector = log_detector(log_e_values(scores(noise(draw, (length, runs, workers)))))
+        detector = log_heights(scores(noise(draw, (length, runs, workers))))
         peak_RN = detector.max(axis=0)
         alarms += int(np.count_nonzero(peak_RN >= line))
         highest = max(highest, float(peak_RN.max() - line))
