@@ -109,6 +109,13 @@ def test_the_terminal_shows_findings_with_place_and_where_to_look_closer():
     assert "expected to look alike" in text
 
 
+def test_a_narrow_terminal_cuts_no_code_off():
+    turned = Finding("worker-direction-outlier", "warning", "Turned.", ranks=(2,), step_first=32)
+    text = text_of(judged("labels", "suspect", [turned]), width=80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_the_terminal_without_findings_still_points_at_a_run():
     text = text_of(judged("s1-1"))
     assert "trueline check out/s1-1" in text

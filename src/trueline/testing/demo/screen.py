@@ -19,8 +19,6 @@ from trueline.testing.demo.summary import ABOUT_CURVES, SPREADS, Judged, advice,
 
 COLOURS = {"out": "red", "suspect": "yellow", "clear": "green", "unknown": "cyan"}
 STAGE_WIDTH = max(len(setting.name) for setting in SETTINGS)
-LONGEST_CODE = len("worker-direction-outlier")
-"""Letters of the longest code that a setting has, so that a narrow terminal cuts none off."""
 COLUMN_TITLES = {
     "loss_std": "loss std",
     "loss_range": "loss range",
@@ -73,7 +71,7 @@ def _verdicts(settings: Sequence[Judged]) -> Table:
     table = Table(title="Six ways to train the same model", title_justify="left", show_lines=True)
     for column in ("setting", "what was done", "verdict"):
         table.add_column(column, no_wrap=column == "setting")
-    table.add_column("found (ranks, since)", min_width=LONGEST_CODE)
+    table.add_column("found (ranks, since)", overflow="fold")
     for each in settings:
         setting = each.trained.setting
         verdict = Text(each.verdict, style=COLOURS[each.status])
