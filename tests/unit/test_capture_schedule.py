@@ -30,7 +30,8 @@ def run(schedule, *, sampled_s, plain_s, step_s, steps):
             waiting.append((step, schedule.interval))
         if len(waiting) > 1:
             sample, interval = waiting.pop(0)
-            schedule.spent(plain_s=plain_s, sampled_s=sampled_s, step_s=step_s)
+            seen_plain_s = plain_s if step + 1 > len(taken) else 0.0
+            schedule.spent(plain_s=seen_plain_s, sampled_s=sampled_s, step_s=step_s)
             schedule.decide(sample, interval=interval)
     return taken
 
@@ -106,3 +107,12 @@ def test_a_first_factor_and_any_other_shape_raise_doubt_at_the_next_sample():
     assert 12 not in looked_at(scaled)
     wrong = [(True, True)] * 10 + [(False, False)] * 5 + [(True, True)] * 5
     assert set(range(11, 16)) <= set(looked_at(wrong))
+
+
+def test_the_first_interval_is_short_enough_to_learn_what_plain_steps_cost():
+    """Sampled steps cost 5 % of a step, plain ones 0.5 %: 4.5 / 0.5 = 9, after a first guess of 5 / 1 = 5."""
+    taken = run(Schedule(Plan(budget=0.01)), sampled_s=0.05, plain_s=0.005, step_s=1.0, steps=120)
+    intervals = [after - before for before, after in zip(taken, taken[1:], strict=False)]
+    assert intervals[-1] == 9
+    assert max(intervals) == 9
+    assert 5 in intervals

@@ -93,7 +93,7 @@ class Schedule:
         if self._plan.every is not None or self._total_s < ALLOWANCE_S:
             return None
         sampled = statistics.median(self._sampled)
-        plain = statistics.median(self._plain) if self._plain else sampled / 4
+        plain = statistics.median(self._plain) if self._plain else 0.0  # no step was left out yet: that tells
         room = self._plan.budget * statistics.median(self._times) - plain
         wanted = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
         self._changes.append((step + 2 * interval, wanted))
