@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,7 +114,7 @@ def test_a_first_factor_and_any_other_shape_raise_doubt_at_the_next_sample():
 def test_the_first_interval_is_short_enough_to_learn_what_plain_steps_cost():
     """Sampled steps cost 5 % of a step, plain ones 0.5 %: 4.5 / 0.5 = 9, after a first guess of 5 / 1 = 5."""
     taken = run(Schedule(Plan(budget=0.01)), sampled_s=0.05, plain_s=0.005, step_s=1.0, steps=120)
-    intervals = [after - before for before, after in zip(taken, taken[1:], strict=False)]
+    intervals = [after - before for before, after in itertools.pairwise(taken)]
     assert intervals[-1] == 9
     assert max(intervals) == 9
     assert 5 in intervals
