@@ -98,7 +98,8 @@ def shifts(recorded: Recorded, job: Job) -> dict[str, float]:
         others_TN = np.delete(values_TN, BAD, axis=1)
         healthy_TN = np.asarray(getattr(recorded, name)[START // 2 : START], dtype=np.float64)
         spread = others_TN.var(axis=1, ddof=1).mean() if job.workers > 2 else healthy_TN.var(axis=1, ddof=1).mean()
-        found[name] = float((values_TN[:, BAD] - others_TN.mean(axis=1)).mean() / math.sqrt(spread))
+        difference = float((values_TN[:, BAD] - others_TN.mean(axis=1)).mean())
+        found[name] = difference / math.sqrt(spread) if spread > 0 else 0.0
     return found
 
 
@@ -109,8 +110,7 @@ def _ours(job: Job, recorded: Recorded) -> dict[str, Any]:
     found: dict[str, Any] = {"early": len(told) - len(late), "delay": None, "scale": None}
     if not late:
         return found
-    crossed = late[0].crossed
-    then = [one for one in judged(series_of(recorded, num_steps=crossed + 1)) if one.crossed >= START] or late[:1]
+    crossed, then = _live(job, recorded, late[0].crossed)
     return found | {
         "delay": crossed - START + 1,
         "first": sorted({one.code for one in then}),
@@ -121,9 +121,18 @@ def _ours(job: Job, recorded: Recorded) -> dict[str, Any]:
     }
 
 
+def _live(job: Job, recorded: Recorded, crossed: int) -> tuple[int, list[Told]]:
+    """The step at which the run so far alarms, and what it then says: ``crossed``, unless that is seen in hindsight."""
+    for end in [crossed, *(min(crossed + round(5 * 1.2**power), job.steps - 1) for power in range(30))]:
+        told = [one for one in judged(series_of(recorded, num_steps=end + 1)) if one.crossed >= START]
+        if told:
+            return end, told
+    return job.steps - 1, []
+
+
 def _scale(job: Job, recorded: Recorded, crossed: int) -> dict[str, Any] | None:
-    """When the run is first called a scale (looked at after 10, 13, 17 ... steps from the alarm), and by how much."""
-    for length in sorted({min(crossed + round(10 * 1.3**power), job.steps) for power in range(20)}):
+    """When the run is first called a scale (looked at after 10, 16, 26 ... steps from the alarm), and by how much."""
+    for length in sorted({min(crossed + round(10 * 1.6**power), job.steps) for power in range(12)}):
         told = judged(series_of(recorded, num_steps=length), checks=("worker_scale",))
         if told:
             low, high = told[0].interval or (math.nan, math.nan)

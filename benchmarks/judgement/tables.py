@@ -150,7 +150,12 @@ def power(found: Found) -> str:
     note = f"Before the fault began, there were {early} alarms in {steps:,} steps."
     second = _table(["fault", "training", "N", *(f"{rule}: found, delay" for rule in RULES)], rules)
     third = _scales(found["rows"])
-    return _section("Power", POWER, found, f"{first}\n\n{note}\n\n{SCALES}\n\n{third}\n\n{RIVALS}\n\n{second}")
+    return _section(
+        "Power",
+        POWER.format(seeds=len(found["rows"][0]["delays"])),
+        found,
+        f"{first}\n\n{note}\n\n{SCALES}\n\n{third}\n\n{RIVALS}\n\n{second}",
+    )
 
 
 def _scales(rows: Sequence[Found]) -> str:
@@ -240,14 +245,15 @@ steps. An alarm is a worker whose detector passes ln(10,000 N) within a run of a
 OUTSIDE = """Outside the null: normal noise of which each worker remembers its own (an autoregression), so that a
 worker that was high stays high for a while. No promise is made here, and none is kept:"""
 
-POWER = """One worker (rank 1) of N is made wrong from step 100 on; 20 seeds each. Delay: steps from the start of the
-fault to the alarm, median (90 % point); "–" is beyond the steps watched (300, or 1,000 for weak faults in the MLP).
-Named, at the alarm: the findings of the run cut at its first alarm name right ranks alone, "both" of two workers, or
-no one in particular ("all"). Limit: ln(100,000) / KL for a normal shift of the measured size in the statistic that
-shifts most (loss, norm or cosine): no procedure with the same promise that looks at this statistic alone can on
-average be faster. Cap: ln(threshold) / ln N, the fastest that any test of exchangeability of one statistic can be."""
+POWER = """One worker (rank 1) of N is made wrong from step 100 on, in {seeds} seeds each. Delay: steps from the
+start of the fault to the alarm, median (90 % point); "–" is beyond the steps watched (300, or 1,000 for weak faults
+in the MLP). Named, at the alarm: the findings of the run cut at its alarm name right ranks alone, "both" of two
+workers, or no one in particular ("all"). Limit: ln(100,000) / KL for a normal shift of the measured size in the
+statistic that shifts most (loss, norm or cosine): no procedure with the same promise that looks at this statistic
+alone can on average be faster (parameter groups, and shifts that are larger at first, can). Cap: ln(threshold) / ln
+N, the fastest that any test of exchangeability of one statistic can be."""
 
-SCALES = """When `worker-scale` says that the gradient is a healthy one times a factor (looked at 10, 13, 17 … steps
+SCALES = """When `worker-scale` says that the gradient is a healthy one times a factor (looked at 10, 16, 26 … steps
 after the alarm), and the factor it then gives. Every fault that was ever called a scale is listed:"""
 
 RIVALS = """The rules that people use, on the same runs: found, delay, and how often the first alarm after the start
