@@ -18,7 +18,7 @@ REPEATS = 30
 
 INTRODUCTION = (
     f"Simulated on one core: {GROUPS} groups, sketches of {LENGTH} numbers, median of {REPEATS}. The sum is one "
-    "all-reduce; its length grows by seven numbers a worker. N × N cosines are made when a Run is read, on steps whose "
+    "all-reduce; its length grows by eight numbers a worker. N × N cosines are made when a Run is read, on steps whose "
     "sketches were kept, for up to 64 workers."
 )
 
