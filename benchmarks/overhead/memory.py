@@ -26,10 +26,10 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     lines = [
         "## Memory",
         "",
-        f"Peak resident memory of the largest rank, median of {REPEATS} runs of {STEPS} steps. What watching itself adds "
-        "grows by less than a quarter of what gradients do: nothing holds a copy of them, but what grows was not taken "
-        "apart. Most of the rest is the code of pyarrow and pydantic, whose pages the ranks of one machine share and "
-        "each is charged for.",
+        f"Peak resident memory of the largest rank, median of {REPEATS} runs of {STEPS} steps. What watching "
+        "itself adds grows by less than a quarter of what gradients do: nothing holds a copy of them, but what grows "
+        "was not taken apart. Most of the rest is the code of pyarrow and pydantic, whose pages the ranks of one "
+        "machine share and each is charged for.",
         "",
         "| parameters | bare | pyarrow and pydantic imported | every step watched | by watching itself | gradients |",
         "|---|---|---|---|---|---|",
