@@ -29,7 +29,9 @@ What it may miss
 ----------------
 Factors near 1 take long: the equalities must be known to half of ln c. Where no losses, or fewer than two parameter
 groups, are recorded, a scale cannot be told from other causes. A change of the data that moves all groups and the loss
-exactly alike is called a scale. With two workers, which of them is scaled is undecided unless their own histories tell.
+exactly alike is called a scale. A worker with far fewer tokens has a larger gradient norm by noise alone, nearly alike
+in all groups, and is often called a scale for a while, beside the finding of `token-imbalance`, which is the true one
+(benchmarks/judgement). With two workers, which of them is scaled is undecided unless their own histories tell.
 
 Example
 -------
