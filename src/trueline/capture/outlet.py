@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 from trueline.schema.finding import Finding
-from trueline.schema.roles import Sink
+from trueline.schema.roles import Record, Sink
 from trueline.schema.run_manifest import Manifest, RankEnv
 
 _log = logging.getLogger("trueline")
@@ -32,7 +30,7 @@ class Outlet:
             except OSError as error:
                 self._lose(error)
 
-    def write(self, record: Mapping[str, Any] | Finding) -> None:
+    def write(self, record: Record) -> None:
         """As ``Sink.write``."""
         if self._sink is not None:
             try:

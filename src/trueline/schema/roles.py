@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from trueline.schema.finding import Finding
+from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.run_manifest import Manifest, RankEnv
+
+Record = Mapping[str, Any] | Finding | StepRecords | TensorRecord | StackRecord
+"""What a Sink takes. A mapping is a piece of a workers row, with keys of ``schema.workers``, ``step`` among them."""
 
 
 @runtime_checkable
@@ -19,10 +23,8 @@ class Sink(Protocol):
         """Take what the Run and this rank are; ``manifest`` is None on every rank but the first. May come again."""
         ...
 
-    def write(self, record: Mapping[str, Any] | Finding) -> None:
-        """Take a piece of a workers row (keys are ``schema.workers`` columns, ``step`` always among them) or a
-        Finding.
-        """
+    def write(self, record: Record) -> None:
+        """Take one Record. Of a recorded step, tensors and stacks come before the rows that refer to them."""
         ...
 
     def close(self) -> None:

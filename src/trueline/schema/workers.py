@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ColumnType = Literal["int64", "int32", "uint64", "float64", "list<uint64>", "list<float64>", "list<float32>"]
+ColumnType = Literal[
+    "int64", "int32", "uint64", "float64", "string", "list<int64>", "list<uint64>", "list<float64>", "list<float32>"
+]
 
 
 @dataclass(frozen=True, slots=True)
