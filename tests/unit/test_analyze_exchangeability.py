@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from trueline.analyze.alarms import alarm_of
 from trueline.analyze.exchangeability import (
     BETS,
-    evidence_start,
     false_alarm_rate,
     log_detector,
     log_e_values,
@@ -71,7 +71,10 @@ def test_a_shifted_worker_is_found_and_is_the_highest(workers, shift, within):
     assert heights[-1, 1] >= threshold
     if workers > 2:
         assert int(np.argmax(heights[-1])) == 1
-    assert 85 <= evidence_start(e[:, 1], crossed=crossed) <= 110
+    alarm = alarm_of(e[:, 1], threshold=threshold)
+    assert alarm is not None
+    assert alarm.crossed == crossed
+    assert 85 <= alarm.first <= 110
 
 
 def test_an_allowance_forgives_a_shift_of_its_size():

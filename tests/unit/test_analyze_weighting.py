@@ -57,31 +57,29 @@ def test_the_middles_part_means_from_sums():
 
 
 @pytest.mark.parametrize(
-    ("norm", "loss", "known", "local", "averaging"),
+    ("norm", "loss", "local", "averaging"),
     [
-        (-0.3, 0, None, None, "equal"),
-        (-0.3, None, None, None, "equal"),
-        (0.8, 0, None, None, "by tokens"),
-        (0.8, 1, None, True, "by tokens"),
-        (-0.3, 1, None, True, None),
-        (None, 0, None, None, "equal"),
-        (None, 0, None, False, None),
-        (None, 1, None, False, "by tokens"),
-        (None, None, None, None, None),
-        (-0.3, 0, True, None, "by tokens"),
-        (-0.3, 0, False, None, "equal"),
+        (-0.3, 0, None, "equal"),
+        (-0.3, None, None, "equal"),
+        (0.8, 0, None, "by tokens"),
+        (0.8, 1, True, "by tokens"),
+        (-0.3, 1, True, None),
+        (None, 0, None, "equal"),
+        (None, 0, False, None),
+        (None, 1, False, "by tokens"),
+        (None, None, None, None),
     ],
 )
-def test_gradients_decide_then_losses_and_contradictions_do_not(norm, loss, known, local, averaging):
+def test_gradients_decide_then_losses_and_contradictions_do_not(norm, loss, local, averaging):
     rng = _rng()
     x = rng.normal(size=(100, 4))
     noise = 0.1 * rng.normal(size=(2, 100, 4))
     absent = np.full(x.shape, np.nan)
     log_norm = absent if norm is None else norm * x + noise[0]
     losses = absent if loss is None else np.exp(loss * x + noise[1])
-    assert weighting_of(losses, log_norm, x, known=known, loss_is_local=local).averaging == averaging
+    assert weighting_of(losses, log_norm, x, loss_is_local=local).averaging == averaging
 
 
 def test_losses_that_are_not_positive_have_no_slope():
     x = _rng().normal(size=(100, 4))
-    assert weighting_of(-np.exp(x), np.full(x.shape, np.nan), x, known=None, loss_is_local=True).loss_slope is None
+    assert weighting_of(-np.exp(x), np.full(x.shape, np.nan), x, loss_is_local=True).loss_slope is None

@@ -123,3 +123,4 @@ def test_coin_flips_pass_a_level_rarely():
 def test_evidence_starts_after_the_lowest_sum():
     assert evidence_start(np.array([-1.0, 0.5, -2.0, 1.0, 3.0]), 4) == 3
     assert evidence_start(np.array([1.0, 1.0]), 1) == 0
+    assert evidence_start(np.array([0.0, 0.0, 1.0]), 2) == 2

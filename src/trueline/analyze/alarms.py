@@ -10,16 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.exchangeability import Floats, evidence_start, log_detector
+from trueline.analyze.exchangeability import Floats, log_detector, log_detectors
+from trueline.analyze.stats_tests import evidence_start
 
 
 @dataclass(frozen=True)
 class Alarm:
     """Indices of steps: the evidence starts at ``first``, crosses the threshold at ``crossed`` and is highest at
     ``last``. ``log_height`` is the natural log of the detector there, ``threshold`` that of the height it alarms at.
+    ``first`` is where the bet starts to win that is highest at ``crossed``, ``first_of_highest`` that at ``last``.
     """
 
     first: int
+    first_of_highest: int
     crossed: int
     last: int
     log_height: float
@@ -40,8 +43,10 @@ def alarm_of(log_e_TB: Floats, *, threshold: float) -> Alarm | None:
     if not len(above):
         return None
     crossed, last = int(above[0]), int(np.argmax(height_T))
+    detectors_TB = log_detectors(log_e_TB[: last + 1])
     return Alarm(
-        first=evidence_start(log_e_TB, crossed=crossed),
+        first=_winning_since(log_e_TB, detectors_TB, crossed),
+        first_of_highest=_winning_since(log_e_TB, detectors_TB, last),
         crossed=crossed,
         last=last,
         log_height=float(height_T[last]),
@@ -52,3 +57,8 @@ def alarm_of(log_e_TB: Floats, *, threshold: float) -> Alarm | None:
 def steps_needed(threshold: float, *, nats: float, num_bets: int) -> int:
     """The fewest steps in which a detector could alarm that wins at most ``nats`` a step with any of its bets."""
     return math.ceil((threshold + math.log(num_bets)) / nats) if nats > 0 else 0
+
+
+def _winning_since(log_e_TB: Floats, detectors_TB: Floats, index: int) -> int:
+    """The index of the step since which the bet that is highest at ``index`` has been winning."""
+    return evidence_start(log_e_TB[:, int(np.argmax(detectors_TB[index]))], index)

@@ -117,15 +117,6 @@ def false_alarm_rate(log_height: float, *, num_steps: int, weight: float) -> flo
     return min(1.0, math.exp(min(math.log(max(num_steps, 1)) - log_height - math.log(weight), 0.0)))
 
 
-def evidence_start(log_e_TB: Floats, *, crossed: int) -> int:
-    """The step (index) since which the bet that is highest at index ``crossed`` has been winning: after the lowest
-    point of its running sum before that.
-    """
-    best = int(np.argmax(log_detectors(log_e_TB)[crossed]))
-    sums = np.concatenate([[0.0], np.cumsum(log_e_TB[: crossed + 1, best])])
-    return crossed - int(np.argmin(sums[: crossed + 1][::-1]))  # the last of equal lowest points
-
-
 def _median(values: Floats) -> Floats:
     """Median over the last axis of what was measured; NaN where nothing was."""
     ordered = np.sort(values, axis=-1)  # NaN last

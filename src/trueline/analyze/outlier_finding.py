@@ -14,6 +14,7 @@ from trueline.analyze.evidence import Floats, capitalized, named_some, ranks_tex
 from trueline.analyze.outliers import Outlier, effect_of, whole_and_groups
 from trueline.analyze.series import WorkerSeries
 from trueline.analyze.stats_tests import NAMING_LEVEL
+from trueline.schema.finding import Finding
 
 _MAX_GROUPS = 8
 """Parameter groups that a Finding lists."""
@@ -112,6 +113,33 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             **evidence,
         },
     }
+
+
+def gradient_finding(
+    series: WorkerSeries,
+    outlier: Outlier,
+    place: Place,
+    text: str,
+    *,
+    code: str,
+    sizes: tuple[float, float, str],
+    interval: tuple[float, float],
+    advice: tuple[str, ...],
+    **evidence: Any,
+) -> Finding:
+    """The warning of an outlier in gradient norm or direction; ``sizes`` is measured, expected, and their unit."""
+    measured, expected, unit = sizes
+    return Finding(
+        code=code,
+        severity="warning",
+        claim=claim(series, outlier, text),
+        sites=sites(series, outlier, place.names, phase="grad"),
+        measured=measured,
+        expected=expected,
+        unit=unit,
+        next=(*advice, meant_to_differ(series, outlier)),
+        **common(series, outlier, interval, groups=dict(place.moved), **evidence),
+    )
 
 
 def sites(series: WorkerSeries, outlier: Outlier, names: tuple[str, ...], *, phase: str) -> tuple[str, ...]:

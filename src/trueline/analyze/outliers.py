@@ -31,7 +31,8 @@ import numpy as np
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, t_two_sided
 from trueline.analyze.evidence import Floats, Ints
-from trueline.analyze.exchangeability import BETS, evidence_start, false_alarm_rate, log_e_values, log_heights, scores
+from trueline.analyze.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
+from trueline.analyze.kept import kept
 from trueline.analyze.promise import Promise, Statistic
 from trueline.analyze.series import WorkerSeries
 from trueline.analyze.stats_tests import NAMING_LEVEL
@@ -130,7 +131,8 @@ def whole_and_groups(series: WorkerSeries, quantity: Quantity) -> tuple[Floats, 
     return series.cosine, series.group_cosine
 
 
-def find_outliers(series: WorkerSeries, promise: Promise, quantity: Quantity) -> list[Outlier]:
+@kept
+def find_outliers(series: WorkerSeries, promise: Promise, quantity: Quantity) -> tuple[Outlier, ...]:
     """All outliers in a quantity, in order of their evidence.
 
     Raises ``CannotTell`` where no step has two workers to compare, or fewer steps have than any alarm needs.
@@ -138,7 +140,7 @@ def find_outliers(series: WorkerSeries, promise: Promise, quantity: Quantity) ->
     fields = _fields(series, promise, quantity)
     _require_enough(fields, quantity)
     found = [outlier for each in fields for outlier in _of_field(each, quantity)]
-    return sorted(found, key=lambda outlier: (outlier.first, outlier.workers))
+    return tuple(sorted(found, key=lambda outlier: (outlier.first, outlier.workers)))
 
 
 def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estimate] = mean_difference) -> Estimate:
@@ -257,10 +259,9 @@ def _alarm(each: _Field, z_RM: Floats, place: int, *, threshold: float) -> Alarm
     ]
     log_e_RB = np.concatenate(log_e) if log_e else np.zeros((0, len(BETS)))
     alarm = alarm_of(log_e_RB, threshold=threshold)
-    if alarm is None:
-        return None
-    first = evidence_start(log_e_RB, crossed=alarm.last)
-    return replace(alarm, first=first) if first <= alarm.crossed else alarm
+    if alarm is None or alarm.first_of_highest > alarm.crossed:
+        return alarm
+    return replace(alarm, first=alarm.first_of_highest)
 
 
 def _clusters(named: Sequence[Outlier]) -> list[list[Outlier]]:

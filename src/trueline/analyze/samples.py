@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.evidence import Bools, Ints, columns_of, several_workers
+from trueline.analyze.kept import kept
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -88,6 +89,7 @@ class Samples:
         return slice(int(low), int(high))
 
 
+@kept
 def consumed_samples(run: Run) -> Samples:
     """The samples of all data-parallel workers; raises ``CannotTell`` where fewer than two left any."""
     ranks = several_workers(run)

@@ -27,6 +27,7 @@ import numpy as np
 
 from trueline.analyze.effects import LEVEL, Estimate, mean_of_workers
 from trueline.analyze.evidence import Floats
+from trueline.analyze.kept import kept
 from trueline.analyze.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.promise import Promise
 from trueline.analyze.series import WorkerSeries
@@ -92,17 +93,18 @@ class Scale:
         return same and self.answer == "yes" and (outlier.quantity != "loss" or self.loss_scaled)
 
 
-def scales(series: WorkerSeries, promise: Promise) -> list[Scale]:
-    """One for each outlier in the gradient norm; none where norms cannot be judged."""
-    try:
-        return [scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm")]
-    except CannotTell:
-        return []
+@kept
+def scales(series: WorkerSeries, promise: Promise) -> tuple[Scale, ...]:
+    """One for each outlier in the gradient norm; raises ``CannotTell`` where norms cannot be judged."""
+    return tuple(scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm"))
 
 
 def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, promise: Promise) -> list[Outlier]:
     """The outliers in loss or direction that are not the other side of a scale."""
-    known = scales(series, promise) if outliers else []
+    try:
+        known = scales(series, promise) if outliers else ()
+    except CannotTell:
+        known = ()
     return [outlier for outlier in outliers if not any(scale.explains(outlier) for scale in known)]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, numbers, several_workers
+from trueline.analyze.kept import kept
 from trueline.analyze.samples import Samples, consumed_samples
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.workers import COLUMN_BY_NAME
@@ -29,9 +30,10 @@ def _absent() -> Floats:
     return np.zeros(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WorkerSeries:
-    """The series of N workers over T steps; what is left out is not measured.
+    """The series of N workers over T steps; what is left out is not measured. Two are the same only if they are one
+    object, and nothing in it may change once it was judged (``kept``).
 
     ``allowance`` is the lasting shift, in spreads, that is no fault at a step (see ``shard_allowance``).
     """
@@ -62,8 +64,6 @@ class WorkerSeries:
     """Positions (0 to N-1) that are meant to be alike, by group; empty: all are. A worker in none is not compared."""
     allowance: Floats = field(default_factory=_absent)
     """[T, N]"""
-    weighted: bool | None = None
-    """Whether the losses are known to be weighted by tokens."""
 
     def __post_init__(self) -> None:
         """Fill what was left out."""
@@ -97,6 +97,7 @@ class WorkerSeries:
         ]
 
 
+@kept
 def series_of(run: Run) -> WorkerSeries:
     """The series of a Run's data-parallel workers; raises ``CannotTell`` where there are fewer than two."""
     ranks = several_workers(run)

@@ -63,10 +63,10 @@ def log_likelihood_steps(hits_M: Ints, trials_M: Ints, chance_M: Floats, *, odds
 
 def evidence_start(steps_M: Floats, alarm: int) -> int:
     """Index of the event at which the evidence starts that alarmed at index ``alarm``: after the lowest sum before
-    it.
+    it, the last of several.
     """
-    sums = np.concatenate([[0.0], np.cumsum(steps_M[: alarm + 1])])
-    return int(np.argmin(sums[: alarm + 1]))
+    sums = np.concatenate([[0.0], np.cumsum(steps_M[:alarm])])
+    return alarm - int(np.argmin(sums[::-1]))
 
 
 def binomial_tail(hits: int, trials: int, chance: float) -> float:

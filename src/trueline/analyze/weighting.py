@@ -86,22 +86,19 @@ def slope_on_tokens(log_values_TN: Floats, log_tokens_TN: Floats) -> Slope | Non
 
 
 def weighting_of(
-    loss_TN: Floats, log_norm_TN: Floats, log_tokens_TN: Floats, *, known: bool | None, loss_is_local: bool | None
+    loss_TN: Floats, log_norm_TN: Floats, log_tokens_TN: Floats, *, loss_is_local: bool | None
 ) -> Weighting:
     """How the workers were averaged at the steps given; arrays [T, N], NaN where not measured.
 
-    ``known`` (``WorkerSeries.weighted``) settles it where it is True. ``loss_is_local`` says whether the loss is
-    what backward starts from, or the model's own; False where it was given by hand, None where unknown. Gradients
-    decide, for they are what is averaged. Without them the loss does: a slope of sums decides in any case, one of
-    means unless the loss was given by hand, when it may be the mean that was recorded and the sum that was trained.
-    Where the two contradict each other nothing is decided.
+    ``loss_is_local`` says whether the loss is what backward starts from, or the model's own; False where it was given
+    by hand, None where unknown. Gradients decide, for they are what is averaged. Without them the loss does: a slope
+    of sums decides in any case, one of means unless the loss was given by hand, when it may be the mean that was
+    recorded and the sum that was trained. Where the two contradict each other nothing is decided.
     """
     norm = slope_on_tokens(log_norm_TN, log_tokens_TN)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_loss_TN = np.log(np.where(loss_TN > 0, loss_TN, np.nan))
     loss = slope_on_tokens(log_loss_TN, log_tokens_TN)
-    if known:
-        return Weighting("by tokens", "the losses are known to be weighted by tokens", norm, loss)
     by_norm = norm.side_of(NORM_MIDDLE) if norm else 0
     by_loss = loss.side_of(LOSS_MIDDLE) if loss else 0
     if by_loss < 0 and loss_is_local is False:

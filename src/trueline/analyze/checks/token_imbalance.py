@@ -243,7 +243,6 @@ def _weighting(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bo
         series.loss[since:, members],
         series.log_norm[since:, members],
         _log_tokens(series)[since:, members],
-        known=series.weighted,
         loss_is_local=loss_is_local,
     )
 

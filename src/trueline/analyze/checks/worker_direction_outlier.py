@@ -32,15 +32,7 @@ The gradient of rank 3 has a mean cosine of -0.12 to the mean of the others sinc
 from __future__ import annotations
 
 from trueline.analyze.effects import mean_of_workers
-from trueline.analyze.outlier_finding import (
-    claim,
-    common,
-    meant_to_differ,
-    place_of,
-    sites,
-    subject,
-    when,
-)
+from trueline.analyze.outlier_finding import gradient_finding, place_of, subject, when
 from trueline.analyze.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.scale import unexplained
@@ -72,30 +64,19 @@ def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
     mine = effect_of(outlier, place.values, mean_of_workers).value
     step = int(series.steps[outlier.first])
     others = "ranks that differ from them" if outlier.undecided else "others"
-    return Finding(
+    return gradient_finding(
+        series,
+        outlier,
+        place,
+        f"the gradient of {subject(series, outlier)}{place.clause} has a mean cosine of {mine:.2g} to the mean of "
+        f"the others {when(series, outlier)}; the {others} have {mine - difference.value:.2g}",
         code=CODE,
-        severity="warning",
-        claim=claim(
-            series,
-            outlier,
-            f"the gradient of {subject(series, outlier)}{place.clause} has a mean cosine of {mine:.2g} to the mean of "
-            f"the others {when(series, outlier)}; the {others} have {mine - difference.value:.2g}",
-        ),
-        sites=sites(series, outlier, place.names, phase="grad"),
-        measured=mine,
-        expected=mine - difference.value,
-        unit="mean cosine to the mean of the other workers' gradients",
-        next=(
+        sizes=(mine, mine - difference.value, "mean cosine to the mean of the other workers' gradients"),
+        interval=difference.interval(),
+        advice=(
             f"Look for a sign, a mask or a loss term that only {subject(series, outlier)} has, and at the samples and "
             f"labels that it read at step {step} and after.",
-            meant_to_differ(series, outlier),
         ),
-        **common(
-            series,
-            outlier,
-            difference.interval(),
-            interval_of="the difference in cosine",
-            num_steps=difference.num_steps,
-            groups=dict(place.moved),
-        ),
+        interval_of="the difference in cosine",
+        num_steps=difference.num_steps,
     )

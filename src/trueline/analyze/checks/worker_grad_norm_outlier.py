@@ -38,19 +38,10 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.outlier_finding import (
-    claim,
-    common,
-    counterpart,
-    meant_to_differ,
-    place_of,
-    sites,
-    subject,
-    when,
-)
-from trueline.analyze.outliers import effect_of, find_outliers
+from trueline.analyze.outlier_finding import counterpart, gradient_finding, place_of, subject, when
+from trueline.analyze.outliers import effect_of
 from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.scale import Scale, scale_of
+from trueline.analyze.scale import Scale, scales
 from trueline.analyze.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -66,8 +57,7 @@ def check(run: Run) -> list[Finding]:
 
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
     """The same of series."""
-    found = [scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm")]
-    return [_finding(series, scale) for scale in found if scale.answer != "yes"]
+    return [_finding(series, scale) for scale in scales(series, promise) if scale.answer != "yes"]
 
 
 def _finding(series: WorkerSeries, scale: Scale) -> Finding:
@@ -78,32 +68,21 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
     interval = (math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high)
     theirs = f"that of {counterpart(series, outlier)}" if outlier.undecided else "the others'"
     step = int(series.steps[outlier.first])
-    return Finding(
+    return gradient_finding(
+        series,
+        outlier,
+        place,
+        f"the gradient of {subject(series, outlier)} is {math.exp(log_ratio.value):.3g} times as long as "
+        f"{theirs}{place.clause} {when(series, outlier)}",
         code=CODE,
-        severity="warning",
-        claim=claim(
-            series,
-            outlier,
-            f"the gradient of {subject(series, outlier)} is {math.exp(log_ratio.value):.3g} times as long as "
-            f"{theirs}{place.clause} {when(series, outlier)}",
-        ),
-        sites=sites(series, outlier, place.names, phase="grad"),
-        measured=math.exp(log_ratio.value),
-        expected=1.0,
-        unit="times the others' gradient norm (geometric mean)",
-        next=(
+        sizes=(math.exp(log_ratio.value), 1.0, "times the others' gradient norm (geometric mean)"),
+        interval=interval,
+        advice=(
             f"Look at the samples, labels and masks that {subject(series, outlier)} read at step {step} and after.",
             f"Compare the code path, precision and device of {subject(series, outlier)} with another rank's"
             f"{', first in ' + place.names[0] if place.names != ('all',) else ''}.",
-            meant_to_differ(series, outlier),
         ),
-        **common(
-            series,
-            outlier,
-            interval,
-            num_steps=log_ratio.num_steps,
-            groups=dict(place.moved),
-            scale=scale.answer,
-            scale_because=list(scale.against or scale.missing),
-        ),
+        num_steps=log_ratio.num_steps,
+        scale=scale.answer,
+        scale_because=list(scale.against or scale.missing),
     )

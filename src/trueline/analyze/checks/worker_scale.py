@@ -51,9 +51,8 @@ from trueline.analyze.outlier_finding import (
     subject,
     when,
 )
-from trueline.analyze.outliers import find_outliers
 from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.scale import Scale, scale_of
+from trueline.analyze.scale import Scale, scales
 from trueline.analyze.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -69,8 +68,7 @@ def check(run: Run) -> list[Finding]:
 
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
     """The same of series."""
-    found = [scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm")]
-    return [_finding(series, scale) for scale in found if scale.answer == "yes"]
+    return [_finding(series, scale) for scale in scales(series, promise) if scale.answer == "yes"]
 
 
 def _finding(series: WorkerSeries, scale: Scale) -> Finding:

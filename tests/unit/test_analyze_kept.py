@@ -1,0 +1,57 @@
+"""What was worked out of an object is kept while it lives, and no longer."""
+
+import gc
+import weakref
+
+import pytest
+from tests.unit.noisy_workers import noisy_workers, scaled
+from tests.unit.synthetic_run import healthy_rows, write_run
+
+from trueline.analyze.kept import kept
+from trueline.analyze.outliers import find_outliers
+from trueline.analyze.promise import Promise
+from trueline.analyze.scale import scales
+from trueline.analyze.series import series_of
+
+
+class Thing:
+    """Any object that can be weakly referred to."""
+
+
+def test_work_is_done_once_for_each_object_and_argument():
+    calls = []
+
+    @kept
+    def work(of, by):
+        calls.append((of, by))
+        return [by]
+
+    one, other = Thing(), Thing()
+    assert work(one, 2) is work(one, 2)
+    assert work(one, 3) == [3]
+    assert work(other, 2) is not work(one, 2)
+    assert calls == [(one, 2), (one, 3), (other, 2)]
+
+
+def test_an_error_is_raised_each_time():
+    @kept
+    def work(of):
+        raise ValueError(of)
+
+    one = Thing()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Thing"):
+            work(one)
+
+
+def test_a_run_is_read_and_judged_once_and_freed(tmp_path):
+    run = write_run(tmp_path, healthy_rows(3, 6))
+    assert series_of(run) is series_of(run)
+    series = scaled(noisy_workers(4, 300, num_groups=3), 1, 2.0, since=100, loss_too=True)
+    assert find_outliers(series, Promise(), "norm") is find_outliers(series, Promise(), "norm")
+    assert find_outliers(series, Promise(1.0), "norm") is not find_outliers(series, Promise(), "norm")
+    assert scales(series, Promise()) is scales(series, Promise())
+    gone = [weakref.ref(each) for each in (run, series_of(run), series)]
+    del run, series
+    gc.collect()
+    assert [each() for each in gone] == [None, None, None]
