@@ -9,10 +9,8 @@ under the cache directory and are not repeated. ``--quick`` runs a small piece o
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -23,6 +21,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from benchmarks import place
 from benchmarks.judgement import agreement, cache, curves, healthy, intervals, power, simulated, tables
 
 import trueline.analyze
@@ -55,9 +54,10 @@ def main() -> None:
         if name == "tables":
             continue
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        begin, commit = time.monotonic(), _commit()
+        begin, made = time.monotonic(), _made(name)
         found = PARTS[name](chosen.cache / "quick" if chosen.quick else chosen.cache, chosen.quick)
-        measured[name] = {"made": _made(name, commit, time.monotonic() - begin)} | found
+        made |= {"minutes": round((time.monotonic() - begin) / 60, 1)}
+        measured[name] = {"made": made} | found
         if not chosen.quick:
             (HERE / f"{name}.json").write_text(tables.compact(measured[name]), encoding="utf-8")
     if chosen.quick:
@@ -67,23 +67,12 @@ def main() -> None:
     tables.write(HERE, kept)
 
 
-def _commit() -> str:
-    """The commit at hand, and whether the analysis differs from it."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def _made(part: str) -> dict[str, Any]:
+    """Where and when a part is measured, and whether the analysis differs from its commit."""
     analysis = ["git", "status", "--porcelain", str(Path(trueline.analyze.__path__[0]))]
     changed = subprocess.run(analysis, capture_output=True, text=True, check=False).stdout.strip()
-    return head.stdout.strip() + (" with changes" if changed else "")
-
-
-def _made(part: str, commit: str, seconds: float) -> dict[str, Any]:
-    return {
-        "command": f"python -m benchmarks.judgement {part}",
-        "machine": f"one of {os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}",
-        "commit": commit,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "minutes": round(seconds / 60, 1),
-    }
+    told = place.facts(f"python -m benchmarks.judgement {part}")
+    return told | {"commit": told["commit"] + (" with changes" if changed else "")}
 
 
 if __name__ == "__main__":
