@@ -38,9 +38,40 @@ def test_of_two_workers_with_unequal_last_batches_none_is_compared():
     assert np.count_nonzero(np.isfinite(values[2])) == 1
 
 
-def test_sizes_that_always_vary_are_left_alone():
-    (bag,) = by_hand([[8, 7, 8], [6, 8, 8], [8, 8, 5], [8, 8, 8]]).bags()
+def test_last_batches_at_other_steps_on_each_worker_are_not_compared():
+    """Epochs of four steps of its own on each worker: most steps have some worker's last batch."""
+    sizes = np.full((40, 3), 8)
+    for worker in range(3):
+        sizes[worker::4, worker] = 5
+    (bag,) = by_hand(sizes, steps=40).bags()
+    np.testing.assert_array_equal(bag, sizes == 8)
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_last_batches_of_small_epochs_are_not_compared(epoch):
+    sizes = np.full((40, 4), 8)
+    sizes[epoch - 1 :: epoch] = [8, 3, 5, 7]
+    (bag,) = by_hand(sizes, steps=40, workers=4).bags()
+    np.testing.assert_array_equal(bag, sizes == 8)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_sizes_that_always_vary_are_left_alone(workers):
+    sizes = np.random.default_rng(0).integers(4, 12, (200, workers))
+    (bag,) = by_hand(sizes, steps=200, workers=workers).bags()
     assert bag.all()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_a_worker_that_lastingly_has_fewer_samples_is_compared_at_once(workers):
+    """Of 400 steps only the last five; two uneven last batches before them stay out."""
+    sizes = np.full((400, workers), 8)
+    sizes[[100, 200], 1] = 3
+    sizes[395:, 1] = 1
+    (bag,) = by_hand(sizes, steps=400, workers=workers).bags()
+    np.testing.assert_array_equal(bag, sizes != 3)
+    (bag,) = by_hand(sizes[:399], steps=399, workers=workers).bags()
+    np.testing.assert_array_equal(bag, sizes[:399] == 8)
 
 
 def test_declared_groups_are_compared_among_themselves():

@@ -1,9 +1,9 @@
 """What each worker measured at each step, as arrays, with who may be compared with whom: all that judgement reads.
 
 Workers are compared at a step if they are meant to be alike: all of them, or those of one declared group
-(``Plan.worker_groups``). Where at most half of the steps have unequal numbers of samples (the last batch of an epoch),
-then at such a step only those with the step's most common number are; where most steps have (batches filled up to a
-number of tokens, or a worker that always gets fewer), numbers of samples are part of how workers are alike or not.
+(``Plan.worker_groups``). A worker whose number of samples is not the step's most common one is left out at that step if
+that is now and then (the last batch of an epoch). Where it lasts, from some step on or over the whole Run, or where
+numbers vary all the time (batches filled up to a number of tokens), they are part of how workers are alike or not.
 
 Letters: T steps, N workers, G parameter groups. NaN is not measured, or not finite.
 """
@@ -24,6 +24,10 @@ from trueline.schema.workers import COLUMN_BY_NAME
 from trueline.store.reader import Run
 
 Parts = Mapping[int, tuple[Floats, ...]]
+
+LASTING_STEPS = 5
+"""Steps in a row with an uncommon number of samples that are more than a last batch, of which an epoch has one. An
+alarm takes longer than this with up to a hundred workers (``outliers.fewest_steps``), so that waiting delays none."""
 
 
 def _absent() -> Floats:
@@ -142,20 +146,37 @@ def shard_allowance(samples: Samples, step_index: Ints, num_TN: Floats) -> Float
 
 
 def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
-    """[T, N] whom of ``group`` to compare: at steps of unequal numbers of samples, if these are no more than half,
-    those with the most common number (of several, the largest).
+    """[T, N] whom of ``group`` to compare: all but those with an uncommon number of samples now and then.
+
+    Numbers vary all the time where uncommon ones are more than half of the (M - 1)/M that there can be at most.
     """
     bag_TN = np.zeros(samples_TN.shape, dtype=np.bool_)
     bag_TN[:, list(group)] = True
-    inside = samples_TN[:, list(group)]
-    known_T = np.all(np.isfinite(inside) & (inside > 0), axis=1)
-    unequal = np.flatnonzero(known_T & np.any(inside != inside[:, :1], axis=1))
-    if 2 * len(unequal) > np.count_nonzero(known_T):
-        return bag_TN
-    for t in unequal:
-        counts, votes = np.unique(inside[t], return_counts=True)
-        bag_TN[t, list(group)] = inside[t] == counts[np.flatnonzero(votes == votes.max())[-1]]
+    inside_TM = samples_TN[:, list(group)]
+    known_T = np.all(np.isfinite(inside_TM) & (inside_TM > 0), axis=1)
+    odd_KM = _uncommon(inside_TM[known_T])
+    if 2 * np.count_nonzero(odd_KM) <= (len(group) - 1) * len(odd_KM):
+        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _lasting(odd_KM)
     return bag_TN
+
+
+def _uncommon(counts_KM: Floats) -> Bools:
+    """[K, M] where a worker has another count than the most common one of its step (of several, the largest)."""
+    odd_KM = np.zeros(counts_KM.shape, dtype=np.bool_)
+    for k in np.flatnonzero(np.any(counts_KM != counts_KM[:, :1], axis=1)):
+        counts, votes = np.unique(counts_KM[k], return_counts=True)
+        odd_KM[k] = counts_KM[k] != counts[np.flatnonzero(votes == votes.max())[-1]]
+    return odd_KM
+
+
+def _lasting(odd_KM: Bools) -> Bools:
+    """[K, M] where ``odd_KM`` is set at ``LASTING_STEPS`` in a row, this one among them."""
+    out_KM = np.zeros(odd_KM.shape, dtype=np.bool_)
+    if len(odd_KM) >= LASTING_STEPS:
+        rows_of_M = np.lib.stride_tricks.sliding_window_view(odd_KM, LASTING_STEPS, axis=0).all(axis=2)
+        for offset in range(LASTING_STEPS):
+            out_KM[offset : len(rows_of_M) + offset] |= rows_of_M
+    return out_KM
 
 
 def _finite(values: Floats) -> Floats:

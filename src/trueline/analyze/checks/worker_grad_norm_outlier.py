@@ -25,8 +25,8 @@ with what has not been measured long enough.
 What it may miss
 ----------------
 Shifts that are small against the spread between workers, and those in few elements of a large group: a stuck bit in one
-element that changes no norm. A worker that from some step on always has fewer samples is taken for one with uneven last
-batches, and not compared, until more than half of the Run is so. A gradient that was not there at all is told by
+element that changes no norm. A worker that now and then has fewer samples than the others (uneven last batches) is not
+compared at these steps; at five in a row it is, for then it lasts. A gradient that was not there at all is told by
 `worker-silent`. With two workers, which of them is off, unless their own histories tell.
 
 Example
