@@ -126,6 +126,23 @@ def test_a_worker_that_is_far_away_does_not_make_the_others_a_pair(workers):
     assert dispersion_low.judge(series_from(independent(workers, 8, shift=shift), 80), PROMISE) == []
 
 
+@pytest.mark.parametrize(("workers", "seed"), [(8, 21), (8, 64)])
+def test_an_outlier_takes_no_part_in_naming_a_pair(workers, seed):
+    """Seeds at which a healthy pair alarms, under a loose promise, while the outlier is compared with all."""
+    shift = np.zeros(workers)
+    shift[-1] = 20
+    series = series_from(independent(workers, 8, shift=shift), 100, seed=seed, with_parts=False)
+    assert dispersion_low.judge(series, Promise(10.0)) == []
+
+
+def test_copies_are_named_beside_an_outlier():
+    shift = np.zeros(6)
+    shift[5] = 20
+    series = _copied(series_from(independent(6, 8, shift=shift), 60, with_parts=False), 1, 3)
+    (finding,) = dispersion_low.judge(series, PROMISE)
+    assert finding.ranks == (1, 3)
+
+
 def test_a_noisy_third_worker_does_not_make_the_others_a_pair_where_parts_can_tell():
     def draw(rng, step):
         x = rng.standard_normal((3, 8))

@@ -8,7 +8,7 @@ of them, B bets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,8 @@ from trueline.analyze import pairs, parts
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of
 from trueline.analyze.exchangeability import Floats, Ints
+from trueline.analyze.kept import kept
+from trueline.analyze.outliers import named_outliers
 from trueline.analyze.promise import Promise, Statistic
 from trueline.analyze.series import WorkerSeries
 
@@ -54,6 +56,16 @@ class Copies:
     alarm: Alarm
     rate: float
     interval: tuple[float, float] | None = None
+
+
+@kept
+def copies_among(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> tuple[Copies, ...]:
+    """All sets of ``members`` (one declared group) that are too close; all of them together, or sets of them."""
+    found = same_places(series, promise, members)
+    named = {rank for close in found for rank in close.ranks}
+    found += [close for close in closest_pairs(series, promise, members) if not named & set(close.ranks)]
+    everyone = whole_batches(series, promise, members, found)
+    return (everyone,) if everyone else tuple(found)
 
 
 def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
@@ -108,11 +120,8 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
     found: list[Copies] = []
     for statistic, rows, values_RMC in pair_columns(series, members):
         above = _above(pairs.heights(values_RMC), threshold)
-        log_e_RKB = pairs.log_e_of_pairs(values_RMC, above)
-        for k, p in enumerate(above):
-            alarm = alarm_of(log_e_RKB[:, k], threshold=threshold)
-            if alarm is None:
-                continue
+        off = _far_off(series, promise, members, rows) if above else {}
+        for p, alarm in _pair_alarms(values_RMC, above, off, threshold):
             window = slice(alarm.first, alarm.last + 1)
             measured = pairs.closeness(values_RMC[window], *every[p])
             if measured <= CLOSE and _parts_allow(series, members, every[p], rows[window]):
@@ -127,6 +136,41 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
 def _above(heights_P: Floats, threshold: float) -> list[int]:
     """The pairs that alarm, highest first, as many as are worth a second look."""
     return [int(p) for p in np.argsort(-heights_P) if heights_P[p] >= threshold][:_MAX_ALARMED]
+
+
+def _pair_alarms(
+    values_RMC: Floats, above: Sequence[int], off: Mapping[int, int], threshold: float
+) -> list[tuple[int, Alarm]]:
+    """The pairs that alarm, also without the other workers that are ``off`` (place, and row from which on).
+
+    A worker that is far from all others takes its share of the bets with it: of N workers and one that is far, each
+    other pair wins N / (N - 2) times too much at every step. Where fewer than three workers are left there is nothing
+    to compare a pair with, and all are kept.
+    """
+    every = pairs.pairs_of(values_RMC.shape[1])
+    by_absent: dict[frozenset[int], list[int]] = {}
+    for p in above:
+        absent = frozenset(off) - set(every[p])
+        by_absent.setdefault(absent if values_RMC.shape[1] - len(absent) > 2 else frozenset(), []).append(p)
+    found: dict[int, Alarm] = {}
+    for absent, chosen in by_absent.items():
+        rest_RMC = values_RMC.copy()
+        for place in absent:
+            rest_RMC[off[place] :, place] = np.nan
+        log_e_RKB = pairs.log_e_of_pairs(rest_RMC, chosen)
+        alarms = {p: alarm_of(log_e_RKB[:, k], threshold=threshold) for k, p in enumerate(chosen)}
+        found |= {p: alarm for p, alarm in alarms.items() if alarm is not None}
+    return [(p, found[p]) for p in above if p in found]
+
+
+def _far_off(series: WorkerSeries, promise: Promise, members: tuple[int, ...], rows: Ints) -> dict[int, int]:
+    """The places among ``members`` of outliers that are known by name, and the row from which on each is one."""
+    off: dict[int, int] = {}
+    for outlier in named_outliers(series, promise):
+        for worker in set(outlier.workers) & set(members):
+            place, row = members.index(worker), int(np.searchsorted(rows, outlier.first))
+            off[place] = min(row, off.get(place, row))
+    return off
 
 
 def pair_columns(series: WorkerSeries, members: tuple[int, ...]) -> list[tuple[str, Ints, Floats]]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -141,6 +142,16 @@ def find_outliers(series: WorkerSeries, promise: Promise, quantity: Quantity) ->
     _require_enough(fields, quantity)
     found = [outlier for each in fields for outlier in _of_field(each, quantity)]
     return tuple(sorted(found, key=lambda outlier: (outlier.first, outlier.workers)))
+
+
+@kept
+def named_outliers(series: WorkerSeries, promise: Promise) -> tuple[Outlier, ...]:
+    """The outliers in any quantity of which it is decided who is off; a quantity that cannot be judged has none."""
+    found: list[Outlier] = []
+    for quantity in _STATISTICS:
+        with suppress(CannotTell):
+            found += [outlier for outlier in find_outliers(series, promise, quantity) if not outlier.undecided]
+    return tuple(found)
 
 
 def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estimate] = mean_difference) -> Estimate:

@@ -34,7 +34,7 @@ By the workers' values, from three workers on: the distances of all pairs of wor
 should be the closest one again and again (`analyze/pairs.py`). Distances are looked at in the loss, in the log gradient
 norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is named only if it
 is no more than half as far apart as it is from the nearer half of the other workers, lasting differences taken out; a
-third worker that is off does not make the other two a pair.
+third worker that is off does not make the other two a pair, nor do outliers that are known by name: they are left out.
 
 Bitwise equal losses: three steps or more, with losses that change and are not rounded to 16 bits, at which all workers
 recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
@@ -69,11 +69,9 @@ from trueline.analyze.copies import (
     PLACES,
     WHOLE,
     Copies,
-    closest_pairs,
+    copies_among,
     num_pair_detectors,
     pair_columns,
-    same_places,
-    whole_batches,
 )
 from trueline.analyze.evidence import Bools, Floats, capitalized, ranks_text, sites_of
 from trueline.analyze.promise import Promise, promise_of
@@ -107,11 +105,7 @@ def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
         if finding is not None:
             findings.append(finding)
             continue
-        found = same_places(series, promise, members)
-        named = {rank for close in found for rank in close.ranks}
-        found += [close for close in closest_pairs(series, promise, members) if not named & set(close.ranks)]
-        everyone = whole_batches(series, promise, members, found)
-        findings += [_finding(close) for close in ([everyone] if everyone else found)]
+        findings += [_finding(close) for close in copies_among(series, promise, members)]
     if not findings:
         _require_enough(series, promise, groups)
     return findings
