@@ -1,5 +1,6 @@
 """worker-scale: the factor and its interval; harder data, noise and turned gradients are no scale."""
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from trueline.analyze.checks import worker_grad_norm_outlier, worker_loss_outlie
 from trueline.analyze.effects import Estimate
 from trueline.analyze.promise import Promise
 from trueline.analyze.scale import largest_deviation, scales
+from trueline.schema.errors import CannotTell
 
 
 def judge(series):
@@ -131,6 +133,50 @@ def test_without_losses_a_scale_cannot_be_told():
     series.loss[:] = np.nan
     (scale,) = scales(series, Promise())
     assert (scale.answer, scale.missing) == ("cannot tell yet", ("the shift of the loss",))
+
+
+def _with_counts(series, name, usual, own, *, since=100):
+    counts = np.full(series.loss.shape, float(usual))
+    counts[since:, 1] = own
+    return replace(series, **{name: counts})
+
+
+@pytest.mark.parametrize("name", ["tokens", "samples"])
+@pytest.mark.parametrize("loss_too", [True, False])
+def test_a_scale_cannot_be_told_from_fewer_tokens(name, loss_too):
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=loss_too)
+    few = _with_counts(series, name, 512, 64)
+    assert [finding.ranks for finding in judge(series)] == [(1,)]
+    assert judge(few) == []
+    (finding,) = worker_grad_norm_outlier.judge(few, Promise())
+    assert finding.evidence["scale"] == "cannot tell"
+    assert finding.evidence["scale_because"] == [f"another number of {name}"]
+    assert finding.claim.endswith(f", on 0.12 times as many {name}.")
+
+
+def test_a_scale_is_told_where_tokens_differ_by_little_or_by_chance():
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=True)
+    assert len(judge(_with_counts(series, "tokens", 512, 460))) == 1
+    counts = np.random.default_rng(0).integers(64, 512, series.loss.shape).astype(float)
+    assert len(judge(replace(series, tokens=counts))) == 1
+
+
+def test_a_scale_is_not_named_on_a_few_steps():
+    """The evidence starts near step 100; at its alarm, a few steps later, effects rest on all of it."""
+    series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=True)
+    told = {}
+    for length in range(105, 140):
+        cut = _cut(series, length)
+        with contextlib.suppress(CannotTell):
+            told |= {scale.log_factor.num_steps: scale for scale in scales(cut, Promise())}
+    assert min(told) < 12 <= max(told)
+    assert all(scale.answer == ("yes" if steps >= 12 else "cannot tell yet") for steps, scale in told.items())
+    assert told[min(told)].because == ("the number of steps",)
+
+
+def _cut(series, length):
+    names = ("steps", "loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens", "samples", "allowance")
+    return replace(series, **{name: getattr(series, name)[:length] for name in names})
 
 
 def test_healthy_workers_are_silent():

@@ -19,8 +19,9 @@ steps over all statistical checks), those of all parameter groups together a twe
 where its difference is beyond chance at the level 1e-3, split over the groups.
 
 Where the evidence says that the gradient is that of a healthy worker times a factor, `worker-scale` reports it, and
-this check does not. `evidence.scale` says why it is no scale: "no", with what speaks against it, or "cannot tell yet",
-with what has not been measured long enough.
+this check does not. `evidence.scale` says why it is no scale: "no", with what speaks against it, "cannot tell yet",
+with what has not been measured long enough, or "cannot tell" where the rank has another number of tokens or samples,
+for a mean over fewer of them is noisier, and its gradient longer.
 
 What it may miss
 ----------------
@@ -68,12 +69,15 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
     interval = (math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high)
     theirs = f"that of {counterpart(series, outlier)}" if outlier.undecided else "the others'"
     step = int(series.steps[outlier.first])
+    counts = ""
+    if scale.log_counts is not None:
+        counts = f", on {math.exp(scale.log_counts.value):.2g} times as many {scale.counted}"
     return gradient_finding(
         series,
         outlier,
         place,
         f"the gradient of {subject(series, outlier)} is {math.exp(log_ratio.value):.3g} times as long as "
-        f"{theirs}{place.clause} {when(series, outlier)}",
+        f"{theirs}{place.clause} {when(series, outlier)}{counts}",
         code=CODE,
         sizes=(math.exp(log_ratio.value), 1.0, "times the others' gradient norm (geometric mean)"),
         interval=interval,
@@ -84,5 +88,5 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
         ),
         num_steps=log_ratio.num_steps,
         scale=scale.answer,
-        scale_because=list(scale.against or scale.missing),
+        scale_because=list(scale.because),
     )

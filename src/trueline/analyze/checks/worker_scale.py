@@ -18,6 +18,7 @@ parameter groups; the direction is as healthy as the others'; the loss is either
 after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each must be
 shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning already
 where the groups are alike twice as closely and the loss is where a scale would leave it, though too noisy to be sure.
+An error rests on 12 steps at least, a warning on 30.
 Harder data or noisy labels fail at least one of them: they change some groups more than others, turn the gradient, and
 move the loss by another factor.
 
@@ -29,9 +30,10 @@ What it may miss
 ----------------
 Factors near 1 take long: the equalities must be known to half of ln c. Where no losses, or fewer than two parameter
 groups, are recorded, a scale cannot be told from other causes. A change of the data that moves all groups and the loss
-exactly alike is called a scale. A worker with far fewer tokens has a larger gradient norm by noise alone, nearly alike
-in all groups, and is often called a scale for a while, beside the finding of `token-imbalance`, which is the true one
-(benchmarks/judgement). With two workers, which of them is scaled is undecided unless their own histories tell.
+exactly alike is called a scale. A worker with far fewer tokens or samples has a larger gradient norm by noise alone,
+nearly alike in all groups; where a rank's number of them is lastingly another, nothing is called a scale, and
+`worker-grad-norm-outlier` says so. With two workers, which of them is scaled is undecided unless their own histories
+tell.
 
 Example
 -------
