@@ -34,7 +34,7 @@ def steps_of(content):
 
 
 def test_frames_read_back_as_written(journal):
-    content = read_journal(journal[0])
+    content = read_journal(journal[0], WORKER_SCHEMA)
     assert content.sequence == 7
     assert content.problems == []
     assert steps_of(content) == list(range(NUM_FRAMES))
@@ -44,7 +44,7 @@ def test_frames_read_back_as_written(journal):
 def test_every_truncation_loses_only_the_torn_frame(journal):
     data, offsets = journal
     for length in range(offsets[0], len(data)):
-        content = read_journal(data[:length])
+        content = read_journal(data[:length], WORKER_SCHEMA)
         whole = sum(end <= length for end in offsets[1:])
         assert steps_of(content) == list(range(whole))
         torn_bytes = length - offsets[whole]
@@ -58,7 +58,7 @@ def test_every_flipped_byte_loses_only_its_frame(journal):
     for position in range(offsets[0], len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 0xFF
-        content = read_journal(bytes(damaged))
+        content = read_journal(bytes(damaged), WORKER_SCHEMA)
         hit = sum(start <= position for start in offsets[1:])
         assert steps_of(content) == [step for step in range(NUM_FRAMES) if step != hit]
         assert len(content.problems) == 1
@@ -71,7 +71,7 @@ def test_every_flipped_byte_of_the_header_is_named_and_loses_nothing(journal):
     for position in range(offsets[0]):
         damaged = bytearray(data)
         damaged[position] ^= 0x10
-        content = read_journal(bytes(damaged))
+        content = read_journal(bytes(damaged), WORKER_SCHEMA)
         assert steps_of(content) == list(range(NUM_FRAMES))
         assert content.problems == ["its header is damaged; the columns of this version were assumed"]
         assert content.sequence is None
@@ -82,7 +82,7 @@ def test_a_wrong_length_field_skips_one_frame(journal, length):
     data, offsets = journal
     damaged = bytearray(data)
     struct.pack_into("<I", damaged, offsets[2] + 4, length)
-    content = read_journal(bytes(damaged))
+    content = read_journal(bytes(damaged), WORKER_SCHEMA)
     assert steps_of(content) == [0, 1, 3, 4]
     assert len(content.problems) == 1
 
@@ -92,7 +92,7 @@ def test_the_mark_of_a_frame_within_damage_is_no_frame(journal):
     damaged = bytearray(data)
     for position in (offsets[1] + 40, offsets[1] + 60):
         damaged[position : position + 4] = data[offsets[0] : offsets[0] + 4]
-    content = read_journal(bytes(damaged))
+    content = read_journal(bytes(damaged), WORKER_SCHEMA)
     assert steps_of(content) == [0, 2, 3, 4]
     assert content.problems == [f"bytes {offsets[1]} to {offsets[2] - 1} are damaged and were skipped"]
 
@@ -101,14 +101,14 @@ def test_a_lost_block_is_one_problem(journal):
     data, offsets = journal
     damaged = bytearray(data)
     damaged[offsets[1] + 3 : offsets[3] + 5] = bytes(offsets[3] + 5 - offsets[1] - 3)
-    content = read_journal(bytes(damaged))
+    content = read_journal(bytes(damaged), WORKER_SCHEMA)
     assert steps_of(content) == [0, 4]
     assert content.problems == [f"bytes {offsets[1]} to {offsets[4] - 1} are damaged and were skipped"]
 
 
 @given(noise=st.binary(max_size=200))
 def test_no_bytes_make_reading_fail(noise):
-    content = read_journal(noise)
+    content = read_journal(noise, WORKER_SCHEMA)
     assert content.batches == []
     assert content.problems
 
@@ -118,7 +118,7 @@ def test_frames_of_other_columns_are_not_mistaken(journal):
     data, _ = journal
     other = FrameCodec(pa.schema([("step", pa.int64()), ("rank", pa.int32()), ("time_ns", pa.float64())]))
     frame = other.encode({"step": 9, "rank": 0, "time_ns": 1.0})[1]
-    content = read_journal(data + frame)
+    content = read_journal(data + frame, WORKER_SCHEMA)
     assert steps_of(content) == list(range(NUM_FRAMES))
     assert len(content.problems) == 1
 
@@ -128,7 +128,7 @@ def test_a_journal_of_other_columns_is_read_under_its_own(tmp_path):
     writer = JournalWriter(str(tmp_path / "j"), sequence=0, codec=codec)
     writer.append(codec.encode({"step": 1, "rank": 0, "weight": 0.5})[1])
     writer.close()
-    content = read_journal((tmp_path / "j").read_bytes())
+    content = read_journal((tmp_path / "j").read_bytes(), WORKER_SCHEMA)
     assert content.batches[0].to_pylist() == [{"rank": 0, "weight": 0.5, "step": 1}]
 
 

@@ -34,6 +34,8 @@ def test_a_run_of_every_version_is_kept(version):
 
 
 def test_columns_that_a_version_lacked_are_null():
-    table = to_current(pa.table({"loss": pa.array([0.5], pa.float32()), "was": ["x"]}), ["step", "loss", "sketch"])
+    table = to_current(
+        pa.table({"loss": pa.array([0.5], pa.float32()), "was": ["x"]}), WORKER_SCHEMA, ["step", "loss", "sketch"]
+    )
     assert table.schema == pa.schema([WORKER_SCHEMA.field(name) for name in ("step", "loss", "sketch")])
     assert table.to_pylist() == [{"step": None, "loss": 0.5, "sketch": None}]

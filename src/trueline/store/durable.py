@@ -21,6 +21,15 @@ def append(fd: int, data: bytes, size_bytes: int) -> int:
     return size_bytes + written
 
 
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
+    """Write all of ``data`` at ``offset`` and return the offset after it; on an ``OSError`` any of it may be there."""
+    left = memoryview(data).cast("B")
+    while len(left):
+        written = os.pwrite(fd, left, offset)
+        left, offset = left[written:], offset + written
+    return offset
+
+
 def replace_file(path: str, data: bytes) -> None:
     """Put a file with ``data`` at ``path``, fsynced; on an ``OSError`` whatever was there before stays."""
     os.close(_open_replacement(path, data, settle=lambda fd: os.fsync(fd)))

@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from trueline.schema.errors import InputError
 from trueline.store.durable import append, open_replacement
-from trueline.store.rows import WORKER_SCHEMA
 
 _FILE_MAGIC = b"TLJ1"
 _FILE_HEADER = struct.Struct("<4sIII")
@@ -35,8 +34,9 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 class FrameCodec:
     """Frames from records and back, under one schema."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, table: str = "workers") -> None:
         self._schema = schema
+        self._table = table
         self.schema_bytes: bytes = schema.serialize().to_pybytes()
         self.seed: int = zlib.crc32(self.schema_bytes)
         self._mask_bytes = (len(schema) + 7) // 8
@@ -52,9 +52,11 @@ class FrameCodec:
             batch = pa.RecordBatch.from_struct_array(pa.array([record], type=struct_type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise InputError(self._misfit(record, error)) from None
-        message = batch.serialize()
-        body = _RAW_LENGTH.pack(message.size) + mask + _ZSTD.compress(message, asbytes=True)
-        return batch, _FRAME_HEADER.pack(_FRAME_MAGIC, len(body), zlib.crc32(body, self.seed)) + body
+        return batch, self._frame(batch, mask)
+
+    def encode_batch(self, batch: pa.RecordBatch) -> bytes:
+        """The frame that holds rows under some columns of the schema, in its order."""
+        return self._frame(batch, self._layout(tuple(batch.schema.names))[1])
 
     def decode(self, body: bytes) -> pa.RecordBatch:
         """The record batch in the body of a frame."""
@@ -63,6 +65,11 @@ class FrameCodec:
         schema = pa.schema([column for index, column in enumerate(self._schema) if mask >> index & 1])
         message = _ZSTD.decompress(body[_RAW_LENGTH.size + self._mask_bytes :], raw_length)
         return pa.ipc.read_record_batch(message, schema)
+
+    def _frame(self, batch: pa.RecordBatch, mask: bytes) -> bytes:
+        message = batch.serialize()
+        body = _RAW_LENGTH.pack(message.size) + mask + _ZSTD.compress(message, asbytes=True)
+        return _FRAME_HEADER.pack(_FRAME_MAGIC, len(body), zlib.crc32(body, self.seed)) + body
 
     def _layout(self, columns: tuple[str, ...]) -> tuple[pa.StructType, bytes]:
         layout = self._layouts.get(columns)
@@ -75,7 +82,9 @@ class FrameCodec:
     def _index(self, column: str) -> int:
         index = self._schema.get_field_index(column)
         if index < 0:
-            raise InputError(f"'{column}' is not a column of a workers row. Columns: {', '.join(self._schema.names)}.")
+            raise InputError(
+                f"'{column}' is not a column of a {self._table} row. Columns: {', '.join(self._schema.names)}."
+            )
         return index
 
     def _misfit(self, record: Mapping[str, Any], error: Exception) -> str:
@@ -84,8 +93,10 @@ class FrameCodec:
             try:
                 pa.array([value], type=column.type)
             except (pa.ArrowException, OverflowError, TypeError, ValueError) as reason:
-                return f"Column '{name}' of a workers row takes {column.type}, got {reprlib.repr(value)}: {reason}."
-        return f"A workers row cannot be stored: {error}."
+                return (
+                    f"Column '{name}' of a {self._table} row takes {column.type}, got {reprlib.repr(value)}: {reason}."
+                )
+        return f"A {self._table} row cannot be stored: {error}."
 
 
 class JournalWriter:
@@ -117,10 +128,13 @@ class JournalContent:
     problems: list[str] = field(default_factory=list)
 
 
-def read_journal(data: bytes) -> JournalContent:
-    """Everything readable in the bytes of a journal. Never raises: what cannot be read is in ``problems``."""
+def read_journal(data: bytes, schema: pa.Schema) -> JournalContent:
+    """Everything readable in the bytes of a journal, whose header, where it is intact, overrules ``schema``.
+
+    Never raises: what cannot be read is in ``problems``.
+    """
     content = JournalContent()
-    codec, start = _open(data, content)
+    codec, start = _open(data, schema, content)
     for offset, end, body in _frames(data, start, codec.seed):
         if body is None:
             content.problems.append(_describe_gap(data, offset, end))
@@ -137,7 +151,7 @@ def _file_header(schema_bytes: bytes, sequence: int) -> bytes:
     return _FILE_HEADER.pack(_FILE_MAGIC, sequence, len(schema_bytes), crc) + schema_bytes
 
 
-def _open(data: bytes, content: JournalContent) -> tuple[FrameCodec, int]:
+def _open(data: bytes, schema: pa.Schema, content: JournalContent) -> tuple[FrameCodec, int]:
     if len(data) >= _FILE_HEADER.size:
         magic, sequence, length, crc = _FILE_HEADER.unpack_from(data)
         schema_bytes = data[_FILE_HEADER.size : _FILE_HEADER.size + length]
@@ -146,7 +160,7 @@ def _open(data: bytes, content: JournalContent) -> tuple[FrameCodec, int]:
             return FrameCodec(pa.ipc.read_schema(pa.py_buffer(schema_bytes))), _FILE_HEADER.size + length
     content.problems.append("its header is damaged; the columns of this version were assumed")
     first = data.find(_FRAME_MAGIC)
-    return FrameCodec(WORKER_SCHEMA), first if first >= 0 else len(data)
+    return FrameCodec(schema), first if first >= 0 else len(data)
 
 
 def _frames(data: bytes, start: int, seed: int) -> Iterator[tuple[int, int, bytes | None]]:

@@ -9,11 +9,18 @@ MANIFEST = "manifest.json"
 ENV_DIR = "env"
 WORKERS_DIR = "workers"
 JOURNAL_DIR = "journal"
+RECORDS_DIR = "records"
+TENSORS_DIR = "tensors"
+STACKS_DIR = "stacks"
 TEMPORARY_SUFFIX = ".tmp"
 
 _PART = re.compile(r"part-r(\d{5,})-(\d{6,})-([0-9a-f]{8})\.parquet")
 _ENV = re.compile(r"rank-(\d{5,})\.json")
 _JOURNAL = re.compile(r"rank-(\d{5,})\.tlj")
+_RECORDS_JOURNAL = re.compile(r"rank-(\d{5,})-records\.tlj")
+_RANK_FOLDER = re.compile(r"rank-(\d{5,})")
+_STACKS = re.compile(r"rank-(\d{5,})\.parquet")
+_TENSORS = re.compile(r"step-(\d{8,})(\.partial)?\.safetensors")
 _FINDINGS = re.compile(r"findings(?:-r(\d{5,}))?\.jsonl")
 _TOP_LEVEL = re.compile(r"manifest\.json|env|workers|journal|records|tensors|stacks|findings(-r\d{5,})?\.jsonl")
 
@@ -49,6 +56,26 @@ def journal_name(rank: int) -> str:
     return f"rank-{rank:05d}.tlj"
 
 
+def records_journal_name(rank: int) -> str:
+    """The file under ``journal/`` with the recorded steps of ``rank`` that are not yet sealed."""
+    return f"rank-{rank:05d}-records.tlj"
+
+
+def rank_folder(rank: int) -> str:
+    """The folder of ``rank`` under ``records/`` and ``tensors/``."""
+    return f"rank-{rank:05d}"
+
+
+def stacks_name(rank: int) -> str:
+    """The file under ``stacks/`` with the call stacks of ``rank``."""
+    return f"rank-{rank:05d}.parquet"
+
+
+def tensors_name(step: int, *, partial: bool = False) -> str:
+    """The file under ``tensors/rank-*/`` with the values of a step; ``partial`` where the step did not end."""
+    return f"step-{step:08d}{'.partial' if partial else ''}.safetensors"
+
+
 def findings_name(rank: int) -> str:
     """The file with the live Findings of ``rank``."""
     return "findings.jsonl" if rank == 0 else f"findings-r{rank:05d}.jsonl"
@@ -62,6 +89,40 @@ def env_rank(name: str) -> int | None:
 def journal_rank(name: str) -> int | None:
     """The rank whose journal a file under ``journal/`` is; None for any other file."""
     return _rank(_JOURNAL.fullmatch(name))
+
+
+def records_journal_rank(name: str) -> int | None:
+    """The rank whose recorded steps a file under ``journal/`` holds; None for any other file."""
+    return _rank(_RECORDS_JOURNAL.fullmatch(name))
+
+
+def folder_rank(name: str) -> int | None:
+    """The rank that a folder under ``records/`` or ``tensors/`` belongs to; None for anything else."""
+    return _rank(_RANK_FOLDER.fullmatch(name))
+
+
+def stacks_rank(name: str) -> int | None:
+    """The rank whose call stacks a file under ``stacks/`` holds; None for any other file."""
+    return _rank(_STACKS.fullmatch(name))
+
+
+def tensors_step(name: str) -> tuple[int, bool] | None:
+    """The step of a file under ``tensors/rank-*/`` and whether it ended; None for any other file."""
+    found = _TENSORS.fullmatch(name)
+    return None if found is None else (int(found[1]), found[2] is None)
+
+
+def share(rank: int) -> dict[str, re.Pattern[str]]:
+    """By folder, the names that belong to one rank: what it left before must not be mixed with what comes."""
+    own = f"rank-{rank:05d}"
+    return {
+        ENV_DIR: re.compile(rf"{own}\.json"),
+        WORKERS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
+        JOURNAL_DIR: re.compile(rf"{own}(-records)?\.tlj"),
+        RECORDS_DIR: re.compile(own),
+        TENSORS_DIR: re.compile(own),
+        STACKS_DIR: re.compile(rf"{own}\.parquet"),
+    }
 
 
 def findings_rank(name: str) -> int | None:

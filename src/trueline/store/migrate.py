@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
-from trueline.store.rows import WORKER_SCHEMA
 
 OLDEST_VERSION = 1
 
@@ -56,9 +55,9 @@ def check_version(version: int, where: str) -> None:
         raise RunError(f"Run '{where}' has schema version {version}; versions start at {OLDEST_VERSION}. Record again.")
 
 
-def to_current(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Rows of any schema version under columns ``names`` of today; one that did not exist then is null."""
-    schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
+def to_current(rows: pa.Table, current: pa.Schema, names: Sequence[str]) -> pa.Table:
+    """Rows of any schema version under columns ``names`` of today's; one that did not exist then is null."""
+    schema = pa.schema([current.field(name) for name in names])
     columns = [
         rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, schema.field(name).type) for name in names
     ]

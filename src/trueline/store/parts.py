@@ -15,14 +15,14 @@ class DamagedPart(Exception):
     """The bytes of a part are not those that were sealed."""
 
 
-def encode_part(rows: pa.Table) -> bytes:
-    """The Parquet file for ``rows``."""
+def encode_part(rows: pa.Table, *, dictionary: Sequence[str] = ()) -> bytes:
+    """The Parquet file for ``rows``; values of the leaf columns ``dictionary`` repeat, those of all others hardly."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         rows,
         sink,
         compression="zstd",
-        use_dictionary=False,
+        use_dictionary=list(dictionary) or False,
         use_byte_stream_split=True,
         write_statistics=False,
         write_page_checksum=True,

@@ -18,8 +18,9 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.store import layout
-from trueline.store.journal import JournalContent, read_journal
+from trueline.store.journal import JournalContent
 from trueline.store.layout import PartName
+from trueline.store.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.migrate import to_current
 from trueline.store.parts import DamagedPart, decode_part
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
@@ -69,7 +70,7 @@ class Pieces:
         if piece.part is None or set(names) <= set(SCALAR_NAMES):
             return piece.rows.select(list(names))
         if wanted is not None and not np.isin(piece.rows["step"].to_numpy(), wanted).any():
-            return to_current(piece.rows.select([]), names)
+            return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
         try:
             return self._read_part(piece.part, names)
         except (DamagedPart, OSError) as error:
@@ -80,7 +81,7 @@ class Pieces:
     def _read_part(self, part: PartName, names: Sequence[str]) -> pa.Table:
         data = self.fs.cat_file(posixpath.join(self.root, layout.WORKERS_DIR, str(part)))
         # 'step' comes along so that the number of rows is known even where a part has none of the columns.
-        return to_current(decode_part(data, part, ["step", *names]), names)
+        return to_current(decode_part(data, part, ["step", *names]), WORKER_SCHEMA, names)
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
         """Take the parts of one rank, in order; the sequence numbers of those that could be read."""
@@ -93,11 +94,10 @@ class Pieces:
                 self.problems.append(f"workers/{part}: {error}; the part was skipped")
         return read
 
-    def add_journal(self, rank: int, journal: JournalContent) -> None:
+    def add_journal(self, journal: JournalContent) -> None:
         """Take what is in the journal of one rank, which is younger than all of its parts."""
-        self.problems += [f"journal/{layout.journal_name(rank)}: {problem}" for problem in journal.problems]
         if journal.batches:
-            self._pieces.append(_Piece(to_current(merge_batches(journal.batches), WORKER_SCHEMA.names)))
+            self._pieces.append(_Piece(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names)))
 
 
 def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
@@ -107,62 +107,16 @@ def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
     the other way round it would not be seen at all.
     """
     pieces = Pieces(fs, root)
-    journals = _read_journals(fs, posixpath.join(root, layout.JOURNAL_DIR), pieces.problems)
+    journals = read_journals(fs, root, pieces.problems, rank_of=layout.journal_rank, schema=WORKER_SCHEMA)
     pieces.unclosed = sorted(journals)
-    parts = _list_parts(fs, posixpath.join(root, layout.WORKERS_DIR), pieces.problems)
+    parts = list_parts(fs, root, layout.WORKERS_DIR, pieces.problems)
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
         sealed = pieces.add_parts(parts.get(rank, []))
-        _name_missing_parts(rank, parts.get(rank, []), journal, pieces.problems)
+        name_missing_parts(layout.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
         if journal is not None and journal.sequence not in sealed:
-            pieces.add_journal(rank, journal)
+            pieces.add_journal(journal)
     return pieces
-
-
-def names_in(fs: AbstractFileSystem, folder: str) -> list[str]:
-    """Names of the entries of a folder, sorted; none where it does not exist."""
-    try:
-        entries = fs.ls(folder, detail=False, refresh=True)
-    except FileNotFoundError:
-        return []
-    return sorted(posixpath.basename(entry.rstrip("/")) for entry in entries)
-
-
-def _read_journals(fs: AbstractFileSystem, folder: str, problems: list[str]) -> dict[int, JournalContent]:
-    journals: dict[int, JournalContent] = {}
-    for name in names_in(fs, folder):
-        rank = layout.journal_rank(name)
-        if rank is None:
-            continue
-        try:
-            journals[rank] = read_journal(fs.cat_file(posixpath.join(folder, name)))
-        except FileNotFoundError:
-            pass  # It was sealed since it was listed: its rows are in a part, and parts are listed later.
-        except OSError as error:
-            problems.append(f"journal/{name}: it cannot be read ({error}) and was skipped")
-    return journals
-
-
-def _list_parts(fs: AbstractFileSystem, folder: str, problems: list[str]) -> dict[int, list[PartName]]:
-    parts: dict[int, list[PartName]] = {}
-    for name in names_in(fs, folder):
-        part = PartName.parse(name)
-        if part is not None:
-            parts.setdefault(part.rank, []).append(part)
-        elif not name.endswith(layout.TEMPORARY_SUFFIX):
-            problems.append(f"workers/{name}: it is not named like a part of a Run and was skipped")
-    return parts
-
-
-def _name_missing_parts(rank: int, parts: list[PartName], journal: JournalContent | None, problems: list[str]) -> None:
-    present = {part.sequence for part in parts}
-    after_last = max(present, default=-1) + 1
-    if journal is not None and journal.sequence is not None:
-        after_last = max(after_last, journal.sequence)
-    missing = sorted(set(range(after_last)) - present)
-    if missing:
-        numbers = ", ".join(map(str, missing))
-        problems.append(f"workers: part {numbers} of rank {rank} is missing, and the rows in it with it")
 
 
 def _num_values(chunk: pa.Array) -> int:

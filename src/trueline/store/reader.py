@@ -9,7 +9,8 @@ import difflib
 import json
 import os
 import posixpath
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,10 +23,16 @@ from pydantic import ValidationError
 from trueline.schema.errors import RunError
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.site import Site
 from trueline.store import layout
+from trueline.store.listing import names_in
 from trueline.store.migrate import read_manifest
-from trueline.store.pieces import names_in, read_pieces
-from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
+from trueline.store.pieces import read_pieces
+from trueline.store.record_reader import RecordReader, site_of
+from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
+from trueline.store.stacks import read_stacks
+from trueline.store.tensor_reader import TensorReader
+from trueline.store.tensors import TensorValue
 
 
 class Run:
@@ -138,8 +145,78 @@ class Run:
         keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
         return dict(zip(keys, parts, strict=True))
 
+    @property
+    def has_records(self) -> bool:
+        """Whether any step was recorded."""
+        return len(self.record_steps) > 0
+
+    @property
+    def record_steps(self) -> np.ndarray:
+        """[S] int64, distinct and ascending: the steps that any rank recorded."""
+        return self._recorded.steps
+
+    @property
+    def record_ranks(self) -> list[int]:
+        """Global ranks that recorded, ascending."""
+        return self._recorded.ranks
+
+    def records(
+        self,
+        *,
+        steps: Collection[int] | None = None,
+        ranks: Collection[int] | None = None,
+        names: Sequence[str] | None = None,
+        phases: Collection[str] | None = None,
+        columns: Sequence[str] | None = None,
+        resolve: bool = True,
+    ) -> pa.Table:
+        """Rows of recorded steps under columns of ``schema.records``, sorted by (step, rank, row).
+
+        ``names`` are globs (``*`` matches dots too); None selects all. With ``resolve`` a row that is ``same_as``
+        another has its numbers and its key of a tensor. Raises ``RunError`` for an unknown column, or where a part is
+        gone since the Run was opened.
+        """
+        for column in columns or ():
+            _known(column, RECORD_SCHEMA.names)
+        return self._recorded.read(
+            steps=steps, ranks=ranks, names=names, phases=phases, columns=columns, resolve=resolve
+        )
+
+    def records_at(self, site: Site | str) -> pa.Table:
+        """The rows of ``records`` at a Site; ``store.record_reader.site_of`` goes the other way.
+
+        Raises ``SiteError`` for a text that is no Site.
+        """
+        return self._recorded.at(Site.parse(site) if isinstance(site, str) else site)
+
+    def tensor(self, where: Site | str | Mapping[str, Any]) -> TensorValue:
+        """The stored value at a Site, or of a row of ``records``. Raises ``RunError`` where none was stored or it is
+        damaged.
+        """
+        site = where if isinstance(where, Site | str) else site_of(where)
+        rows = self.records_at(site).to_pylist() if isinstance(where, Site | str) else [where]
+        if not rows:
+            raise RunError(
+                f"Nothing was recorded at '{site}' in Run '{self.path}'. Pass a site of `trueline info --site`."
+            )
+        if rows[0]["tensor"] is None:
+            raise RunError(
+                f"No value was stored at '{site}' in Run '{self.path}'. Record with depth = \"tensor\" to keep values."
+            )
+        return self._tensors.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
+
+    def stack_frames(self, rank: int, number: int) -> tuple[str, ...]:
+        """The call stack that column ``stack`` of a row refers to, innermost first. Raises ``RunError``."""
+        frames = self._stacks.get(rank, {}).get(number)
+        if frames is None:
+            raise RunError(f"Run '{self.path}' has no call stack {number} of rank {rank}.")
+        return frames
+
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows that ``sql`` (DuckDB's) selects; the view ``workers`` is ``table()``. Raises ``RunError``."""
+        """The rows that ``sql`` (DuckDB's) selects; the view ``workers`` is ``table()``, ``records`` is ``records()``.
+
+        Raises ``RunError``.
+        """
         return self.query_named(sql)[1]
 
     def query_named(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -149,6 +226,8 @@ class Run:
         with duckdb.connect() as connection:
             connection.execute("SET python_enable_replacements = false")
             connection.register("workers", self.table())
+            if re.search(r"\brecords\b", sql, re.IGNORECASE):
+                connection.register("records", self.records())
             try:
                 result = connection.execute(sql)
                 if result is None:
@@ -157,9 +236,21 @@ class Run:
             except duckdb.Error as error:
                 reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
                 raise RunError(
-                    f"The query on Run '{self.path}' failed: {reason}. The table is 'workers', with the columns of "
-                    "trueline.schema.workers."
+                    f"The query on Run '{self.path}' failed: {reason}. The tables are 'workers' and 'records', with "
+                    "the columns of trueline.schema.workers and trueline.schema.records."
                 ) from None
+
+    @cached_property
+    def _recorded(self) -> RecordReader:
+        return RecordReader(self._fs, self._root, self.problems)
+
+    @cached_property
+    def _tensors(self) -> TensorReader:
+        return TensorReader(self._fs, self._root)
+
+    @cached_property
+    def _stacks(self) -> dict[int, dict[int, tuple[str, ...]]]:
+        return read_stacks(self._fs, self._root, self.problems)
 
     def _load(self, names: list[str]) -> None:
         pieces = self._pieces.columns(names)
@@ -236,11 +327,11 @@ class Run:
                 self.problems.append(f"rank {rank}: it left rows but no environment file")
 
 
-def _known(column: str) -> None:
-    if column not in WORKER_SCHEMA.names:
-        near = difflib.get_close_matches(column, WORKER_SCHEMA.names, n=1)
+def _known(column: str, columns: Sequence[str] = WORKER_SCHEMA.names) -> None:
+    if column not in columns:
+        near = difflib.get_close_matches(column, columns, n=1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(WORKER_SCHEMA.names)}.")
+        raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(columns)}.")
 
 
 def _finding(line: bytes) -> Finding:

@@ -1,4 +1,4 @@
-"""Rows of the ``workers`` table in Arrow, and how rows that were written in several pieces become one.
+"""Rows of the tables in Arrow, and how ``workers`` rows that were written in several pieces become one.
 
 T pieces, R merged rows, one for each (step, rank).
 """
@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
@@ -16,6 +17,8 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "int32": pa.int32(),
     "uint64": pa.uint64(),
     "float64": pa.float64(),
+    "string": pa.string(),
+    "list<int64>": pa.list_(pa.int64()),
     "list<uint64>": pa.list_(pa.uint64()),
     "list<float64>": pa.list_(pa.float64()),
     "list<float32>": pa.list_(pa.float32()),
@@ -23,6 +26,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 
 WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in WORKER_COLUMNS])
 
+RECORD_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in RECORD_COLUMNS])
 
 SCALAR_NAMES: list[str] = [field.name for field in WORKER_SCHEMA if not pa.types.is_list(field.type)]
 

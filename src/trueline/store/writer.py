@@ -1,50 +1,47 @@
 """RunWriter: one rank's share of a Run, crash-safe at every moment.
 
-A row is in the journal when ``write`` returns. Every 100 steps or 30 s the journal is sealed: its rows, merged,
-become a Parquet part under a temporary name, which is fsynced and renamed, and then an empty journal replaces the
-full one in the same way. The journal's header carries the number of the part it will become, so a reader that finds
-both knows that they hold the same rows.
+A workers row is in the journal when ``write`` returns, and in a sealed Parquet part after 100 steps or 30 s (see
+``ledger``). What a step computes is written by a thread of its own (see ``record_writer``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
-import re
 import shutil
-import time
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
+from trueline.schema.records import StackRecord, StepRecords, TensorRecord
+from trueline.schema.roles import Record
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store import layout
-from trueline.store.durable import append, replace_file, sync_directory
-from trueline.store.journal import FrameCodec, JournalWriter
+from trueline.store.background import MAX_BYTES
+from trueline.store.durable import append, replace_file
+from trueline.store.journal import FrameCodec
+from trueline.store.ledger import SEAL_S, SEAL_STEPS, Ledger, SealAfter
 from trueline.store.migrate import read_manifest
 from trueline.store.parts import encode_part
+from trueline.store.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.rows import WORKER_SCHEMA, merge_batches
-
-SEAL_STEPS = 100
-SEAL_S = 30.0
 
 
 class RunWriter:
-    """A Sink that writes the rows, environment and Findings of ``rank`` into the Run at ``path``.
+    """A Sink that writes the rows, environment, Findings and recorded steps of ``rank`` into the Run at ``path``.
 
     Rank 0 (or the one that ``creates``) makes the directory, before any other rank constructs its writer, and writes a
     provisional manifest at once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an
     earlier Run, but never files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only,
     or gone; what was written stays readable then, and the writer may go on once there is room. One thread at a time may
-    use it.
+    use it. At most ``queue_bytes`` of recorded steps and tensors wait in memory for being written.
     """
 
     def __init__(
@@ -56,17 +53,15 @@ class RunWriter:
         creates: bool | None = None,
         seal_steps: int = SEAL_STEPS,
         seal_s: float = SEAL_S,
+        queue_bytes: int = MAX_BYTES,
     ) -> None:
         self.path: str = _local_path(path)
         self._rank = rank
-        self._seal_steps = seal_steps
-        self._seal_s = seal_s
+        self._seal_after = SealAfter(seal_steps, seal_s)
+        self._queue_bytes = queue_bytes
         self._pid = os.getpid()
-        self._sequence = 0
         self._codec = FrameCodec(WORKER_SCHEMA)
-        self._journal: JournalWriter | None = None
-        self._journal_path = os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(rank))
-        self._parts = os.path.join(self.path, layout.WORKERS_DIR)
+        self._records: RecordWriter | None = None
         self._busy = False
         self._close_asked = False
         self._closed = False
@@ -79,8 +74,14 @@ class RunWriter:
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
         if creates:
             self._write_manifest(Manifest())
-        self._forget_rows()
-        self._restart_journal()
+        self._rows = Ledger(
+            journal_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(rank)),
+            parts_path=os.path.join(self.path, layout.WORKERS_DIR),
+            rank=rank,
+            codec=self._codec,
+            encode=lambda batches: encode_part(merge_batches(batches)),
+            seal_after=self._seal_after,
+        )
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
         """Write, or replace, this rank's environment and on rank 0 the manifest."""
@@ -89,11 +90,13 @@ class RunWriter:
         path = os.path.join(self.path, layout.ENV_DIR, layout.env_name(self._rank))
         replace_file(path, _json_bytes(env.model_dump()))
 
-    def write(self, record: Mapping[str, Any] | Finding) -> None:
-        """Take a piece of a row, or a Finding; it survives a SIGKILL from the moment this returns.
+    def write(self, record: Record) -> None:
+        """Take a piece of a row or a Finding, which survive a SIGKILL from the moment this returns, or what is recorded
+        of a step, which does so a little later and of which nobody may change anything any more.
 
-        List elements must not be None (NaN for a float that was not measured). Raises ``InputError`` for a column that
-        does not exist or a value that does not fit, ``OSError`` where it cannot be written.
+        Waits where more is handed over than the disk takes. List elements of a row must not be None (NaN for a float
+        that was not measured). Raises ``InputError`` for a column that does not exist or a value that does not fit,
+        ``OSError`` where it, or something recorded before it, cannot be written.
         """
         if os.getpid() != self._pid:
             return
@@ -101,7 +104,10 @@ class RunWriter:
             raise OSError(errno.EBADF, "The Run is closed and takes no more rows", self.path)
         self._busy = True
         try:
-            if isinstance(record, Finding):
+            self._take_notices()
+            if isinstance(record, StepRecords | TensorRecord | StackRecord):
+                self._write_recorded(record)
+            elif isinstance(record, Finding):
                 self._write_finding(record)
             else:
                 self._write_row(record)
@@ -111,21 +117,25 @@ class RunWriter:
                 self.close()
 
     def close(self) -> None:
-        """Seal what is left and remove the journal. A second call, or one in a forked child, does nothing.
+        """Seal what is left and remove the journals. A second call, or one in a forked child, does nothing.
 
-        Called by a signal handler while ``write`` runs, it takes effect when that ends: everything is in the journal.
+        Called by a signal handler while ``write`` runs, it takes effect when that ends: until then everything that was
+        taken is in the journals.
         """
         if self._closed or os.getpid() != self._pid:
             return
         if self._busy:
             self._close_asked = True
+            if self._records is not None:
+                self._records.drain()
             return
         self._closed = True
         try:
-            self._seal_rows()
-            os.remove(self._journal_path)
+            if self._records is not None:
+                self._records.close()
+                self._take_notices()
         finally:
-            self._close_journal()
+            self._rows.close()
 
     def _write_manifest(self, manifest: Manifest) -> None:
         replace_file(os.path.join(self.path, layout.MANIFEST), _json_bytes(manifest.model_dump()))
@@ -135,14 +145,20 @@ class RunWriter:
         if "step" not in row:
             raise InputError(f"A workers row needs 'step', got only {', '.join(row) or 'nothing'}.")
         row["rank"] = self._rank
-        batch, frame = self._codec.encode(row)
-        if self._journal is None:
-            self._restart_journal()
-        self._journal.append(frame)
-        self._batches.append(batch)
-        self._steps.add(row["step"])
-        if len(self._steps) >= self._seal_at_steps or time.monotonic() >= self._seal_at_s:
-            self._seal()
+        self._rows.add(row["step"], *self._codec.encode(row))
+
+    def _write_recorded(self, record: StepRecords | TensorRecord | StackRecord) -> None:
+        if self._records is None:
+            seal_after = dataclasses.replace(self._seal_after, size_bytes=SEAL_BYTES)
+            self._records = RecordWriter(self.path, rank=self._rank, seal_after=seal_after, max_bytes=self._queue_bytes)
+        self._records.write(record)
+
+    def _take_notices(self) -> None:
+        """Raise what the thread met, and write the Findings that it left."""
+        if self._records is not None:
+            while self._records.notices:
+                self._write_finding(self._records.notices.pop(0))
+            self._records.raise_error()
 
     def _write_finding(self, finding: Finding) -> None:
         line = _json_bytes(finding.to_json(), indent=None)
@@ -152,39 +168,6 @@ class RunWriter:
             append(fd, line, os.fstat(fd).st_size)
         finally:
             os.close(fd)
-
-    def _seal(self) -> None:
-        self._seal_at_steps += self._seal_steps
-        self._seal_at_s = time.monotonic() + self._seal_s
-        self._seal_rows()
-        self._restart_journal()
-
-    def _seal_rows(self) -> None:
-        """Make a part of the rows in the journal, which must not grow after that: it is closed here."""
-        if not self._batches:
-            return
-        data = encode_part(merge_batches(self._batches))
-        path = os.path.join(self._parts, str(layout.PartName(self._rank, self._sequence, zlib.crc32(data))))
-        replace_file(path, data)
-        self._sequence += 1
-        self._forget_rows()
-        self._close_journal()
-        # Otherwise a power cut could keep the emptied journal and lose the part.
-        sync_directory(self._parts)
-
-    def _restart_journal(self) -> None:
-        self._journal = JournalWriter(self._journal_path, sequence=self._sequence, codec=self._codec)
-
-    def _close_journal(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-
-    def _forget_rows(self) -> None:
-        self._batches: list[pa.RecordBatch] = []
-        self._steps: set[int] = set()
-        self._seal_at_steps = self._seal_steps
-        self._seal_at_s = time.monotonic() + self._seal_s
 
 
 def _local_path(path: str | os.PathLike[str]) -> str:
@@ -217,8 +200,7 @@ def _claim(path: str, *, overwrite: bool) -> None:
 
 def _claim_share(path: str, rank: int, *, overwrite: bool) -> None:
     """Make sure that nothing of ``rank`` is left in a Run from before: it would be mixed up with what comes."""
-    pattern = re.compile(rf"(part-r{rank:05d}-.*|rank-{rank:05d})\.(parquet|json|tlj)")
-    for folder in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
+    for folder, pattern in layout.share(rank).items():
         with contextlib.suppress(FileNotFoundError):
             for name in filter(pattern.fullmatch, os.listdir(os.path.join(path, folder))):
                 if not overwrite:

@@ -1,0 +1,58 @@
+"""The stored values of a Run, one at a time."""
+
+from __future__ import annotations
+
+import posixpath
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from trueline.schema.errors import RunError
+from trueline.store import layout
+from trueline.store.listing import names_in
+from trueline.store.tensors import DamagedTensors, TensorValue, read, read_header, read_value
+
+
+class TensorReader:
+    """Values of recorded steps of the Run at ``root``."""
+
+    def __init__(self, fs: AbstractFileSystem, root: str) -> None:
+        self._fs = fs
+        self._root = root
+
+    def read(self, rank: int, step: int, key: str) -> TensorValue:
+        """A value; mapped from its file where that is local. Raises ``RunError`` where it is gone or damaged."""
+        name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
+        path = posixpath.join(self._root, name)
+        if not self._fs.exists(path):
+            raise RunError(f"{name} is not in the Run, and the values of step {step} of rank {rank} with it.")
+        if isinstance(self._fs, LocalFileSystem):
+            return read(path, key)
+        try:
+            return read_value(lambda begin, end: self._fs.cat_file(path, begin, end), self._fs.size(path), key)
+        except (DamagedTensors, OSError) as error:
+            raise RunError(f"'{name}' cannot be read as tensors: {error}.") from None
+        except KeyError:
+            raise RunError(f"'{name}' holds no tensor '{key}'.") from None
+
+    def problems(self) -> list[str]:
+        """One line for each file that is not whole, or not that of a step that ended."""
+        problems: list[str] = []
+        for folder in names_in(self._fs, posixpath.join(self._root, layout.TENSORS_DIR)):
+            for name in names_in(self._fs, posixpath.join(self._root, layout.TENSORS_DIR, folder)):
+                problem = self._problem(posixpath.join(self._root, layout.TENSORS_DIR, folder, name), name)
+                if problem:
+                    problems.append(f"{layout.TENSORS_DIR}/{folder}/{name}: {problem}")
+        return problems
+
+    def _problem(self, path: str, name: str) -> str:
+        if name.endswith(layout.TEMPORARY_SUFFIX):
+            return "its step did not end (killed, or writing just now), and its values cannot be read"
+        found = layout.tensors_step(name)
+        if found is None:
+            return "it is not named like tensors of a Run and was skipped"
+        try:
+            read_header(lambda begin, end: self._fs.cat_file(path, begin, end), self._fs.size(path))
+        except (DamagedTensors, OSError) as error:
+            return f"{error}; its values cannot be read"
+        return "" if found[1] else "its step did not end: it holds the values up to there, and no rows refer to them"

@@ -1,0 +1,195 @@
+"""The values of a recorded step in one safetensors file: written while they come, read one at a time.
+
+File: length of the header (little-endian uint64), the header in JSON padded with spaces, then the bytes of the values
+without gaps (https://huggingface.co/docs/safetensors). The values' XXH3 hashes are in its ``__metadata__``, as JSON.
+Values come before it is known how long the header gets, so room for it is reserved in front.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from trueline.schema.errors import InputError, RunError
+from trueline.schema.records import TensorRecord
+from trueline.store.durable import sync_directory, write_at
+from trueline.store.layout import TEMPORARY_SUFFIX
+
+RESERVE_BYTES = 256 * 2**10
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 4096
+_MOVED_AT_ONCE = 8 * 2**20
+_MAX_HEADER_BYTES = 100_000_000
+_HASHES = "trueline.xxh3_64"
+
+NUMPY_TYPES: dict[str, str] = {
+    "BOOL": "bool", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
+    "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
+}  # fmt: skip
+"""NumPy's dtype by safetensors'; those that NumPy lacks are read as unsigned integers of their bits."""
+
+
+class DamagedTensors(Exception):
+    """A file is not a whole safetensors file, or a value in it is not what was written."""
+
+
+@dataclass(frozen=True, eq=False)
+class TensorValue:
+    """A stored value. ``dtype`` as safetensors spells it; ``data`` has ``shape``, or [] where the dtype is unknown.
+
+    ``data`` of BF16 and of 8-bit floats holds the bits as unsigned integers.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[Any]
+
+
+def check_tensor(record: TensorRecord) -> None:
+    """Raise ``InputError`` where the bytes of a value are not those of its dtype and shape."""
+    if record.dtype not in NUMPY_TYPES:
+        known = ", ".join(NUMPY_TYPES)
+        raise InputError(f"Tensor '{record.key}' has dtype '{record.dtype}', which cannot be stored. Known: {known}.")
+    expected = math.prod(record.shape) * np.dtype(NUMPY_TYPES[record.dtype]).itemsize
+    if record.data.nbytes != expected:
+        raise InputError(
+            f"Tensor '{record.key}' of {record.dtype} {list(record.shape)} has {record.data.nbytes} bytes, "
+            f"expected {expected}."
+        )
+
+
+class TensorFile:
+    """The file of one step while values come in, under a temporary name. Every failure is an ``OSError``."""
+
+    def __init__(self, path: str, *, reserve_bytes: int = RESERVE_BYTES) -> None:
+        self._path = path
+        self._temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}{TEMPORARY_SUFFIX}")
+        self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._start = _LENGTH.size + reserve_bytes
+        self._size_bytes = 0
+        self._entries: dict[str, Any] = {}
+        self._hashes: dict[str, str] = {}
+
+    def add(self, record: TensorRecord) -> None:
+        """Append a value. Raises ``InputError`` for a key that is there already."""
+        if record.key in self._entries:
+            raise InputError(f"Tensor '{record.key}' came twice in step {record.step}. Expected distinct keys.")
+        begin, end = self._size_bytes, self._size_bytes + record.data.nbytes
+        if end > begin:
+            write_at(self._fd, record.data, self._start + begin)
+        self._hashes[record.key] = xxhash.xxh3_64_hexdigest(record.data)
+        self._entries[record.key] = {
+            "dtype": record.dtype,
+            "shape": list(record.shape),
+            "data_offsets": [begin, end],
+        }
+        self._size_bytes = end
+
+    def finish(self, path: str | None = None) -> int:
+        """Write the header and give the file its name, or ``path``; the bytes that the next file should reserve."""
+        header = json.dumps({"__metadata__": {_HASHES: json.dumps(self._hashes)}} | self._entries).encode()
+        self._make_room(len(header))
+        header += b" " * (self._start - _LENGTH.size - len(header))
+        write_at(self._fd, _LENGTH.pack(len(header)) + header, 0)
+        os.fsync(self._fd)
+        os.replace(self._temporary, path or self._path)
+        self._close()
+        sync_directory(os.path.dirname(self._path))
+        return _room_for(len(header.rstrip()))
+
+    def drop(self) -> None:
+        """Remove what there is of the file."""
+        self._close()
+        with contextlib.suppress(OSError):
+            os.remove(self._temporary)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _make_room(self, header_bytes: int) -> None:
+        """Move the values back where the header needs more than was reserved; the last bytes go first."""
+        missing = header_bytes - (self._start - _LENGTH.size)
+        if missing <= 0:
+            return
+        shift = -(-missing // _ALIGNMENT) * _ALIGNMENT
+        end = self._start + self._size_bytes
+        while end > self._start:
+            begin = max(self._start, end - _MOVED_AT_ONCE)
+            write_at(self._fd, os.pread(self._fd, end - begin, begin), begin + shift)
+            end = begin
+        self._start += shift
+
+
+def read(path: str | os.PathLike[str], key: str) -> TensorValue:
+    """The value ``key`` of a local file, in memory mapped from it.
+
+    Raises ``RunError`` where there is no such file or key, or the file is damaged.
+    """
+    try:
+        content = np.memmap(path, dtype=np.uint8, mode="r")
+        return read_value(lambda begin, end: content[begin:end], content.size, key)
+    except (DamagedTensors, OSError, ValueError) as error:
+        raise RunError(f"'{os.fspath(path)}' cannot be read as tensors: {error}.") from None
+    except KeyError:
+        raise RunError(f"'{os.fspath(path)}' holds no tensor '{key}'.") from None
+
+
+def read_value(fetch: Callable[[int, int], Any], size_bytes: int, key: str) -> TensorValue:
+    """The value ``key`` of a file; ``fetch(begin, end)`` gives bytes of it. Raises ``DamagedTensors``, ``KeyError``."""
+    header, start = read_header(fetch, size_bytes)
+    entry = header[key]
+    try:
+        begin, end = entry["data_offsets"]
+        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+        bits = np.frombuffer(fetch(start + begin, start + end), dtype=np.uint8)
+        data = bits.view(NUMPY_TYPES[dtype]).reshape(shape) if dtype in NUMPY_TYPES else bits
+    except (KeyError, TypeError, ValueError):
+        raise DamagedTensors(f"the header's entry of '{key}' is damaged: {entry!r}") from None
+    wanted = _hashes(header).get(key)
+    if wanted is not None and xxhash.xxh3_64_hexdigest(bits.data) != wanted:
+        raise DamagedTensors(f"the {len(bits)} bytes of '{key}' are not those that were written")
+    return TensorValue(dtype, shape, data)
+
+
+def read_header(fetch: Callable[[int, int], Any], size_bytes: int) -> tuple[dict[str, Any], int]:
+    """The header and where the values start. Raises ``DamagedTensors`` where the file is not whole."""
+    if size_bytes < _LENGTH.size:
+        raise DamagedTensors(f"its {size_bytes} bytes are too few for a header")
+    (length,) = _LENGTH.unpack(bytes(fetch(0, _LENGTH.size)))
+    start = _LENGTH.size + length
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - _LENGTH.size):
+        raise DamagedTensors(f"its header of {length} bytes does not fit into its {size_bytes} bytes")
+    try:
+        header = json.loads(bytes(fetch(_LENGTH.size, start)))
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedTensors("its header is damaged") from None
+    if start + max(ends, default=0) != size_bytes:
+        raise DamagedTensors(f"it has {size_bytes} bytes where its header tells of {start + max(ends, default=0)}")
+    return header, start
+
+
+def _hashes(header: dict[str, Any]) -> dict[str, str]:
+    try:
+        return json.loads(header.get("__metadata__", {}).get(_HASHES, "{}"))
+    except (ValueError, AttributeError):
+        raise DamagedTensors("its header is damaged") from None
+
+
+def _room_for(header_bytes: int) -> int:
+    """Bytes to reserve where the step before took so many: a quarter more, so that values start aligned."""
+    return -(-header_bytes * 5 // 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT - _LENGTH.size
