@@ -18,7 +18,7 @@ parameter groups; the direction is as healthy as the others'; the loss is either
 after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each must be
 shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning already
 where the groups are alike twice as closely and the loss is where a scale would leave it, though too noisy to be sure.
-An error rests on 12 steps at least, a warning on 30.
+Such a warning rests on 30 steps at least.
 Harder data or noisy labels fail at least one of them: they change some groups more than others, turn the gradient, and
 move the loss by another factor.
 
