@@ -230,3 +230,23 @@ def test_a_run_of_copies_is_found(tmp_path):
             row["loss"] = rows[step, 1]["loss"] * 1.001
     (finding,) = dispersion_low.check(write_run(tmp_path, rows))
     assert finding.ranks == (1, 3)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_what_digests_of_samples_say_is_not_repeated(tmp_path, equal):
+    """Ranks 0 and 1 read the same samples, or have equal losses for another reason."""
+    rows = healthy_rows(2, 40)
+    for (step, rank), row in rows.items():
+        row["loss"] = rows[step, 0]["loss"]
+        row["grad_norm"] = rows[step, 0]["grad_norm"]
+        row["sample_digests"] = np.array([1 + 10 * step + (0 if equal else rank)], dtype=np.uint64)
+    run = write_run(tmp_path, rows)
+    assert [finding.severity for finding in dispersion_low.check(run)] == ([] if equal else ["error"])
+
+
+def test_losses_that_were_averaged_are_told_beside_equal_samples(tmp_path):
+    rows = healthy_rows(2, 40)
+    for (step, _), row in rows.items():
+        row["loss"] = rows[step, 0]["loss"]
+        row["sample_digests"] = np.array([1 + 10 * step], dtype=np.uint64)
+    assert [finding.severity for finding in dispersion_low.check(write_run(tmp_path, rows))] == ["info"]

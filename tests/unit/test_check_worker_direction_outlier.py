@@ -1,10 +1,12 @@
 """worker-direction-outlier: the rank whose gradient points elsewhere; low cosines that all share are healthy."""
 
+import numpy as np
 import pytest
 from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
 from tests.unit.synthetic_run import write_run
 
-from trueline.analyze.checks import worker_direction_outlier
+from trueline.analyze.checks import dispersion_low, worker_direction_outlier
+from trueline.analyze.outliers import find_outliers
 from trueline.analyze.promise import Promise
 from trueline.schema.errors import CannotTell
 
@@ -49,6 +51,52 @@ def test_others_that_are_blurred_by_a_scaled_worker_are_not_told_again():
     for worker in (0, 2):
         series = shifted(series, worker, since=100, cosine=-0.02)
     assert judge(series) == []
+
+
+def _with_copies(workers, copies, *, num_steps=200, noise=3.0, turned=None):
+    """Real vectors: gradients with a common part; ``copies`` share their noise, ``turned`` has the common part's
+    opposite.
+    """
+    rng = np.random.default_rng(0)
+    series = noisy_workers(workers, num_steps)
+    for t in range(num_steps):
+        own = rng.standard_normal((workers, 200))
+        own[list(copies)] = own[copies[0]]
+        common = np.ones((workers, 1))
+        if turned is not None:
+            common[turned] = -1
+        gradients = common + noise * own + 0.3 * rng.standard_normal((workers, 200))
+        for n in range(workers):
+            other = np.delete(gradients, n, axis=0).mean(axis=0)
+            norms = np.linalg.norm(gradients[n]) * np.linalg.norm(other)
+            series.cosine[t, n] = gradients[n] @ other / norms
+    return series
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_copies_that_are_named_as_such_are_not_told_again(workers):
+    series = _with_copies(workers, (1, 2))
+    assert len(find_outliers(series, Promise(), "direction")) > 0
+    assert [finding.ranks for finding in dispersion_low.judge(series, Promise())] == [(1, 2)]
+    assert judge(series) == []
+
+
+def test_a_flipped_sign_is_told_beside_copies():
+    series = _with_copies(8, (1, 2), turned=5)
+    assert [finding.ranks for finding in judge(series)] == [(5,)]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_workers_whose_samples_are_equal_are_not_told_again(tmp_path, equal):
+    """Ranks 1 and 2 agree better with the others, though no pair is close by its values."""
+    series = noisy_workers(8, 120, num_groups=3)
+    for worker in (1, 2):
+        series = shifted(series, worker, since=0, cosine=0.15)
+    rows = rows_of(series)
+    for (step, rank), row in rows.items():
+        row["sample_digests"] = np.array([1 + 10 * step + (1 if equal and rank == 2 else rank)], dtype=np.uint64)
+    found = worker_direction_outlier.check(write_run(tmp_path, rows))
+    assert [finding.ranks for finding in found] == ([] if equal else [(1,), (2,)])
 
 
 def test_healthy_workers_are_silent():

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints
-from trueline.analyze.samples import Samples, first_equal, not_repeated_before, stretch_bounds
+from trueline.analyze.kept import kept
+from trueline.analyze.samples import Samples, consumed_samples, first_equal, not_repeated_before, stretch_bounds
 from trueline.analyze.stats_tests import ALARM_LEVEL, evidence_start, log_e_process, log_likelihood_steps
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def judged_slots(samples: Samples) -> Bools:
     return samples.step[starts] != samples.step[ends - 1]
 
 
+@kept
 def find_duplicates(samples: Samples) -> Duplicates | None:
     """The duplicates that alarm, or None."""
     reveals = reveals_of(samples)
@@ -76,6 +81,22 @@ def find_duplicates(samples: Samples) -> Duplicates | None:
     if strongest is None or log_e.max() < math.log(len(reveals) / ALARM_LEVEL):
         return None
     return _describe(samples, strongest.start(int(np.argmax(log_e))), log_e=float(log_e.max()))
+
+
+def told_by_digests(run: Run, finding: Finding) -> bool:
+    """Whether the ranks of a Finding are workers of which digests say, over some of its steps, that they consumed the
+    same samples: then `duplicate-data` has said it, exactly.
+    """
+    try:
+        samples = consumed_samples(run)
+    except CannotTell:
+        return False
+    found = find_duplicates(samples)
+    if found is None or finding.step_first is None or finding.step_last is None:
+        return False
+    meets = found.step_first <= finding.step_last and finding.step_first <= found.step_last
+    groups = [{samples.ranks[worker] for worker in group} for group in found.groups]
+    return meets and any(set(finding.ranks) <= group for group in groups)
 
 
 def reveals_of(samples: Samples) -> list[Reveal]:

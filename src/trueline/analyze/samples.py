@@ -19,7 +19,7 @@ from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
     """Slots in the order (block, step, worker, position); ``worker`` is an index into ``ranks``."""
 

@@ -40,6 +40,8 @@ Bitwise equal losses: three steps or more, with losses that change and are not r
 recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
 averaged before it was recorded, and checks of the losses are blind.
 
+Where digests of the samples show the same, `duplicate-data` reports it, and this check does not repeat it.
+
 What it may miss
 ----------------
 With two workers and without losses of parts, copies that dropout hides cannot be seen: close or not close has no
@@ -73,6 +75,7 @@ from trueline.analyze.copies import (
     num_pair_detectors,
     pair_columns,
 )
+from trueline.analyze.duplicates import told_by_digests
 from trueline.analyze.evidence import Bools, Floats, capitalized, ranks_text, sites_of
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.series import WorkerSeries, series_of
@@ -93,7 +96,8 @@ of half-precision gradients."""
 
 def check(run: Run) -> list[Finding]:
     """Findings of workers that are too close together; raises ``CannotTell`` with too few steps or workers."""
-    return judge(series_of(run), promise_of(run))
+    findings = judge(series_of(run), promise_of(run))
+    return [finding for finding in findings if finding.severity == "info" or not told_by_digests(run, finding)]
 
 
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:

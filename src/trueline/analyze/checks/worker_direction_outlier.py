@@ -17,6 +17,8 @@ exchangeability of workers at each step, added up over every start. No cosine is
 training cosines near zero are, and then all workers have them. The whole gradient has a sixth of the promise
 (`false_alarms` per 10,000 healthy steps over all statistical checks), all parameter groups together a twelfth. A worker
 whose gradient is scaled blurs the others' cosines; where `worker-scale` explains the difference, it is not repeated.
+Workers that read the same samples agree better with the mean of the others, for one of these is a copy; where
+`dispersion-low` or `duplicate-data` names them, it is not repeated either.
 
 What it may miss
 ----------------
@@ -31,6 +33,9 @@ The gradient of rank 3 has a mean cosine of -0.12 to the mean of the others sinc
 
 from __future__ import annotations
 
+from trueline.analyze.alike import alike_groups
+from trueline.analyze.copies import copies_among
+from trueline.analyze.duplicates import told_by_digests
 from trueline.analyze.effects import mean_of_workers
 from trueline.analyze.outlier_finding import gradient_finding, place_of, subject, when
 from trueline.analyze.outliers import Outlier, effect_of, find_outliers
@@ -47,7 +52,8 @@ NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
-    return judge(series_of(run), promise_of(run))
+    found = judge(series_of(run), promise_of(run))
+    return [finding for finding in found if not (_higher(finding) and told_by_digests(run, finding))]
 
 
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
@@ -55,7 +61,30 @@ def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
     if series.num_workers < 3:
         raise CannotTell("two workers have one cosine between them, so neither can be unlike the other; it takes three")
     found = find_outliers(series, promise, "direction")
-    return [_finding(series, outlier) for outlier in unexplained(found, series, promise)]
+    left = [outlier for outlier in unexplained(found, series, promise) if not _of_copies(series, promise, outlier)]
+    return [_finding(series, outlier) for outlier in left]
+
+
+def _higher(finding: Finding) -> bool:
+    """Whether the ranks agree better with the others than these do, as those that read the same samples must."""
+    return finding.measured is not None and finding.expected is not None and finding.measured > finding.expected
+
+
+def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool:
+    """Whether all there is to it is that some workers are copies of each other: they have larger cosines than others.
+
+    Where half of the workers or more stand out, these are copies, or all that are none.
+    """
+    workers = outlier.workers
+    if effect_of(outlier, series.cosine).value <= 0:
+        if not outlier.undecided:
+            return False
+        workers = outlier.others
+    first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
+    ranks = {series.ranks[worker] for worker in workers}
+    groups = [members for members in alike_groups(series) if set(workers) <= set(members)]
+    copies = [close for members in groups for close in copies_among(series, promise, members)]
+    return any(ranks <= set(close.ranks) and close.first <= last and first <= close.last for close in copies)
 
 
 def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
