@@ -173,9 +173,10 @@ def _lasting(odd_KM: Bools) -> Bools:
     """[K, M] where ``odd_KM`` is set at ``LASTING_STEPS`` in a row, this one among them."""
     out_KM = np.zeros(odd_KM.shape, dtype=np.bool_)
     if len(odd_KM) >= LASTING_STEPS:
-        rows_of_M = np.lib.stride_tricks.sliding_window_view(odd_KM, LASTING_STEPS, axis=0).all(axis=2)
+        windows_of_M = np.lib.stride_tricks.sliding_window_view(odd_KM, LASTING_STEPS, axis=0)
+        in_row_M = np.asarray(np.all(windows_of_M, axis=2), dtype=np.bool_)
         for offset in range(LASTING_STEPS):
-            out_KM[offset : len(rows_of_M) + offset] |= rows_of_M
+            out_KM[offset : len(in_row_M) + offset] |= in_row_M
     return out_KM
 
 

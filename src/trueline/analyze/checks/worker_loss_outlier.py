@@ -29,8 +29,9 @@ shards again and again, a lasting difference of the size that shards have by cha
 
 What it may miss
 ----------------
-Shifts that are small against the spread between workers: a shift of 1 spread takes about 60 steps, of 3 about 12. Fewer
-steps than ln(threshold) / ln N tell nothing at all. A shift that all workers share. A loss that is only scaled, along
+Shifts that are small against the spread between workers: with 8 workers a shift of 1 spread takes about 34 steps, of 3
+about 9, with two workers 58 and 24 (benchmarks/judgement, curves). Fewer steps than ln(threshold) / ln N tell nothing
+at all. A shift that all workers share. A loss that is only scaled, along
 with its gradient, is told by `worker-scale` instead.
 
 Example
