@@ -154,3 +154,47 @@ def test_sketch_lengths_are_prime_and_shrink(groups):
     k = sketch_length(groups)
     assert k in LENGTHS
     assert all(k % divisor for divisor in range(2, math.isqrt(k) + 1))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_few_large_calls_find_what_many_small_ones_in_the_cache_find(shards):
+    """What runs on a device, on the CPU: the same sums in other pieces."""
+    widths = [40, 3 * K + 11, 2100 * K + 5, 700 * K]
+    pairs = [(index, random(shards, width, seed=index)) for index, width in enumerate(widths)]
+    cached, few = (Sketcher(["a", "b", "c", "d"], widths, [0, 1, 1, 0], k=K, shards=shards) for _ in range(2))
+    few._in_cache, few._height = False, module.BLOCK_ROWS
+    for shard in [None, *range(shards)]:
+        seen = pairs if shard is None else [(index, x[shard].contiguous()) for index, x in pairs]
+        one_way, other = cached.measure(seen, shard=shard), few.measure(seen, shard=shard)
+        # vector_norm adds a million squares up in few lanes on the CPU; in the cache they are chunked
+        torch.testing.assert_close(other.norm2, one_way.norm2, rtol=2e-3, atol=0)
+        norm = one_way.norm2.sum().sqrt()
+        assert all((other.sketches[group] - one_way.sketches[group]).norm() <= 2 * FLOOR * norm for group in (0, 1))
+
+
+def test_autocast_around_an_update_changes_nothing():
+    x = random(300 * K + 9)
+    plain = one(x.numel()).measure([(0, x)])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = one(x.numel()).measure([(0, x)])
+    assert torch.equal(plain.norm2, cast.norm2)
+    assert torch.equal(plain.sketches[0], cast.sketches[0])
+
+
+def test_a_parameter_without_elements_has_norm_zero():
+    measured = Sketcher(["a", "b"], [0, 5], [0, 1], k=K).measure([(0, torch.empty(0, 7)), (1, torch.ones(5))])
+    assert measured.norm2.tolist() == [0.0, 5.0]
+
+
+def test_gradients_in_ever_new_company_do_not_pile_up():
+    sketcher = Sketcher([f"p{i}" for i in range(12)], [50] * 12, [0] * 12, k=K)
+    for bits in range(1, 200):
+        sketcher.measure([(index, torch.ones(50)) for index in range(12) if bits >> index & 1])
+    assert sum(len(call.parts) for call in sketcher._calls.values()) <= module.MAX_PREPARED * 12
+
+
+def test_a_call_about_one_parameter_holds_no_place_for_the_others():
+    sketcher = Sketcher([f"p{i}" for i in range(100)], [3000] * 100, [0] * 100, k=K)
+    sketcher.measure([(57, torch.ones(3000))])
+    (call,) = sketcher._calls.values()
+    assert call.rest.numel() <= 3000 + 2 * K

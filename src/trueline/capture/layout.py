@@ -133,8 +133,10 @@ def _block(name: str) -> str:
 
 def _padded(param: Tensor, shards: int) -> int:
     """Elements of a parameter once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it."""
-    if shards == 1 or param.dim() == 0:
-        return max(param.numel(), shards)
+    if shards == 1:
+        return param.numel()
+    if param.dim() == 0:
+        return shards
     return -(-param.shape[0] // shards) * shards * (param.numel() // max(param.shape[0], 1))
 
 

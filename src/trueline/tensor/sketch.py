@@ -12,7 +12,8 @@ be prime: at k = 4,096 rows line up with weight rows and the error is 3 to 7 tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,7 +28,7 @@ BLOCK_ROWS = 1024
 SMALL = 4096
 """Parameters of up to so many elements are sketched together with the tails: one call for all of them."""
 
-NORM_CHUNK = 131_072
+NORM_CHUNK = 163_840
 """Elements whose squares are added in float32 on the CPU; across chunks in float64. Relative error of the square below
 1e-6 for float32 and 1e-5 for 16-bit gradients (tests/unit/test_tensor_sketch.py), where a flat float32 norm over 9M
 elements is wrong by 1e-3 (docs: The maths)."""
@@ -35,7 +36,9 @@ elements is wrong by 1e-3 (docs: The maths)."""
 LENGTHS: tuple[int, ...] = (4099, 2053, 1031, 521)
 """Primes near the powers of two; the more groups, the shorter the sketch of each."""
 
-_WIDE = (torch.float32, torch.float64)
+MAX_PREPARED = 4
+"""Calls about all parameters whose preparations are kept; gradients that come in ever new company (experts that are
+left out at random) push the oldest out."""
 
 
 def sketch_length(num_groups: int) -> int:
@@ -73,38 +76,65 @@ class SignBank:
 
 @dataclass(frozen=True)
 class Measured:
-    """``norm2`` float64 [n] of the n gradients of one call, at positions ``indices``; the sketch, float64 [k], of every
-    group that took part.
+    """What one call saw of n gradients, ``indices`` of the parameters (``positions``, int64 [n], on the device), in m
+    ``groups`` (int64 [m]): squared norms float64 ``norm2`` [n] and ``sketch`` [m, k].
     """
 
     indices: tuple[int, ...]
+    positions: Tensor
+    groups: Tensor
     norm2: Tensor
-    sketches: dict[int, Tensor]
+    sketch: Tensor
+
+    @property
+    def sketches(self) -> dict[int, Tensor]:
+        """The sketch, float64 [k], of every group that took part; reads ``groups`` on the host."""
+        groups = cast(list[int], self.groups.tolist())  # pyright: ignore[reportUnknownMemberType]
+        return dict(zip(groups, self.sketch.unbind(0), strict=True))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows that are added up at a time: their signs, [1, R], and where the sum [1, k] goes, which the first block
+    overwrites (``beta`` 0) and others add to. On a device [W, 1, R], and the sums are collected as they come.
+    """
+
+    signs: Tensor
+    into: Tensor
+    beta: int = 0
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One gradient of a call: its group, how many of its elements fill rows, and the signs of these rows, a block at a
-    time, for each of the shards that it is seen in.
+    """One gradient of a call: in how many shards it is seen, the ``blocks`` of the rows of each (on a device: of all of
+    them at once), and the elements of these blocks and of the tail, if any, in one shard.
     """
 
-    group: int
-    full: int
-    signs: tuple[tuple[Tensor, ...], ...]
+    seen: int
+    sizes: tuple[int, ...]
+    blocks: tuple[tuple[_Block, ...], ...]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What stays the same between calls about the same gradients.
+    """What stays the same between calls about the same gradients, and the memory that they work in.
 
-    Their tails meet in one vector of float32: ``targets`` are views [W, tail] of it, ``spans`` (group, signs, view
-    [R, k]) of the groups in it. ``owners`` int64 is the gradient (position) that each square sum belongs to.
+    ``sums`` [B, k] hold signed sums of at most ``BLOCK_ROWS`` rows, in float32 or float64, and last those of the
+    ``spans`` of tails; ``sum_groups`` int64 says which of ``groups`` each belongs to. Tails meet in one vector of
+    float32: ``targets`` are views of it, of one shard each (on a device: [W, tail]). ``owners`` int64 is the gradient
+    (its place in the call) of each square sum of a block, then of each tail; on the CPU in the order of the vector,
+    which ``lengths`` int64 cuts there.
     """
 
+    measured: tuple[tuple[int, ...], Tensor, Tensor]
     parts: tuple[_Part, ...]
+    sums: Tensor
+    sum_groups: Tensor
+    rest: Tensor
     targets: tuple[Tensor, ...]
-    spans: tuple[tuple[int, Tensor, Tensor], ...]
+    spans: tuple[tuple[_Block, Tensor], ...]
     owners: Tensor
+    lengths: Tensor
 
 
 class Sketcher:
@@ -138,8 +168,10 @@ class Sketcher:
             bank.signs(f"tails of group {group}", (stop - start) // k)
             for group, (start, stop) in enumerate(self._spans)
         ]
-        self._height = max(NORM_CHUNK // k, 1) if self._device.type == "cpu" else BLOCK_ROWS
-        self._calls: dict[tuple[tuple[int, ...], int | None], _Call] = {}
+        self._in_cache = self._device.type == "cpu"
+        self._height = max(NORM_CHUNK // k, 1) if self._in_cache else BLOCK_ROWS
+        self._each = max(BLOCK_ROWS // self._height, 1)
+        self._calls: dict[tuple[tuple[int, ...], int | None, torch.dtype], _Call] = {}
 
     def measure(self, gradients: Sequence[tuple[int, Tensor]], *, shard: int | None = None) -> Measured:
         """Norms and group sketches of (position, floating tensor) pairs, on their device, without synchronising.
@@ -148,87 +180,182 @@ class Sketcher:
         shards; the sketches of all shards add up to that of [W, C]. A chunk of ``NORM_CHUNK`` elements whose square sum
         exceeds float32 (norm 1.8e19) has norm inf.
         """
-        indices = tuple(index for index, _ in gradients)
-        call = self._calls.get((indices, shard))
-        if call is None:
-            call = self._calls[indices, shard] = self._prepared(indices, shard)
-        sums: dict[int, list[Tensor]] = {part.group: [] for part in call.parts}
-        squares: list[Tensor] = []
-        tails: list[Tensor] = []
-        body = self._in_cache if self._device.type == "cpu" else self._in_few_calls
-        for part, (_, x) in zip(call.parts, gradients, strict=True):
-            x_WC = x.reshape(len(part.signs), -1)
-            if part.full:
-                sums[part.group].extend(body(part, x_WC[:, : part.full], squares))
-            if part.full < x_WC.shape[1]:
-                tails.append(x_WC[:, part.full :])
+        call = self._call_about(gradients, shard)
+        if self._in_cache:
+            sums, squares, tails = self._read_in_cache(call, gradients)
+        else:
+            with torch.autocast(self._device.type, enabled=False):  # an update may run inside of the user's
+                sums, squares, tails = self._read_in_few_calls(call, gradients)
         if tails:
             torch._foreach_copy_(call.targets, tails)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        for group, signs_R, rest_Rk in call.spans:
-            sums[group].append(signs_R @ rest_Rk)
-        pieces = [piece for tail in tails for piece in tail.unbind(0)]  # each contiguous: a strided sum is less exact
+        for block, rest_Rk in call.spans:
+            block.into.addmm_(block.signs, rest_Rk.to(call.sums.dtype), beta=0)
+        indices, positions, groups = call.measured
         norm2 = torch.zeros(len(indices), dtype=torch.float64, device=self._device)
-        if squares or pieces:
-            norm2.index_add_(0, call.owners, _joined(squares, pieces))
-        return Measured(indices, norm2, {group: torch.stack(some).double().sum(dim=0) for group, some in sums.items()})
+        sketch = torch.zeros(len(groups), self.k, dtype=torch.float64, device=self._device)
+        if squares or tails:
+            norm2.index_add_(0, call.owners, self._square_sums(call, squares))
+            sketch.index_add_(0, call.sum_groups, (torch.cat([*sums, call.sums]) if sums else call.sums).double())
+        return Measured(indices, positions, groups, norm2, sketch)
 
-    def _in_cache(self, part: _Part, x_WC: Tensor, squares: list[Tensor]) -> list[Tensor]:
-        """Signed sums [k] of the full rows, a block at a time, in float32 or float64; the square sums of the blocks go
-        to ``squares``, made while the block is in the cache.
+    def _read_in_cache(
+        self, call: _Call, gradients: Sequence[tuple[int, Tensor]]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Add signed rows up in ``call.sums``, a block at a time, whose square sum is made while it is in the cache.
+        Returns no sums, the square sums, and the tails, of each shard by itself.
         """
-        sums: list[Tensor] = []
-        for x_C, signs in zip(x_WC.unbind(0), part.signs, strict=True):
-            for block_Rk, signs_R in zip(_rows(x_C.view(-1, self.k), self._height), signs, strict=True):
-                block = _wide(block_Rk)
-                sums.append((signs_R if block.dtype == torch.float32 else signs_R.double()) @ block)
-                flat = block.view(-1)
-                squares.append(flat.dot(flat))
-        return sums
+        wide = call.sums.dtype
+        squares: list[Tensor] = []
+        tails: list[Tensor] = []
+        for part, (_, x) in zip(call.parts, gradients, strict=True):
+            shards = (x if x.dim() == 1 else x.reshape(-1),) if part.seen == 1 else x.reshape(part.seen, -1).unbind(0)
+            for x_C, blocks in zip(shards, part.blocks, strict=True):
+                pieces = torch.split_with_sizes(x_C, part.sizes) if blocks else (x_C,) * len(part.sizes)
+                for piece, block in zip(pieces, blocks, strict=False):
+                    flat = piece if piece.dtype is wide else piece.to(wide)
+                    # in place, which autocast leaves alone
+                    block.into.addmm_(block.signs, flat.view(-1, self.k), beta=block.beta)
+                    squares.append(flat.dot(flat))
+                tails.extend(pieces[len(blocks) :])
+        return [], squares, tails
 
-    def _in_few_calls(self, part: _Part, x_WC: Tensor, squares: list[Tensor]) -> list[Tensor]:
-        """The same where starting a kernel costs more than reading memory twice: all shards of a block at once."""
+    def _read_in_few_calls(
+        self, call: _Call, gradients: Sequence[tuple[int, Tensor]]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The same where starting a kernel costs more than reading memory twice: all shards at once. Returns the sums,
+        [W, k] each, the square sums, and the tails [W, tail].
+        """
+        wide = call.sums.dtype
         sums: list[Tensor] = []
-        x_WRk = x_WC.reshape(len(part.signs), -1, self.k)
-        blocks = _rows(x_WRk, self._height, dim=1)
-        for block_WRk, signs in zip(blocks, zip(*part.signs, strict=True), strict=True):
-            block = _wide(block_WRk)
-            signs_W1R = torch.stack(signs).unsqueeze(1).to(block.dtype)
-            sums.extend(torch.bmm(signs_W1R, block).squeeze(1).unbind(0))
-            norm = cast(Tensor, torch.linalg.vector_norm(block_WRk, dtype=block.dtype))  # pyright: ignore[reportUnknownMemberType]
-            squares.append(norm.square())
-        return sums
+        squares: list[Tensor] = []
+        tails: list[Tensor] = []
+        for part, (_, x) in zip(call.parts, gradients, strict=True):
+            pieces = torch.split_with_sizes(x.reshape(part.seen, -1), part.sizes, dim=1)
+            for piece, block in zip(pieces, part.blocks[0], strict=False):
+                block_WRk = piece.reshape(part.seen, -1, self.k)
+                sums.append(torch.bmm(block.signs, block_WRk.to(wide)).squeeze(1))
+                norm = cast(Tensor, torch.linalg.vector_norm(block_WRk, dtype=wide))  # pyright: ignore[reportUnknownMemberType]
+                squares.append(norm.square())
+            tails.extend(pieces[len(part.blocks[0]) :])
+        return sums, squares, tails
 
-    def _prepared(self, indices: tuple[int, ...], shard: int | None) -> _Call:
-        rest = torch.zeros(self._spans[-1][1] if self._spans else 0, device=self._device)
-        parts = [self._part(index, shard) for index in indices]
-        targets: list[Tensor] = []
-        owners: list[int] = []
-        late: list[int] = []
-        for position, (index, part) in enumerate(zip(indices, parts, strict=True)):
-            seen, tail = len(part.signs), self._tails[index]
-            if part.full:
-                blocks = len(part.signs[0])
-                owners.extend([position] * (blocks * seen if self._device.type == "cpu" else blocks))
-            if tail:
-                slot = self._slots[index] + (shard or 0) * tail
-                targets.append(rest[slot : slot + seen * tail].view(seen, tail))
-                late.extend([position] * seen)
-        spans = [(group, *self._spans[group]) for group in sorted({part.group for part in parts})]
+    def _square_sums(self, call: _Call, squares: list[Tensor]) -> Tensor:
+        """Float64 [m] the square sums of the blocks, then those of the pieces of the tails, as ``owners`` has them."""
+        parts = [torch.stack(squares).double()] if squares else []
+        if call.targets and self._in_cache:
+            rest = call.rest.double().square_()
+            parts.append(torch.segment_reduce(rest, "sum", lengths=call.lengths, unsafe=True))
+        elif call.targets:
+            norms = torch._foreach_norm(call.targets, 2, dtype=torch.float32)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            parts.append(torch.stack(norms).double().square())
+        return torch.cat(parts)
+
+    def _call_about(self, gradients: Sequence[tuple[int, Tensor]], shard: int | None) -> _Call:
+        indices = tuple(index for index, _ in gradients)
+        wide = torch.float64 if any(x.dtype == torch.float64 for _, x in gradients) else torch.float32
+        call = self._calls.get((indices, shard, wide))
+        if call is None:
+            call = self._calls[indices, shard, wide] = self._prepared(indices, shard, wide)
+            held = sum(len(key[0]) for key in self._calls)
+            for key in list(self._calls)[:-1]:
+                if held > MAX_PREPARED * len(self._widths):
+                    held -= len(key[0])
+                    del self._calls[key]
+        return call
+
+    def _prepared(self, indices: tuple[int, ...], shard: int | None, wide: torch.dtype) -> _Call:
+        groups = sorted({self._group_of[index] for index in indices})
+        spans = self._touched(indices, shard)
+        seen = self.shards if shard is None else 1
+        counts = [len(self._heights(index)) for index in indices]
+        num_sums = [seen * (-(-count // self._each) if self._in_cache else count) for count in counts]
+        room = (sum(num_sums) if self._in_cache else 0) + len(spans)
+        sums = torch.zeros(room, self.k, dtype=wide, device=self._device)
+        free = iter(_rows(sums, 1))
+        parts = tuple(self._part(index, shard, free=free, wide=wide) for index in indices)
+        sum_groups = [self._group_of[index] for index, num in zip(indices, num_sums, strict=True) for _ in range(num)]
+        owners = [place for place, part in enumerate(parts) for blocks in part.blocks for _ in blocks]
+        rest = torch.zeros(self.k * sum(stop - start for _, start, stop in spans), device=self._device)
+        targets, pieces = self._targets(indices, shard, rest, spans)
+        in_order = sorted(pieces) if self._in_cache else pieces
+        cuts = [0, *(start for start, _ in sorted(pieces)[1:]), len(rest)]
         return _Call(
-            parts=tuple(parts),
-            targets=tuple(targets),
-            spans=tuple((g, self._rest_signs[g], rest[a:b].view(-1, self.k)) for g, a, b in spans if b > a),
-            owners=torch.tensor(owners + late, dtype=torch.int64, device=self._device),
+            measured=(indices, self._ints(indices), self._ints(groups)),
+            parts=parts,
+            sums=sums,
+            sum_groups=self._ints([groups.index(group) for group in [*sum_groups, *(g for g, _, _ in spans)]]),
+            rest=rest,
+            targets=targets,
+            spans=tuple(
+                (_Block(self._rest_signs[group][None, start:stop].to(wide), next(free)), rest_Rk)
+                for (group, start, stop), rest_Rk in zip(
+                    spans, torch.split(rest.view(-1, self.k), [stop - start for _, start, stop in spans]), strict=True
+                )
+            ),
+            owners=self._ints(owners + [place for _, place in in_order]),
+            lengths=self._ints([stop - start for start, stop in itertools.pairwise(cuts)]),
         )
 
-    def _part(self, index: int, shard: int | None) -> _Part:
-        signs_WR = self._signs[index].view(self.shards, self._rows[index])
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _heights(self, index: int) -> list[int]:
+        """How many rows of a parameter go into each block: alike, since a short one at the end costs as much as any."""
+        rows = self._rows[index]
+        count = -(-rows // self._height)
+        return [rows // count + (number < rows % count) for number in range(count)]
+
+    def _part(self, index: int, shard: int | None, *, free: Iterator[Tensor], wide: torch.dtype) -> _Part:
+        heights = self._heights(index)
+        signs_WR = self._signs[index].view(self.shards, self._rows[index]).to(wide)
         signs_WR = signs_WR if shard is None else signs_WR[shard : shard + 1]
-        return _Part(
-            group=self._group_of[index],
-            full=self._rows[index] * self.k,
-            signs=tuple(_rows(signs_R, self._height) for signs_R in signs_WR.unbind(0)),
-        )
+        blocks: list[tuple[_Block, ...]] = []
+        for signs in _rows(signs_WR, 1) if self._in_cache else (signs_WR[:, None],):
+            made: list[_Block] = []
+            for number, signs_R in enumerate(torch.split(signs, heights, dim=-1) if heights else ()):
+                first = number % self._each == 0
+                into = signs_R if not self._in_cache else next(free) if first else made[-1].into
+                made.append(_Block(signs_R, into, beta=int(not first)))
+            blocks.append(tuple(made))
+        tail = (self._tails[index],) if self._tails[index] else ()
+        return _Part(len(signs_WR), tuple(height * self.k for height in heights) + tail, tuple(blocks))
+
+    def _touched(self, indices: tuple[int, ...], shard: int | None) -> list[tuple[int, int, int]]:
+        """(group, first row, row after the last) of the tails of these gradients among the rows of their group."""
+        rows: dict[int, tuple[int, int]] = {}
+        for index in indices:
+            if self._tails[index]:
+                group = self._group_of[index]
+                start, stop = (place - self._spans[group][0] for place in self._slot(index, shard))
+                first, last = rows.get(group, (start, stop))
+                rows[group] = min(first, start), max(last, stop)
+        return [(group, start // self.k, -(-stop // self.k)) for group, (start, stop) in sorted(rows.items())]
+
+    def _targets(
+        self, indices: tuple[int, ...], shard: int | None, rest: Tensor, spans: list[tuple[int, int, int]]
+    ) -> tuple[tuple[Tensor, ...], list[tuple[int, int]]]:
+        """Where in ``rest`` each tail is copied to, and (start there, place in the call) of each."""
+        begins: dict[int, int] = {}
+        taken = 0
+        for group, start, stop in spans:
+            begins[group] = taken - self._spans[group][0] - start * self.k
+            taken += (stop - start) * self.k
+        targets: list[Tensor] = []
+        pieces: list[tuple[int, int]] = []
+        for place, index in enumerate(indices):
+            if not self._tails[index]:
+                continue
+            start, stop = (slot + begins[self._group_of[index]] for slot in self._slot(index, shard))
+            target_WC = rest[start:stop].view(-1, self._tails[index])
+            targets.extend(target_WC.unbind(0) if self._in_cache else [target_WC])
+            pieces.append((start, place))
+        return tuple(targets), pieces
+
+    def _slot(self, index: int, shard: int | None) -> tuple[int, int]:
+        """First and last element (exclusive) of a parameter's tail, or one shard of it, in the vector of all tails."""
+        tail = self._tails[index]
+        start = self._slots[index] + (shard or 0) * tail
+        return start, start + (self.shards if shard is None else 1) * tail
 
     def _place_tails(self, num_groups: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Where each parameter's tail starts in the vector of all tails, and each group's span, a multiple of k."""
@@ -247,20 +374,5 @@ class Sketcher:
 
 
 def _rows(x: Tensor, height: int, *, dim: int = 0) -> tuple[Tensor, ...]:
-    """Views of at most ``height`` rows of ``x`` along ``dim``."""
+    """Views of at most ``height`` of ``x`` along ``dim``."""
     return torch.split(x, height, dim=dim)
-
-
-def _wide(block: Tensor) -> Tensor:
-    """The block in float32, or as it is in float64."""
-    return block if block.dtype in _WIDE else block.float()
-
-
-def _joined(squares: list[Tensor], pieces: list[Tensor]) -> Tensor:
-    """Float64 [m] the square sums that there are, then those of the pieces, made in one call."""
-    parts = [torch.stack(squares).double()] if squares else []
-    if pieces:
-        kind = torch.float64 if pieces[0].dtype == torch.float64 else torch.float32
-        norms = torch._foreach_norm(pieces, 2, dtype=kind)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        parts.append(torch.stack(norms).double().square())
-    return torch.cat(parts)

@@ -8,6 +8,7 @@ Letters: P parameters, G groups, k sketch length, W shards.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -75,7 +76,7 @@ class GradientProbe:
         """
         index_of = self.layout.index_of
         pairs = [
-            (index_of[id(param)], gradient.detach())
+            (index_of[id(param)], gradient.detach() if gradient.requires_grad else gradient)
             for param, gradient in gradients
             if id(param) in index_of and gradient.layout == torch.strided
         ]
@@ -102,26 +103,23 @@ class GradientProbe:
         """Per phase, ``<phase>_norm2`` float64 [P] (NaN-free: -1 where nothing was seen) and ``<phase>_sketch``
         float64 [G*k].
         """
-        device = device_of(self.layout)
-        empty_k = torch.zeros(self.layout.k, dtype=torch.float64, device=device)
+        shape = (len(self.layout.groups), self.layout.k)
+        like = {"dtype": torch.float64, "device": device_of(self.layout)}
         out: dict[str, Tensor] = {}
         for phase, seen in self._seen.items():
             if not seen.calls:
                 continue
-            members: list[list[Tensor]] = [[] for _ in self.layout.groups]
-            norms = [torch.full((), MISSING, dtype=torch.float64, device=device)] * len(self.layout.names)
-            for index in seen.zero:
-                norms[index] = torch.zeros((), dtype=torch.float64, device=device)
+            norm2 = torch.full((len(self.layout.names),), MISSING, **like)
+            for index in seen.zero:  # one by one: a list of them would have to be copied to the device
+                norm2[index].zero_()
+            sketch = torch.zeros(shape, **like)
             for measured in seen.calls.values():
-                for index, norm2 in zip(measured.indices, measured.norm2.unbind(0), strict=True):
-                    norms[index] = norm2
-                for group, sketch in measured.sketches.items():
-                    members[group].append(sketch)
-            sums = [torch.stack(one).sum(dim=0) if one else empty_k for one in members]
-            out[f"{phase}_norm2"] = torch.stack(norms)
-            out[f"{phase}_sketch"] = torch.cat(sums)
+                norm2.index_copy_(0, measured.positions, measured.norm2)
+                sketch.index_add_(0, measured.groups, measured.sketch)
+            out[f"{phase}_norm2"] = norm2
+            out[f"{phase}_sketch"] = sketch.view(-1)
             if seen.added:
-                out[f"{phase}_group_norm2"] = torch.stack(sums).square().sum(dim=1)
+                out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
         return out
 
     def _keep(self, pairs: list[tuple[int, Tensor]], *, add: bool) -> None:
@@ -131,5 +129,4 @@ class GradientProbe:
 
 
 def _sum(first: Measured, second: Measured) -> Measured:
-    sketches = {group: value + second.sketches[group] for group, value in first.sketches.items()}
-    return Measured(first.indices, first.norm2 + second.norm2, sketches)
+    return dataclasses.replace(second, norm2=first.norm2 + second.norm2, sketch=first.sketch + second.sketch)
