@@ -6,18 +6,19 @@ import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from trueline.analyze.check_run import CheckReport
+    from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
     from trueline.store.reader import Run
 
 __version__ = "0.1.0"
-__all__ = ["check", "open_run", "report", "watch"]
+__all__ = ["check", "open_run", "report", "seed_all", "watch"]
 
 
 def watch(
@@ -78,3 +79,23 @@ def report(
     """
     several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     return importlib.import_module("trueline.view.report").write_report(several, Path(out), overwrite=overwrite)
+
+
+def seed_all(
+    seed: int = 1234,
+    *,
+    deterministic: bool | Literal["warn"] = False,
+    dropout: bool | None = None,
+    per_rank: bool = False,
+) -> SeedReport:
+    """Seed every random stream of this process, and report what was set and what may differ all the same.
+
+    Seeded are Python's ``random``, NumPy's global stream, torch on the CPU and on every device, and through torch the
+    workers of a ``DataLoader``. ``deterministic`` makes torch use deterministic algorithms: an operation that has none
+    raises, or with ``"warn"`` warns. ``dropout=False`` turns dropout off in this thread whatever model calls it, until
+    ``dropout=True``. Every rank gets the same streams, as it takes for equal initial weights; with ``per_rank`` each
+    gets those of ``seed`` plus its global rank. Raises ``InputError`` for what cannot be a seed.
+    """
+    from trueline.capture.seeding import seed_all as seed_here
+
+    return seed_here(seed, deterministic=deterministic, dropout=dropout, per_rank=per_rank)

@@ -1,0 +1,87 @@
+"""Dropout off for everything that a thread calls, and on again, without touching a model or a function of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+OP_NAMES = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+RNN_NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+_WHERE: dict[Any, tuple[str, int]] = {
+    **{
+        getattr(functional, name): ("p", 1)
+        for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+    },
+    **{
+        getattr(where, name + ending): ("p", 1)
+        for where in (torch, torch.ops.aten)
+        for name in OP_NAMES
+        for ending in ("", "_")
+    },
+    torch.native_dropout: ("p", 1),
+    torch.ops.aten.native_dropout: ("p", 1),
+    functional.scaled_dot_product_attention: ("dropout_p", 4),
+    torch.ops.aten.scaled_dot_product_attention: ("dropout_p", 4),
+    functional.multi_head_attention_forward: ("dropout_p", 10),
+}
+"""Which argument is the probability, by its name and place, of every function of torch that drops values."""
+
+NOT_SEEN = "in other threads, inside TorchScript, and in kernels that are not torch's own"
+
+_RNNS = frozenset(getattr(torch, name) for name in RNN_NAMES)
+
+
+class NoDropout(TorchFunctionMode):
+    """While entered, every call of torch that drops values does so with probability 0: it returns its input.
+
+    Such a call draws no random numbers, so that what follows it draws others than it did with dropout. Calls are seen
+    however they were imported, in modules and out of them, in the recomputation of checkpoints, and in what
+    `torch.compile` traces; ``NOT_SEEN`` has those that are not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = True
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.active:
+            known = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
+            if known in _WHERE:
+                args, kwargs = _without(*_WHERE[known], args, kwargs)
+            elif func in _RNNS:
+                args = _rnn_without(args)
+        return func(*args, **kwargs)
+
+
+def switch_dropout(*, on: bool) -> None:
+    """Turn dropout off for this thread, or on again where it was turned off here before."""
+    stack = torch.overrides._get_current_function_mode_stack()
+    modes = [mode for mode in stack if isinstance(mode, NoDropout)]
+    for mode in modes:
+        mode.active = not on
+    if on and modes and modes[-1] is stack[-1]:
+        modes[-1].__exit__(None, None, None)  # only the last one in can be taken out
+    if not on and not modes:
+        NoDropout().__enter__()  # stays on torch's own stack of modes: there is no end to leave it at
+
+
+def _without(
+    name: str, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if len(args) > place:
+        return (*args[:place], 0.0, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: 0.0}
+
+
+def _rnn_without(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of (input, states, weights, biased, layers, dropout, …), or packed (input, batch sizes, states, …)."""
+    place = 5 if len(args) > 3 and isinstance(args[3], bool) else 6
+    return (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
