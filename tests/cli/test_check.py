@@ -9,10 +9,21 @@ import pytest
 from benchmarks.exact_checks.simulate import Size, same_batches
 from tests.unit.synthetic_run import healthy_rows, sample_rows, write_run
 
+from trueline.cli.main import main
 
-def trueline(*words):
-    code = "from trueline.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+
+@pytest.fixture
+def trueline(monkeypatch, capsys):
+    """The command in this process."""
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["trueline", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(left.value.code or 0), printed.out, printed.err)
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +40,14 @@ def runs(tmp_path_factory):
 
 
 def test_nothing_found_is_exit_code_0(runs):
-    done = trueline("check", runs / "healthy")
+    code = "from trueline.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "check", str(runs / "healthy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Nothing found in 8 checks; 8 checks could not run." in done.stdout
 
 
-def test_findings_are_exit_code_1_and_say_where(runs):
+def test_findings_are_exit_code_1_and_say_where(trueline, runs):
     done = trueline("check", runs / "faulty")
     text = " ".join(done.stdout.split())
 
@@ -45,7 +58,7 @@ def test_findings_are_exit_code_1_and_say_where(runs):
     assert text.endswith("2 errors in 10 checks; 6 checks could not run.")
 
 
-def test_json_is_one_document_of_the_contract(runs):
+def test_json_is_one_document_of_the_contract(trueline, runs):
     done = trueline("check", runs / "faulty", "--json")
     document = json.loads(done.stdout)
 
@@ -70,13 +83,13 @@ def test_json_is_one_document_of_the_contract(runs):
     assert (len(document["checks_run"]), len(document["checks_not_run"])) == (10, 6)
 
 
-def test_an_empty_run_is_exit_code_3(runs):
+def test_an_empty_run_is_exit_code_3(trueline, runs):
     done = trueline("check", runs / "empty")
     assert done.returncode == 3
     assert "nothing can be told" in done.stdout
 
 
-def test_what_is_no_run_is_exit_code_2_in_one_sentence(runs):
+def test_what_is_no_run_is_exit_code_2_in_one_sentence(trueline, runs):
     for path in (runs, runs / "nothing"):
         done = trueline("check", path)
         assert done.returncode == 2
