@@ -1,0 +1,142 @@
+"""Statistics of one tensor in one pass over memory: counts, finite extremes, sum and sum of squares.
+
+Letters: S the nine statistics in the order of ``schema.records.STAT_NAMES``, E the 256 exponents, N elements.
+
+Every dtype is measured as what it is worth; float32 holds sums of 16-bit floats and float64 those of integers (beyond
+2⁵³ they round). A complex number counts as two, its real and its imaginary part. What is subnormal depends on the
+tensor's own dtype: 1e-5 is in float16.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
+from trueline.tensor.layout import blocks, in_memory_order
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def unmeasurable(x: Tensor) -> str | None:
+    """Why ``x`` has no statistics, as a short clause; None where it has.
+
+    Cheap, and reads no values. A subclass that has values of its own in other tensors (DTensor, nested, fake) is not
+    measurable as such: hand over the tensor that it wraps.
+    """
+    if type(x) not in _PLAIN and _wraps(x):
+        return f"a {type(x).__name__} has its values in other tensors"
+    if x.layout != torch.strided:
+        return f"layout {str(x.layout).removeprefix('torch.')} is not measured"
+    if x.device.type == "meta":
+        return "a meta tensor has no values"
+    if x.dtype not in MEASURABLE:
+        return f"dtype {str(x.dtype).removeprefix('torch.')} is not measured"
+    if torch._is_functional_tensor(x):  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return "a functional tensor has no values"
+    return None
+
+
+def _wraps(x: Tensor) -> bool:
+    """Whether the subclass intercepts operators: then its own memory says nothing."""
+    dispatch: Any = getattr(type(x), "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not getattr(Tensor, "__torch_dispatch__", None)
+
+
+def num_measured(x: Tensor) -> int:
+    """How many numbers the statistics of ``x`` count: its elements, or twice as many where they are complex."""
+    return 2 * x.numel() if x.is_complex() else x.numel()
+
+
+class HostMeter:
+    """Measures tensors in host memory. The scratch buffers are made once; one object per thread.
+
+    It calls torch and NumPy: where a torch function or dispatch mode is on, turn it off around a call, or it sees them.
+    """
+
+    def __init__(self) -> None:
+        scratch = Scratch()
+        self._lanes: dict[torch.dtype, Lane] = {dtype: lane_of(dtype, scratch) for dtype in MEASURABLE}
+
+    def stats_into(self, x: Tensor, out_S: NDArray[np.float64]) -> None:
+        """Write the nine statistics of a CPU tensor that is not ``unmeasurable`` to ``out_S`` (float64 [9]).
+
+        NaN for the extremes where nothing is finite. ``x`` may be empty, strided, expanded, and require gradients; it
+        is copied at most ``CHUNK`` elements at a time, but for one whose conjugation is still pending.
+        """
+        x = x.detach()
+        lane = self._lanes[x.dtype]
+        if x.is_complex():
+            x = torch.view_as_real(x.resolve_conj())
+        if x.dim() == 0 and x.is_floating_point():
+            out_S[:] = of_one(x.item(), x.dtype)
+        elif 0 < x.numel() <= CHUNK and x.is_contiguous() and not x.is_neg():
+            out_S[:] = lane.stats(x)
+        else:
+            out_S[:] = _in_blocks(x.resolve_neg(), lane)
+
+
+def _in_blocks(x: Tensor, lane: Lane) -> Stats:
+    if x.numel() == 0:
+        return EMPTY
+    flat, times = (x.view(-1), 1) if x.is_contiguous() else in_memory_order(x)
+    total = EMPTY
+    for block in torch.split(flat, CHUNK) if flat.is_contiguous() else blocks(flat, CHUNK):
+        part = lane.stats(block.contiguous())
+        total = part if total is EMPTY else _add(total, part)
+    return total if times == 1 else _repeat(total, times)
+
+
+def _add(a: Stats, b: Stats) -> Stats:
+    """Both together; an extreme of NaN says that nothing was finite, and compares False."""
+    low = a[5] if a[5] <= b[5] or b[5] != b[5] else b[5]
+    high = a[6] if a[6] >= b[6] or b[6] != b[6] else b[6]
+    counts = (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])
+    return (*counts, low, high, a[7] + b[7], a[8] + b[8])
+
+
+def _repeat(one: Stats, times: int) -> Stats:
+    nan, pos_inf, neg_inf, zero, subnormal, low, high, total, square = one
+    counts = (nan * times, pos_inf * times, neg_inf * times, zero * times, subnormal * times)
+    return (*counts, low, high, total * times, square * times)
+
+
+def measure_on_device(x: Tensor) -> Tensor:
+    """float64 [9] statistics on the device of ``x``, in the order of ``STAT_NAMES``, without synchronising.
+
+    Float32 [9] on MPS, which has no float64: there counts above 2²⁴ are rounded. Temporaries are of the size of ``x``.
+    """
+    x = x.detach()
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    if x.numel() == 0:
+        return torch.tensor(EMPTY, dtype=wide).to(x.device, non_blocking=True)
+    x_N = x.reshape(-1).to(_width(x.dtype, wide))
+    size_N = x_N.abs()
+    finite_N = size_N < math.inf
+    least = torch.finfo(x.dtype).smallest_normal if x.is_floating_point() else 0.0
+    counts = [x_N != x_N, x_N == math.inf, x_N == -math.inf, x_N == 0, (size_N < least) & (x_N != 0)]
+    kept_N = torch.where(finite_N, x_N, 0)
+    low = torch.where(finite_N, x_N, math.inf).amin()
+    high = torch.where(finite_N, x_N, -math.inf).amax()
+    none = low > high
+    return torch.stack(
+        [
+            *(chosen_N.sum().to(wide) for chosen_N in counts),
+            torch.where(none, math.nan, low).to(wide),
+            torch.where(none, math.nan, high).to(wide),
+            kept_N.sum(dtype=wide),
+            kept_N.to(wide).square().sum(),
+        ]
+    )
+
+
+def _width(dtype: torch.dtype, widest: torch.dtype) -> torch.dtype:
+    """Float32 where it holds every value of the dtype, else the widest that the device has."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize <= 4 else widest
