@@ -10,12 +10,15 @@ import numpy as np
 from trueline.analyze import parts
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.exchangeability import Floats, Ints
+from trueline.analyze.kept import kept
 from trueline.analyze.series import WorkerSeries
 
 NUM_PART_DETECTORS = 5
 """That the promise's share of parts is split over, per declared group: batches too close together, and agreement place
 by place (``dispersion-low``); batches too far apart, and lasting differences in the loss and in the gradient norm
 (``dispersion-high``)."""
+
+_ALL_BETS = parts.LOW_BETS + parts.HIGH_BETS
 
 
 def alike_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
@@ -60,7 +63,22 @@ def parts_alarm(
     """The alarm of the detector that re-deals parts, and the indices of the steps that its own indices count: those
     that say something. None where it stays below ``threshold``.
     """
-    log_e_TB = parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance)
+    return _alarm(parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance), threshold)
+
+
+def whole_alarm(
+    series: WorkerSeries, members: tuple[int, ...], *, bets: tuple[float, ...], threshold: float
+) -> tuple[Alarm, Ints] | None:
+    """The same for all parts of ``members``, which several checks ask for."""
+    return _alarm(_evidence(series, members)[:, [_ALL_BETS.index(bet) for bet in bets]], threshold)
+
+
+@kept
+def _evidence(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
+    return parts.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
+
+
+def _alarm(log_e_TB: Floats, threshold: float) -> tuple[Alarm, Ints] | None:
     rows = np.flatnonzero(np.any(log_e_TB != 0, axis=1)).astype(np.int64)
     alarm = alarm_of(log_e_TB[rows], threshold=threshold)
     return None if alarm is None else (alarm, rows)

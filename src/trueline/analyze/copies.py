@@ -15,7 +15,7 @@ import numpy as np
 
 from trueline.analyze import pairs, parts
 from trueline.analyze.alarms import Alarm, alarm_of
-from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of
+from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of, whole_alarm
 from trueline.analyze.exchangeability import Floats, Ints
 from trueline.analyze.kept import kept
 from trueline.analyze.outliers import named_outliers
@@ -195,7 +195,7 @@ def whole_batches(
         return None
     threshold = promise.log_threshold("parts", among=num_part_detectors(series))
     dealt = parts_of(series, members)
-    alarmed = parts_alarm(dealt, series.steps, bets=parts.LOW_BETS, threshold=threshold)
+    alarmed = whole_alarm(series, members, bets=parts.LOW_BETS, threshold=threshold)
     if alarmed is None:
         return None
     copies = {rank for close in found for rank in close.ranks[1:]}

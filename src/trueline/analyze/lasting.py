@@ -14,7 +14,7 @@ differ for good, as with a data mixture each, even where none is far enough from
 Samples that are alike inside one batch (buckets of length, several answers to one prompt) do not break it: workers are
 exchangeable as wholes.
 
-Letters: T steps, N workers, B bets.
+Letters: T steps, N workers, P pairs, B bets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.exchangeability import Floats
+from trueline.analyze.exchangeability import Bools, Floats
 
 MEMORIES: tuple[float, ...] = (10.0, 50.0, 250.0)
 """Steps that the means of the past reach back; each is a bet."""
@@ -55,15 +55,11 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0) -> Fl
     that is bet on, which keeps the expectation at most 1 for shifts up to it.
     """
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
+    measured_TN = np.isfinite(scores_TN)
+    known_TN = np.where(measured_TN, scores_TN, 0.0)
     out = np.zeros((len(scores_TN), len(MEMORIES)))
     for b, memory in enumerate(MEMORIES):
-        keep = math.exp(-1 / memory)
-        total, weight = np.zeros(scores_TN.shape[1]), np.zeros(scores_TN.shape[1])
-        for t, scores in enumerate(scores_TN):
-            measured = np.isfinite(scores)
-            out[t, b] = _log_e(total / (weight + _PRIOR_STEPS), np.where(measured, scores, np.nan), allowance[t])
-            total = keep * total + np.where(measured, scores, 0.0)
-            weight = keep * weight + measured
+        out[:, b] = _log_e(_past_means(known_TN, measured_TN, memory), scores_TN, allowance)
     return out
 
 
@@ -109,14 +105,34 @@ def lasting_spread(values_TN: Floats) -> LastingSpread | None:
     )
 
 
-def _log_e(mean_N: Floats, scores_N: Floats, allowance_N: Floats) -> float:
-    present = np.flatnonzero(np.isfinite(scores_N))
-    order = present[np.argsort(mean_N[present], kind="stable")]
-    half = len(order) // 2
-    low, high = order[:half], order[::-1][:half]
-    apart = mean_N[high] - mean_N[low]
-    gap = scores_N[high] - scores_N[low] - allowance_N[high] - allowance_N[low]
-    return float(np.sum(math.log(2) - np.logaddexp(0.0, -apart * gap)))
+def _past_means(known_TN: Floats, measured_TN: Bools, memory: float) -> Floats:
+    """[T, N] the mean score of each worker at the steps before each."""
+    keep = math.exp(-1 / memory)
+    out = np.empty_like(known_TN)
+    total, weight = np.zeros(known_TN.shape[1]), np.zeros(known_TN.shape[1])
+    for t, (known_N, measured_N) in enumerate(zip(known_TN, measured_TN, strict=True)):
+        out[t] = total / (weight + _PRIOR_STEPS)
+        total = keep * total + known_N
+        weight = keep * weight + measured_N
+    return out
+
+
+def _log_e(mean_TN: Floats, scores_TN: Floats, allowance_TN: Floats) -> Floats:
+    """[T] the logs for one memory: of those measured at a step, pair the highest mean with the lowest, and inwards."""
+    measured_TN = np.isfinite(scores_TN)
+    order_TN = np.argsort(np.where(measured_TN, mean_TN, np.inf), axis=1, kind="stable")
+    count_T1 = np.count_nonzero(measured_TN, axis=1)[:, None]
+    pair_P = np.arange(scores_TN.shape[1] // 2, dtype=np.int64)
+    low_TP = order_TN[:, : len(pair_P)]
+    high_TP = np.take_along_axis(order_TN, np.maximum(count_T1 - 1 - pair_P, 0), axis=1)
+
+    mean, score, allowed = (
+        (np.take_along_axis(values_TN, high_TP, axis=1), np.take_along_axis(values_TN, low_TP, axis=1))
+        for values_TN in (mean_TN, np.where(measured_TN, scores_TN, 0.0), allowance_TN)
+    )
+    gap_TP = score[0] - score[1] - allowed[0] - allowed[1]
+    log_e_TP = math.log(2) - np.logaddexp(0.0, -(mean[0] - mean[1]) * gap_TP)
+    return np.asarray(np.where(pair_P < count_T1 // 2, log_e_TP, 0.0).sum(axis=1), dtype=np.float64)
 
 
 def _means(values: Floats, *, axis: int) -> Floats:

@@ -88,7 +88,7 @@ def log_e_values(
             continue
         values, sizes = pool
         observed, others = _between_shares(values, sizes, step=int(steps_T[t]))
-        out[t] = [_log_e(observed, others, len(values), bet, allowance) for bet in bets]
+        out[t] = _log_e(observed, others, len(values), np.asarray(bets), allowance)
     return out
 
 
@@ -204,15 +204,16 @@ def _between(dealt_MP: Floats, sizes: tuple[int, ...]) -> Floats:
     return np.asarray((np.square(np.add.reduceat(dealt_MP, starts, axis=1)) / np.array(sizes)).sum(axis=1))
 
 
-def _log_e(observed: float, others_M: Floats, num_parts: int, bet: float, allowance: float) -> float:
-    odds = observed / max(1 - observed, 1e-300) * (1 / allowance if bet > 1 else allowance)
-    own = _log_f(np.array([1.0 if math.isinf(odds) else odds / (1 + odds)]), num_parts, bet)
-    everyone = np.concatenate([own, _log_f(others_M, num_parts, bet)])
-    return float(own[0] - np.logaddexp.reduce(everyone) + math.log(len(everyone)))
-
-
-def _log_f(share_M: Floats, num_parts: int, bet: float) -> Floats:
-    return -(num_parts - 1) / 2 * np.log1p(np.clip(share_M, 0.0, 1.0) * (1 / bet - 1))
+def _log_e(observed: float, others_M: Floats, num_parts: int, bets_B: Floats, allowance: float) -> Floats:
+    """[B] natural logs of the e-values of one step, the observed deal among the re-deals."""
+    odds_B = observed / max(1 - observed, 1e-300) * np.where(bets_B > 1, 1 / allowance, allowance)
+    share_BM = np.empty((len(bets_B), 1 + len(others_M)))
+    share_BM[:, 0] = np.where(np.isinf(odds_B), 1.0, odds_B / (1 + np.where(np.isinf(odds_B), 0.0, odds_B)))
+    share_BM[:, 1:] = others_M
+    log_f_BM = -(num_parts - 1) / 2 * np.log1p(np.clip(share_BM, 0.0, 1.0) * (1 / bets_B - 1)[:, None])
+    top_B = log_f_BM.max(axis=1)
+    log_sum_B = top_B + np.log(np.exp(log_f_BM - top_B[:, None]).sum(axis=1))
+    return np.asarray(log_f_BM[:, 0] - log_sum_B + math.log(share_BM.shape[1]), dtype=np.float64)
 
 
 def _num_deals(sizes: tuple[int, ...]) -> int:

@@ -57,7 +57,7 @@ import numpy as np
 
 from trueline.analyze import lasting, parts
 from trueline.analyze.alarms import Alarm, alarm_of, steps_needed
-from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of
+from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of, whole_alarm
 from trueline.analyze.evidence import Floats, Ints, capitalized, ranks_text, sites_of
 from trueline.analyze.exchangeability import scores
 from trueline.analyze.promise import Promise, promise_of
@@ -169,7 +169,7 @@ def _lasting_alarm(values_RM: Floats, allowance_RM: Floats, threshold: float) ->
 def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float) -> _Excess | None:
     """Parts that are alike within batches, for no worker in particular, and not for the furthest one alone."""
     dealt = parts_of(series, members)
-    found = parts_alarm(dealt, series.steps, bets=parts.HIGH_BETS, threshold=threshold)
+    found = whole_alarm(series, members, bets=parts.HIGH_BETS, threshold=threshold)
     if found is None:
         return None
     alarm, rows = found
