@@ -46,7 +46,7 @@ class TinyLM(nn.Module):
         return self.head(self.drop(x))
 
 
-def train(rank, world, case, out):
+def train(rank, world, case, out, records=None):
     torch.manual_seed(0)
     model, wrapped = build(case)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
@@ -55,6 +55,7 @@ def train(rank, world, case, out):
         import trueline
 
         plan = {"every": 1, "params_every": 2, "exact": case.get("exact", False), "matrix_every": 2}
+        plan |= records or {}
         watch = trueline.watch(wrapped, optimizer, out=out, plan=plan)
     if "hook" in case:
         register(wrapped, case["hook"])

@@ -35,6 +35,7 @@ from trueline.capture.probes.optimizer import hyper_parameters
 from trueline.capture.probes.parts import STEPS_AT_START, PartProbe
 from trueline.capture.probes.replicas import buffer_digests, param_digests
 from trueline.capture.probes.streams import rng_digests
+from trueline.capture.record.start import make_session
 from trueline.capture.schedule import Recheck, Schedule
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
@@ -83,6 +84,14 @@ class Recorder:
         self.passes = 0
         self._adapter = adapter
         self._outlet = Outlet(sink, rank=team.rank)
+        self.session = make_session(
+            model,
+            plan=plan,
+            write=self._outlet.write,
+            failed=lambda error: self._break("recording", error),
+            rank=team.rank,
+            notes=adapter.notes,
+        )
         self._schedule = Schedule(plan)
         self._recheck = Recheck()
         self._broken: set[str] = set()
@@ -102,11 +111,13 @@ class Recorder:
     def guarded(self, part: str) -> Iterator[None]:
         """Count the time inside as Trueline's own, and turn an exception of ours into a Finding: training goes on."""
         begin = time.perf_counter()
+        self.session.pause()
         try:
             yield
         except Exception as error:
             self._break(part, error)
         finally:
+            self.session.resume()
             self._own_s += time.perf_counter() - begin
 
     def enter_forward(self) -> None:
@@ -129,6 +140,7 @@ class Recorder:
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
         """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
+        self.session.begin_update(type(optimizer).__name__, gradients_ready=gradients_ready)
         if not self._schedule.within(self._step):
             return
         with self.guarded("optimizer"):
@@ -141,6 +153,7 @@ class Recorder:
 
     def after_update(self) -> None:
         """The update is done: the step ends, its row is written, the next one opens."""
+        self.session.close_step()
         if self._schedule.within(self._step):
             if self._record is None:
                 self._gather()
@@ -187,6 +200,7 @@ class Recorder:
         """Write what is left, close the Sink, and leave the model as it was."""
         with self.guarded("close"):
             self.drain(patience_s=exchange.PATIENCE_S)
+        self.session.detach()
         self._adapter.detach()
         self.loader.detach()
         self.loss.detach()
@@ -203,7 +217,7 @@ class Recorder:
         self._await_decision()
         self._sampled = self._schedule.samples(self._step) and "gradients" not in self._broken
         self._keeps = self._sampled and self._schedule.keeps_sketches(self._step)
-        if self._sampled and not self.layout.fits(self.model):
+        if self._sampled and not self.layout.fits():
             with self.guarded("gradients"):
                 self._shape_layout()
         self.gradients.begin(
@@ -213,6 +227,7 @@ class Recorder:
         )
         starts = 0 <= self._step - self.plan.steps[0] < STEPS_AT_START
         self.parts.begin(active=self._keeps or starts)
+        self.session.open_step(self._step)
 
     def _await_decision(self) -> None:
         """Before a step is chosen, every sum that may change the interval from here on must be in: all ranks decide
@@ -228,7 +243,7 @@ class Recorder:
 
     def _shape_layout(self) -> None:
         self.layout: Layout = make_layout(
-            self.model, patterns=self.plan.names, max_groups=self.plan.max_groups, shards=self._adapter.shards
+            self.model, patterns=self.plan.param_names, max_groups=self.plan.max_groups, shards=self._adapter.shards
         )
         self.gradients = GradientProbe(self.layout)
         self._adapter.attach(self.gradients, self.guarded)
@@ -341,6 +356,8 @@ class Recorder:
         self._follow_budget(sums, record)
 
     def _follow_budget(self, sums: derive.Sums, record: StepRecord) -> None:
+        if self.plan.every is not None:
+            return
         worst = {name: float(sums.scalars[:, derive.SCALARS.index(name)].max()) for name in ("plain", "sampled")}
         step_s = float(sums.scalars[:, derive.SCALARS.index("step_s")].min())
         self._schedule.spent(plain_s=worst["plain"], sampled_s=worst["sampled"], step_s=step_s)

@@ -24,6 +24,7 @@ from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap, watched_parameters
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
+from trueline.capture.record.start import require_sites
 from trueline.capture.recorder import Recorder
 from trueline.schema.errors import CaptureError, InputError, PlanError, TruelineError
 from trueline.schema.plan import Plan
@@ -58,7 +59,8 @@ class Watch:
     ) -> None:
         self.run_path = run_path
         self._optimizers = _as_refs(optimizer)
-        watched_parameters(model, patterns=plan.names)
+        watched_parameters(model, patterns=plan.param_names)
+        require_sites(model, plan)
         _require_ranks(plan)
         adapter = choose_adapter(model, process_group)
         team = make_team(adapter.process_group or process_group)
@@ -95,6 +97,10 @@ class Watch:
         """
         with self._recorder.guarded("loss"):
             self._recorder.loss.give(loss, tokens)
+
+    def save(self, name: str, value: Tensor) -> None:
+        """Record ``value`` and its gradient under ``name`` in the steps that are recorded; nothing in the others."""
+        self._recorder.session.save(name, value)
 
     def use_loader_probe(self, probe: DataLoaderProbe) -> None:
         """Take the epoch from a probe that has listened since before watching began."""
@@ -233,12 +239,14 @@ def _compiled_in_place(module: nn.Module) -> bool:
 def _require_ranks(plan: Plan) -> None:
     """Raise ``PlanError`` where the plan declares a rank that there is none of."""
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    unknown = sorted(rank for group in plan.worker_groups for rank in group if rank >= world)
-    if unknown:
-        raise PlanError(
-            f"The plan's worker_groups name rank {unknown[0]}, but the ranks of this job are 0 to {world - 1}. "
-            "Name ranks that there are."
-        )
+    named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
+    for key, ranks in named.items():
+        unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
+        if unknown:
+            raise PlanError(
+                f"The plan's {key} name rank {unknown[0]}, but the ranks of this job are 0 to {world - 1}. "
+                "Name ranks that there are."
+            )
 
 
 def _open_together(team: Team, make_sink: SinkMaker) -> Sink:

@@ -6,13 +6,18 @@ import difflib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trueline.schema.errors import PlanError
 
-PRESETS: tuple[str, ...] = ("workers",)
+Preset = Literal["workers", "modules", "ops", "mix"]
+Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
+Depth = Literal["structure", "stats", "fingerprint", "tensor"]
+
+PRESETS: tuple[str, ...] = get_args(Preset)
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 FALSE_ALARMS = 0.1
 """Expected false alarms per 10,000 healthy steps unless a plan asks for others (docs/decisions/0003)."""
@@ -24,18 +29,27 @@ class Plan(BaseModel):
     ``every`` is the interval, in optimizer steps, of the gradient signals; ``None`` lets the recorder choose the
     smallest one that keeps its own host time under ``budget`` (fraction of step time). Losses and sample digests are
     taken at every step: coverage cannot be judged from a sample of it.
+
+    The presets ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
+    gradients of modules, of every call at the torch API level, or of both. The keys from ``ranks`` on are about that.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: Literal["workers"] = Field(default="workers", description="what the other keys start from")
+    preset: Preset = Field(default="workers", description="what the other keys start from")
     steps: tuple[int, int | None] = Field(default=(0, None), description="first step, and the one after the last")
-    every: int | None = Field(default=None, ge=1, description="gradient signals every so many steps; unset: by budget")
+    every: int | None = Field(
+        default=None,
+        ge=1,
+        description="gradient signals (unset: by budget) and records (unset: every step) every so many steps",
+    )
     params_every: int = Field(default=50, ge=1, description="parameter and buffer digests every so many steps")
     matrix_every: int = Field(default=50, ge=1, description="keep the sketches (N x N cosines) every so many steps")
     exact: bool = Field(default=False, description="exact cosines by gathering gradients: costs a copy of them")
     budget: float = Field(default=0.01, gt=0, le=1, description="fraction of step time")
-    names: tuple[str, ...] = Field(default=("*",), description="globs over parameter names that are watched")
+    names: tuple[str, ...] = Field(
+        default=("*",), description="globs over the names of watched parameters; where steps are recorded, of sites"
+    )
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
     max_groups: int = Field(default=16, ge=1, le=256, description="parameter groups that get a norm and sketch each")
@@ -50,6 +64,28 @@ class Plan(BaseModel):
         description="groups of global ranks that are meant to be alike and are compared among themselves only; "
         "a rank in none is compared with no one. Empty: all are alike",
     )
+    ranks: tuple[int, ...] | None = Field(default=None, description="global ranks that record; unset: all")
+    phases: tuple[Phase, ...] = Field(default=PHASES, min_length=1, description="which phases are recorded")
+    between: tuple[str, str] | None = Field(
+        default=None, description="globs over site names: record from the first to the last call that match, inclusive"
+    )
+    depth: Depth = Field(default="stats", description="each includes the one before; tensor stores the values")
+    stacks: bool = Field(default=True, description="keep the call stack of every op, user code only")
+    first_rows: int | None = Field(default=None, ge=1, description="store only so many rows of a tensor's first dim")
+    exponents: bool = Field(default=False, description="keep a histogram of the exponents of every value")
+    max_bytes: int = Field(
+        default=10 * 2**30, ge=1, description="bytes of stored tensors a rank, after which only statistics are kept"
+    )
+
+    @property
+    def records(self) -> bool:
+        """Whether what the steps compute is recorded."""
+        return self.preset != "workers"
+
+    @property
+    def param_names(self) -> tuple[str, ...]:
+        """Globs over the parameters whose gradients are watched: all of them where ``names`` is about sites."""
+        return ("*",) if self.records else self.names
 
     @field_validator("worker_groups")
     @classmethod

@@ -1,0 +1,293 @@
+"""The rows of one step while it runs: every value is measured once, however often it is seen.
+
+A value is known by its storage, the storage's version, and the view of it; storages are held weakly, which keeps their
+address from being used again within the step without keeping their memory.
+
+Letters: M measured rows, S statistics, E exponent bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueline.capture.host_copy import HostCopy
+from trueline.capture.record.values import PLAIN, opened, stored
+from trueline.schema.plan import Plan
+from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
+from trueline.schema.roles import Record
+from trueline.tensor import measure
+from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device
+
+_MEASURED_FIRST = 2_048
+_WHOLE: Mapping[str, Any] = MappingProxyType({})
+_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of a module or operator; its rows share all that is said here."""
+
+    micro: int
+    phase: str
+    name: str
+    index: int
+    kind: str
+    api: str = ""
+    module: str = ""
+    args: str | None = None
+    """Taken by the first of its rows."""
+    stack: int | None = None
+    flags: str = ""
+
+
+class _Row(NamedTuple):
+    call: Call
+    phase: str
+    slot: str
+    flags: str
+    dtype: str
+    shape: torch.Size
+    numel: int | None
+    args: str | None
+    mesh: str | None
+    same_as: int | None
+    tensor: str | None
+    note: str | None
+
+
+class StepBuffer:
+    """Takes the values of one step and makes ``StepRecords`` of them. Used again for the next step."""
+
+    def __init__(self, plan: Plan, *, write: Callable[[Record], None]) -> None:
+        self._measures = plan.depth != "structure"
+        self._fingerprints = plan.depth in ("fingerprint", "tensor")
+        self._stores = plan.depth == "tensor"
+        self._orders = plan.depth in ("fingerprint", "tensor")
+        self._first_rows = plan.first_rows
+        self._exponents = plan.exponents
+        self._bytes_left = plan.max_bytes
+        self._write = write
+        self._meter = measure.HostMeter()
+        self._fingerprint = HostFingerprint() if self._fingerprints else None
+        self._stats_MS = np.empty((_MEASURED_FIRST, len(STAT_NAMES)))
+        self._held: list[int] = []
+        self._texts: dict[torch.dtype, str] = {}
+        self._before: dict[str, tuple[Any, ...]] = {}
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Nothing has been seen of ``step`` yet."""
+        self.step = step
+        self._rows: list[_Row] = []
+        self._measured: list[int] = []
+        self._fingerprint_M: list[int] = []
+        self._exponents_M: list[Any] = []
+        self._on_device: list[tuple[int, dict[str, Tensor]]] = []
+        self._tensors: list[tuple[HostCopy, TensorRecord]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Values seen until now are measured anew when they are seen again: someone may have changed them in a way
+        that leaves no trace in their version (a collective, a fused update).
+        """
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._storages: set[int] = set()
+        for weak in self._held:
+            torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
+        self._held.clear()
+
+    def see(self, call: Call, slot: str, x: Tensor, *, phase: str | None = None, note: str | None = None) -> None:
+        """Add the row of one value of a call, and measure it unless it was already. ``note``: why it must not be."""
+        phase = phase or call.phase
+        flags, mesh, local, whole = call.flags, None, x, _WHOLE
+        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_meta or _functorch_wrapped(x):
+            seen = opened(x)
+            local, mesh, whole, note = seen.local, seen.mesh, seen.whole, note or seen.note
+            if seen.pending_sum:
+                flags = f"{flags},pending_sum" if flags else "pending_sum"
+        same_as = tensor = numel = None
+        if local is not None and note is None and self._measures:
+            local, numel = local.detach(), local.numel()
+            key = self._key(local)
+            same_as = self._known.get(key) if key is not None else None
+            if same_as is None:
+                if key is not None:
+                    self._known[key] = len(self._rows)
+                tensor = self._measure(local, call, phase, slot, whole)
+        shape = x.shape if local is None else local.shape
+        args, call.args = call.args, None
+        self._rows.append(
+            _Row(call, phase, slot, flags, self._text(x.dtype), shape, numel, args, mesh, same_as, tensor, note)
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was recorded of the step."""
+        return not self._rows
+
+    def finish(self, stacks: list[StackRecord]) -> Unwritten:
+        """The step is over: what is to be written of it, once its numbers have reached the host."""
+        staged = [tensors for _, tensors in self._on_device]
+        names = list(staged[0]) if staged else []
+        copy = HostCopy({name: torch.stack([tensors[name] for tensors in staged]) for name in names})
+        num_M = len(self._measured)
+        finished = Unwritten(
+            step=self.step,
+            columns=self._columns(),
+            measured_M=np.array(self._measured, dtype=np.int32),
+            stats_MS=self._stats_MS[:num_M].copy() if self._measures else None,
+            fingerprint_M=np.array(self._fingerprint_M, dtype=np.uint64) if self._fingerprints else None,
+            exponents_ME=np.stack(self._exponents_M) if self._exponents_M else None,
+            device_M=np.array([index for index, _ in self._on_device], dtype=np.int64),
+            copy=copy,
+            tensors=self._tensors,
+            stacks=stacks,
+        )
+        self.begin(self.step)
+        return finished
+
+    def _key(self, x: Tensor) -> tuple[Any, ...] | None:
+        if x.is_inference():
+            return None  # has no version
+        storage = x.untyped_storage()
+        address = storage._cdata
+        if address not in self._storages:
+            self._storages.add(address)
+            self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
+        if x.is_contiguous() or (not self._orders and _is_dense(x)):
+            return (address, x._version, x.storage_offset(), x.numel(), x.dtype)
+        return (address, x._version, x.storage_offset(), x.shape, x.stride(), x.dtype)
+
+    def _measure(self, x: Tensor, call: Call, phase: str, slot: str, whole: Mapping[str, Any]) -> str | None:
+        """Measure and perhaps store a value; the key of what was stored. ``whole`` says of what it is a shard."""
+        index = len(self._measured)
+        self._measured.append(len(self._rows))
+        if index == len(self._stats_MS):
+            self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
+        if x.device.type == "cpu":
+            self._meter.stats_into(x, self._stats_MS[index])
+            if self._fingerprint is not None:
+                self._fingerprint_M.append(self._fingerprint.of(x, **whole))
+            if self._exponents:
+                self._exponents_M.append(np.asarray(measure.exponents_of(x)))
+        else:
+            self._measure_on_device(index, x, whole)
+        if not self._stores:
+            return None
+        return self._store(x, f"{call.micro}.{phase}.{call.name}#{call.index}:{slot}")
+
+    def _measure_on_device(self, index: int, x: Tensor, whole: Mapping[str, Any]) -> None:
+        found = {"stats": measure.measure_on_device(x)}
+        if self._fingerprints:
+            found["fingerprint"] = fingerprint_on_device(x, **whole)
+            self._fingerprint_M.append(0)
+        if self._exponents:
+            found["exponents"] = measure.exponents_of(x)
+            self._exponents_M.append(np.zeros(256, dtype=np.int64))
+        self._on_device.append((index, found))
+
+    def _store(self, x: Tensor, key: str) -> str | None:
+        part = x[: self._first_rows] if self._first_rows is not None and x.dim() > 0 else x
+        num_bytes = part.numel() * part.element_size()
+        if num_bytes > self._bytes_left:
+            return None
+        taken = stored(part, step=self.step, key=f"{key}/{len(self._rows)}")
+        if taken is None:
+            return None
+        self._bytes_left -= num_bytes
+        copy, record = taken
+        if copy is None:
+            self._write(record)
+        else:
+            self._tensors.append((copy, record))
+        return record.key
+
+    def _text(self, dtype: torch.dtype) -> str:
+        text = self._texts.get(dtype)
+        if text is None:
+            text = self._texts[dtype] = str(dtype).removeprefix("torch.")
+        return text
+
+    def _columns(self) -> dict[str, tuple[Any, ...]]:
+        """Columns of equal length; one that equals that of the step before is the same object."""
+        rows = self._rows
+        calls = [row.call for row in rows]
+        columns: dict[str, tuple[Any, ...]] = {
+            "micro": tuple(call.micro for call in calls),
+            "name": tuple(call.name for call in calls),
+            "call": tuple(call.index for call in calls),
+            "kind": tuple(call.kind for call in calls),
+            "api": tuple(call.api for call in calls),
+            "module": tuple(call.module for call in calls),
+            "stack": tuple(call.stack for call in calls),
+        }
+        columns |= dict(zip(_Row._fields[1:], zip(*(row[1:] for row in rows), strict=True), strict=True))
+        for name, values in columns.items():
+            if self._before.get(name) == values:
+                columns[name] = self._before[name]
+        self._before = columns
+        return columns
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the elements of ``x`` fill a stretch of memory, in whatever order: a permuted contiguous tensor."""
+    filled = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1:
+            if stride != filled:
+                return False
+            filled *= size
+    return True
+
+
+@dataclass(eq=False)
+class Unwritten:
+    """A step between its end and the arrival of its numbers on the host."""
+
+    step: int
+    columns: dict[str, tuple[Any, ...]]
+    measured_M: np.ndarray
+    stats_MS: np.ndarray | None
+    fingerprint_M: np.ndarray | None
+    exponents_ME: np.ndarray | None
+    device_M: np.ndarray
+    copy: HostCopy
+    tensors: list[tuple[HostCopy, TensorRecord]]
+    stacks: list[StackRecord]
+
+    def ready(self) -> bool:
+        """Whether everything is on the host; never blocks."""
+        return self.copy.ready() and all(copy.ready() for copy, _ in self.tensors)
+
+    def wait(self) -> None:
+        """Block until everything is on the host."""
+        for copy in (self.copy, *(copy for copy, _ in self.tensors)):
+            copy.wait()
+
+    def records(self) -> list[Record]:
+        """What is to be written, in the order that a Sink wants."""
+        host = self.copy.host
+        for name, target in (
+            ("stats", self.stats_MS),
+            ("fingerprint", self.fingerprint_M),
+            ("exponents", self.exponents_ME),
+        ):
+            if name in host and target is not None:
+                arrived = host[name].numpy()
+                target[self.device_M] = arrived.view(np.uint64) if name == "fingerprint" else arrived
+        step = StepRecords(
+            step=self.step,
+            columns=self.columns,
+            measured_M=self.measured_M,
+            stats_MS=self.stats_MS,
+            fingerprint_M=self.fingerprint_M,
+            exponents_ME=self.exponents_ME,
+        )
+        return [*(record for _, record in self.tensors), *self.stacks, step]

@@ -1,0 +1,153 @@
+"""Calls at the torch API level, as ``TorchFunctionMode`` sees them: whoever calls, and however it was imported."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+SILENT = frozenset(
+    {
+        "backward",
+        "grad",
+        "dim",
+        "size",
+        "stride",
+        "numel",
+        "nelement",
+        "element_size",
+        "item",
+        "tolist",
+        "numpy",
+        "data_ptr",
+    }
+    | {"storage_offset", "storage", "untyped_storage"}
+    | {
+        "is_inference",
+        "is_same_size",
+        "register_hook",
+        "requires_grad_",
+        "retain_grad",
+        "get_device",
+        "type",
+        "ndimension",
+    }
+    | {"record_stream", "has_names", "apply_", "map_", "result_type", "can_cast", "promote_types"}
+    | {f"__{name}__" for name in ("bool", "len", "float", "int", "index", "repr", "format", "hash", "contains", "iter")}
+    | {"__get__", "__set__", "__delete__", "__reduce_ex__", "__deepcopy__", "__setstate__", "__dir__"}
+    | {"register_post_accumulate_grad_hook"}
+)
+"""Functions that compute no tensor, named so that they cost nothing; any other one is seen whatever its name."""
+
+_PLUMBING = (
+    *("torch.distributed.", "torch.nn.parallel.", "torch.utils.", "torch.random", "torch.autograd."),
+    *("torch._dynamo", "torch._inductor", "trueline.capture.", "trueline.tensor."),
+)
+"""Callers that move values without computing any: FSDP, a DataLoader's collating, checkpointing, and us."""
+
+_WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor")
+"""Modules in which the function itself stands, between us and its caller."""
+
+
+class Function:
+    """What is known of one function of torch: ``name`` '' where it is not recorded."""
+
+    __slots__ = ("api", "inplace", "name", "uninitialised")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        name = getattr(func, "__name__", "") or type(func).__name__
+        if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            name = str(func).split(".")[1]
+        hidden = name in SILENT or name.startswith(("_record_function", "_set_grad", "is_"))
+        name = name.strip("_") + "_" * (name.endswith("_") and not name.endswith("__"))
+        self.name = "" if hidden else name
+        self.api = (resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}") if self.name else ""
+        self.inplace = name.endswith("_") or name in ("setitem", "iadd", "isub", "imul", "itruediv")
+        self.uninitialised = name.removeprefix("new_") in ("empty", "empty_like", "empty_strided", "empty_permuted")
+
+
+class FunctionCalls(TorchFunctionMode):
+    """Hands every call to ``record(function, call, args, kwargs)``, which must return what ``call()`` returns."""
+
+    def __init__(self, record: Callable[..., Any]) -> None:
+        super().__init__()
+        self._record = record
+        self._known: dict[Any, Function] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch instead of ``func``."""
+        kwargs = kwargs or {}
+        function = self._known.get(func)
+        if function is None:
+            function = self._known[func] = Function(func)
+        if not function.name:
+            return func(*args, **kwargs)
+        frame = sys._getframe(1)
+        while (caller := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
+            frame = frame.f_back
+        if caller.startswith(_PLUMBING):
+            return func(*args, **kwargs)
+        return self._record(function, func, args, kwargs, frame)
+
+
+class BackwardCalls:
+    """Keeps ``mode`` on while autograd's engine runs, so that what runs inside it is seen: recomputation, and backward
+    functions written in Python. Torch takes a mode off while it handles ``Tensor.backward`` itself.
+    """
+
+    def __init__(self, mode: FunctionCalls) -> None:
+        self._mode = mode
+        self._original: Callable[..., Any] | None = None
+
+    def attach(self) -> None:
+        """Wrap the one function through which Python enters the engine; nothing where this torch has another."""
+        run = getattr(torch.autograd, "_engine_run_backward", None)
+        if run is None:
+            return
+        self._original = run
+
+        @functools.wraps(run)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if is_on(self._mode):
+                return run(*args, **kwargs)
+            with self._mode:
+                return run(*args, **kwargs)
+
+        torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+
+    def detach(self) -> None:
+        """Put the original back."""
+        if self._original is not None:
+            torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
+            self._original = None
+
+
+def is_on(mode: TorchFunctionMode) -> bool:
+    """Whether ``mode`` is on the stack of modes of this thread."""
+    return mode in torch.overrides._get_current_function_mode_stack()
+
+
+def remove(mode: TorchFunctionMode) -> None:
+    """Take ``mode`` off the stack of modes, wherever in it it is now."""
+    above: list[TorchFunctionMode] = []
+    if not is_on(mode):
+        return
+    while (top := torch.overrides._pop_mode()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        torch.overrides._push_mode(other)
+
+
+def foreign_modes() -> list[str]:
+    """Names of the modes on the stack that are neither ours nor the default device."""
+    return [
+        type(mode).__name__
+        for mode in torch.overrides._get_current_function_mode_stack()
+        if not isinstance(mode, (FunctionCalls, torch.utils._device.DeviceContext))
+    ]

@@ -1,0 +1,375 @@
+"""A session of recording: which step is recorded, what is hooked while it is, and what becomes of its rows.
+
+Opened before a step's first forward pass and closed after its update, on every rank alike. While no step is open there
+is no hook at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trueline.capture.layout import clean_name, unwrap
+from trueline.capture.record import arguments
+from trueline.capture.record.buffer import Call, StepBuffer, Unwritten
+from trueline.capture.record.collectives import Collectives
+from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_modes, is_on, remove
+from trueline.capture.record.gradients import GradientHooks, Place
+from trueline.capture.record.modules import ModuleCalls, in_backward
+from trueline.capture.record.selection import Selection
+from trueline.capture.record.stacks import Stacks
+from trueline.schema.plan import Plan
+from trueline.schema.roles import Record
+
+_log = logging.getLogger("trueline")
+
+_FOREIGN = (
+    "torch function mode {names} is active: calls outside of the model's forward pass are not recorded, "
+    "as ours could not be taken off in order."
+)
+
+
+class _Running(NamedTuple):
+    """A module whose forward pass has begun; ``within`` is the frame that calls it and the number of its stack."""
+
+    name: str
+    call: Call | None
+    pushed: bool
+    within: tuple[FrameType, int] | None
+
+
+class Session:
+    """Records the steps of ``model`` that ``plan`` asks for, and hands them to ``write``.
+
+    ``failed(error)`` is told once of an exception of ours; recording then stops and training goes on. Lines on what
+    cannot be seen are added to ``notes``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        write: Callable[[Record], None],
+        failed: Callable[[Exception], None],
+        notes: list[str] | None = None,
+    ) -> None:
+        self.notes = notes if notes is not None else []
+        self._model = model
+        self._plan = plan
+        self._write = write
+        self._failed = failed
+        self._broken = False
+        self._modules_too = plan.preset in ("modules", "mix")
+        self._functions_too = plan.preset in ("ops", "mix")
+        self._selection = Selection(plan)
+        self._buffer = StepBuffer(plan, write=write)
+        self._stacks = Stacks()
+        self._described = arguments.Described()
+        self._mode = FunctionCalls(self._function)
+        self._backward = BackwardCalls(self._mode)
+        self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
+        self._collectives = Collectives(begin=self._begin_collective, end=self._end_collective)
+        self._gradients = GradientHooks(self._gradient)
+        self._unwritten: deque[Unwritten] = deque()
+        self._running: list[_Running] = []
+        self._quiet = 0
+        self._open = False
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def wants(self, step: int) -> bool:
+        """Whether the Plan asks for ``step``."""
+        first, end = self._plan.steps
+        every = self._plan.every or 1
+        return not self._broken and first <= step and (end is None or step < end) and (step - first) % every == 0
+
+    def open_step(self, step: int) -> None:
+        """Begin to record ``step``, if the Plan asks for it."""
+        self.drain()
+        if self._open or not self.wants(step):
+            return
+        self._open = True
+        self._micro = -1
+        self._phase, self._scope = "fwd", ""
+        self._running = []
+        self._counts: dict[tuple[int, str, str], int] = {}
+        self._selection.begin()
+        self._buffer.begin(step)
+        self._gradients = GradientHooks(self._gradient)
+        with _Guard(self):
+            self._modules.attach()
+            if self._functions_too:
+                self._backward.attach()
+            if "comm" in self._selection.phases:
+                self._collectives.attach()
+            if "bwd" in self._selection.phases:
+                self._watch_parameters()
+            self._note_compiled()
+
+    def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
+        """The optimizer is about to change the parameters: record them and the gradients it receives. With a closure
+        the whole step is still to come, and neither is seen.
+        """
+        if not self._open or not gradients_ready:
+            return
+        with _Guard(self):
+            self._buffer.forget()
+            for name, param in unwrap(self._model).named_parameters():
+                name = clean_name(name)
+                if self._selection.enters("param", name):
+                    self._buffer.see(self._call("param", name, kind="param"), "value", param)
+                if param.grad is not None and self._selection.enters("grad", name):
+                    self._buffer.see(self._call("grad", name, kind="param"), "grad", param.grad)
+        self._phase, self._scope = "opt", optimizer
+
+    def close_step(self) -> None:
+        """The step is over: write it as soon as its numbers are on the host."""
+        remove(self._mode)
+        if not self._open:
+            return
+        with _Guard(self):
+            self._collectives.finish()
+        self._unhook()
+        with _Guard(self):
+            if self._buffer.empty:
+                self._note(
+                    f"Nothing of step {self._buffer.step} has one of the names {list(self._plan.names)} in the phases "
+                    f"{list(self._plan.phases)}: nothing was recorded."
+                )
+                return
+            stacks, self._stacks.new = self._stacks.new, []
+            self._unwritten.append(self._buffer.finish(stacks))
+        self.drain()
+
+    def drain(self, *, wait: bool = False) -> None:
+        """Write the steps that have reached the host, or with ``wait`` all."""
+        with _Guard(self):
+            while self._unwritten and (wait or self._unwritten[0].ready()):
+                step = self._unwritten.popleft()
+                step.wait()
+                for record in step.records():
+                    self._write(record)
+
+    def detach(self) -> None:
+        """Write what is left. A step that is still open is dropped: it is not whole."""
+        self._unhook()
+        self.drain(wait=True)
+
+    def save(self, name: str, value: Tensor) -> None:
+        """Record ``value`` under ``name`` with its gradient, where a step is being recorded."""
+        if not self._open or not self._selection.enters("save", name):
+            return
+        with _Guard(self):
+            call = self._call("save", name, kind="value", frame=sys._getframe(2))
+            self._buffer.see(call, "value", value)
+            self._watch_gradient(call, "value", value)
+
+    def pause(self) -> None:
+        """Calls until ``resume`` are the watcher's own and not recorded."""
+        self._quiet += 1
+
+    def resume(self) -> None:
+        """See ``pause``."""
+        self._quiet -= 1
+
+    # -- what the hooks call ---------------------------------------------------------------------------------------
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._open:
+            return
+        if module is unwrap(self._model) and not in_backward():
+            self._micro += module.training and torch.is_grad_enabled()
+            self._phase = "fwd"
+        pushed = not self._running and self._push()
+        call = None
+        frame = sys._getframe(3)  # that of nn.Module, which also calls forward
+        stack = self._stack(frame)
+        if hasattr(module, "_orig_mod"):
+            remove(self._mode)  # dynamo would trace it into the graph
+        if self._modules_too and self._selection.enters("fwd", name):
+            with _Guard(self):
+                kind = type(unwrap(module))
+                call = self._call("fwd", name, kind="module", api=f"{kind.__module__}.{kind.__qualname__}")
+                call.module = self._running[-1].name if self._running else ""
+                call.stack = stack
+                slots = arguments.inputs(args, kwargs)
+                call.args = self._described(args, kwargs)
+                for slot, x in slots:
+                    self._buffer.see(call, slot, x)
+                    self._watch_gradient(call, slot, x)
+        self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
+
+    def _leave(self, name: str, module: nn.Module, output: Any) -> None:
+        if not self._open or not self._running:
+            return
+        while (ended := self._running.pop()).name != name and self._running:
+            pass
+        call = ended.call
+        if call is not None and output is not None:
+            with _Guard(self):
+                for slot, x in arguments.outputs(output):
+                    self._buffer.see(call, slot, x)
+                    self._watch_gradient(call, slot, x)
+        self._selection.leaves(name)
+        if ended.pushed and in_backward():
+            remove(self._mode)
+        elif not self._running:
+            self._leave_model()
+        elif hasattr(module, "_orig_mod"):
+            self._push()
+
+    def _function(
+        self,
+        function: Function,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+    ) -> Any:
+        module = self._running[-1].name if self._running else self._scope
+        name = f"{module}.{function.name}" if module else function.name
+        phase = self._phase_now()
+        if not self._open or self._quiet or not self._selection.enters(phase, name):
+            return func(*args, **kwargs)
+        call = None
+        with _Guard(self):
+            call = self._call(phase, name, kind="op", api=function.api)
+            call.module, call.stack = module, self._stack(frame)
+            call.args = self._described(args, kwargs)
+            for slot, x in arguments.inputs(args, kwargs):
+                self._buffer.see(call, slot, x)
+                self._watch_gradient(call, slot, x)
+        result = func(*args, **kwargs)
+        if call is not None and self._open:
+            with _Guard(self):
+                note = "memory that is not initialised" if function.uninitialised else None
+                for slot, x in arguments.outputs(result):
+                    self._buffer.see(call, slot, x, note=note)
+                    self._watch_gradient(call, slot, x)
+        self._selection.leaves(name)
+        return result
+
+    def _gradient(self, places: list[Place], gradient: Tensor) -> None:
+        self._phase = "grad"
+        with _Guard(self):
+            for call, slot in places:
+                self._buffer.see(call, slot, gradient, phase="bwd")
+
+    def _begin_collective(self, name: str, args: str, slots: arguments.Slots) -> Call | None:
+        if not self._open or self._quiet or not self._selection.enters("comm", name):
+            return None
+        with _Guard(self):
+            call = self._call("comm", name, kind="collective", api=f"torch.distributed.{name}", frame=sys._getframe(3))
+            call.args = args
+            self._buffer.forget()
+            for slot, x in slots:
+                self._buffer.see(call, slot, x)
+            return call
+        return None
+
+    def _end_collective(self, call: Call, slots: arguments.Slots) -> None:
+        if self._open:
+            with _Guard(self):
+                self._buffer.forget()
+                for slot, x in slots:
+                    self._buffer.see(call, slot, x)
+
+    # -- parts of these --------------------------------------------------------------------------------------------
+
+    def _push(self) -> bool:
+        """Whether our mode was put on the stack of modes: it may be there already, and not every level needs it."""
+        if not self._functions_too or is_on(self._mode):
+            return False
+        self._mode.__enter__()
+        return True
+
+    def _leave_model(self) -> None:
+        """Outside of the model the mode stays on for the loss and the update, unless it could get into the way."""
+        if foreign := foreign_modes():
+            remove(self._mode)
+            self._note(_FOREIGN.format(names=", ".join(foreign)))
+
+    def _phase_now(self) -> str:
+        if not in_backward():
+            return self._phase
+        return "fwd" if self._running else "bwd"
+
+    def _call(self, phase: str, name: str, *, kind: str, api: str = "", frame: FrameType | None = None) -> Call:
+        key = (max(self._micro, 0), phase, name)
+        index = self._counts.get(key, 0)
+        self._counts[key] = index + 1
+        flags = "" if torch.is_grad_enabled() or phase not in ("fwd", "save") else "no_grad"
+        if phase == "fwd" and in_backward():
+            flags = "recomputed"
+        stack = self._stack(frame) if frame is not None else None
+        return Call(key[0], phase, name, index, kind, api=api, stack=stack, flags=flags)
+
+    def _stack(self, frame: FrameType) -> int | None:
+        if not self._plan.stacks:
+            return None
+        return self._stacks.take(frame, self._running[-1].within if self._running else None)
+
+    def _watch_gradient(self, call: Call, slot: str, x: Tensor) -> None:
+        if x.requires_grad and "bwd" in self._selection.phases and torch.is_grad_enabled():
+            self._gradients.watch(x, (call, slot))
+
+    def _watch_parameters(self) -> None:
+        for name, param in unwrap(self._model).named_parameters():
+            name = clean_name(name)
+            if type(param) is nn.Parameter and self._selection.wants(name):
+                self._gradients.watch(param, (Call(0, "bwd", name, 0, "param"), "grad"))
+
+    def _note_compiled(self) -> None:
+        for name in self._modules.compiled:
+            self._note(f"{name} is compiled: what runs inside it is not seen, only what goes in and comes out.")
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+            _log.warning("trueline: %s", note)
+
+    def _unhook(self) -> None:
+        self._open = False
+        self._running = []
+        remove(self._mode)
+        self._backward.detach()
+        self._modules.detach()
+        self._collectives.detach()
+        self._gradients.detach()
+
+    def fail(self, error: Exception) -> None:
+        """An exception of ours: record no more."""
+        self._broken = True
+        self._unhook()
+        self._buffer.begin(self._buffer.step)
+        self._failed(error)
+
+
+class _Guard:
+    """Turns an exception of ours into the end of recording: training goes on. No mode of anyone sees what we do."""
+
+    __slots__ = ("_dispatch", "_function", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._function = torch._C.DisableTorchFunction()
+        self._function.__enter__()
+        self._dispatch = torch._C._DisableTorchDispatch()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        del self._dispatch
+        self._function.__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            self._session.fail(error)
+            return True
+        return False

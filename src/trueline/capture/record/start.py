@@ -1,0 +1,70 @@
+"""Starts a session of recording where the Plan asks for one; nothing of it is imported where it does not."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from trueline.capture.layout import clean_name, unwrap
+from trueline.capture.record.modules import eager_modules
+from trueline.schema.errors import PlanError
+from trueline.schema.plan import Plan
+from trueline.schema.roles import Record
+
+if TYPE_CHECKING:
+    from trueline.capture.record.session import Session
+
+
+def require_sites(model: nn.Module, plan: Plan) -> None:
+    """Raise ``PlanError`` where modules are to be recorded and no module or parameter has a name that is asked for.
+
+    Names of calls are not known before they are made: of these the session tells after its first step.
+    """
+    if plan.preset != "modules":
+        return
+    names = [name for name, _ in eager_modules(model, [])]
+    names += [clean_name(name) for name, _ in unwrap(model).named_parameters()]
+    for key, globs in (("names", plan.names), *(("between", (glob,)) for glob in plan.between or ())):
+        if not any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs):
+            raise PlanError(
+                f"{key}={list(globs)} matches none of the {len(names)} modules and parameters of "
+                f"{type(unwrap(model)).__name__}; the first are {', '.join(names[:5])}."
+            )
+
+
+class Idle:
+    """Stands for a Session where nothing is to be recorded."""
+
+    def pause(self) -> None:
+        """Nothing."""
+
+    resume = close_step = detach = pause
+
+    def open_step(self, step: int) -> None:
+        """Nothing."""
+
+    def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
+        """Nothing."""
+
+    def save(self, name: str, value: Tensor) -> None:
+        """Nothing."""
+
+
+def make_session(
+    model: nn.Module,
+    *,
+    plan: Plan,
+    write: Callable[[Record], None],
+    failed: Callable[[Exception], None],
+    rank: int,
+    notes: list[str],
+) -> Session | Idle:
+    """A Session, or where the Plan records nothing on this rank, one that does nothing."""
+    if not plan.records or (plan.ranks is not None and rank not in plan.ranks):
+        return Idle()
+    from trueline.capture.record.session import Session
+
+    return Session(model, plan=plan, write=write, failed=failed, notes=notes)

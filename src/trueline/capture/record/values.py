@@ -1,0 +1,126 @@
+"""What can be measured of a value that a call was given: the tensor itself, or the local shard of a DTensor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trueline.capture.host_copy import HostCopy
+from trueline.schema.records import TensorRecord
+from trueline.tensor.measure import unmeasurable
+
+PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
+
+SAFETENSORS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""The names of dtypes in a safetensors header (huggingface/safetensors, ``Dtype``)."""
+
+
+class Seen(NamedTuple):
+    """``local`` is what is measured, None where nothing can be, for the reason in ``note``; ``whole`` are the arguments
+    of a fingerprint that say where in the whole tensor it is.
+    """
+
+    local: Tensor | None
+    mesh: str | None = None
+    whole: Mapping[str, Any] = MappingProxyType({})
+    pending_sum: bool = False
+    note: str | None = None
+
+
+def opened(x: Tensor) -> Seen:
+    """What can be measured of ``x``."""
+    if isinstance(x, DTensor):
+        return _of_dtensor(x)
+    if type(x).__name__ == "AsyncCollectiveTensor":
+        return Seen(None, note="a collective that is still under way")
+    reason = unmeasurable(x)
+    return Seen(x if reason is None else None, note=reason)
+
+
+def _of_dtensor(x: DTensor) -> Seen:
+    local = x._local_tensor
+    if type(local).__name__ == "AsyncCollectiveTensor":
+        return Seen(None, note="a collective that is still under way")
+    spec = x._spec
+    whole = tuple(spec.shape)
+    offsets = _offsets(x, tuple(local.shape), whole)
+    placements = [str(placement) for placement in spec.placements]
+    place = {
+        "mesh": list(spec.mesh.shape),
+        "names": list(spec.mesh.mesh_dim_names or ()),
+        "coordinate": list(spec.mesh.get_coordinate() or ()),
+        "placements": placements,
+        "shape": list(whole),
+        "offsets": offsets,
+    }
+    pending = any(placement.is_partial() for placement in spec.placements)
+    reason = unmeasurable(local)
+    text = json.dumps(place, separators=(",", ":"))
+    place_in_whole = {"whole_shape": whole, "offsets": offsets} if offsets is not None else {}
+    return Seen(local if reason is None else None, text, place_in_whole, pending_sum=pending, note=reason)
+
+
+def _offsets(x: DTensor, local: tuple[int, ...], whole: tuple[int, ...]) -> list[int] | None:
+    """Index of the shard's first element along every dim of the whole, as ``torch.chunk`` cuts; None for placements
+    that are not contiguous blocks.
+    """
+    spec = x._spec
+    start, size = [0] * len(whole), list(whole)
+    coordinate = spec.mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    for axis, placement in enumerate(spec.placements):
+        if not placement.is_shard():
+            continue
+        if type(placement).__name__ != "Shard":
+            return None
+        dim = placement.dim  # type: ignore[attr-defined]
+        piece = math.ceil(size[dim] / spec.mesh.size(axis))
+        first = min(coordinate[axis] * piece, size[dim])
+        start[dim] += first
+        size[dim] = min(piece, size[dim] - first)
+    return start if tuple(size) == local else None
+
+
+def stored(x: Tensor, *, step: int, key: str) -> tuple[HostCopy | None, TensorRecord] | None:
+    """A copy of ``x`` to be stored, with the copying that is under way (None: done); None for a dtype that safetensors
+    does not know.
+    """
+    dtype = SAFETENSORS.get(x.dtype)
+    if dtype is None:
+        return None
+    whole = x.contiguous()
+    if x.device.type == "cpu":
+        if whole.data_ptr() == x.data_ptr():
+            whole = whole.clone()
+        return None, TensorRecord(step, key, dtype, tuple(x.shape), _bytes(whole))
+    copy = HostCopy({"x": whole})
+    return copy, TensorRecord(step, key, dtype, tuple(x.shape), _bytes(copy.host["x"]))
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return memoryview(x.reshape(-1).view(torch.uint8).numpy()) if x.numel() else memoryview(b"")

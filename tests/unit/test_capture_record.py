@@ -1,0 +1,426 @@
+"""The recorder in one process: what it sees of modules, calls and gradients, held against plain hooks and NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.unit.recording import Recording, site
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.up = nn.Linear(6, 12)
+        self.down = nn.Linear(12, 6)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.down(self.dropout(F.relu(self.up(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.first = Block(dropout)
+        self.second = Block(dropout)
+
+    def forward(self, x, scale=1.0):
+        return self.second(self.first(x) * scale)
+
+
+def made(dropout=0.0):
+    torch.manual_seed(0)
+    model = Net(dropout)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01), torch.randn(5, 6)
+
+
+def trained(model, optimizer, x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def by_site(rows):
+    return {site(row): row for row in rows}
+
+
+def assert_stats(row, x):
+    """Against NumPy in float64; sums of at most 100 float32 numbers are off by less than 100 roundings."""
+    x = x.detach().numpy().astype(np.float64)
+    assert row["shape"] == x.shape
+    assert (row["min"], row["max"]) == (x.min(), x.max())
+    assert row["zero"] == (x == 0).sum()
+    assert row["sum"] == pytest.approx(x.sum(), abs=100 * 2**-24 * np.abs(x).sum())
+    assert row["sum_sq"] == pytest.approx((x**2).sum(), rel=100 * 2**-24)
+
+
+def slow_truth():
+    """Inputs, outputs and their gradients by plain hooks, and parameters and gradients before the update."""
+    model, _optimizer, x = made()
+    seen = {}
+
+    def note(name, args, output):
+        seen[f"0/fwd/{name}#0:in0"], seen[f"0/fwd/{name}#0:out0"] = args[0], output
+        for slot, value in (("in0", args[0]), ("out0", output)):
+            if value.requires_grad:
+                value.register_hook(lambda g, key=f"0/bwd/{name}#0:{slot}": seen.setdefault(key, g.clone()))
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda m, args, output, name=name or "Net": note(name, args, output))
+    model(x).square().mean().backward()
+    for name, param in model.named_parameters():
+        seen[f"0/param/{name}#0:value"], seen[f"0/grad/{name}#0:grad"] = param, param.grad
+    return seen
+
+
+def test_modules_are_recorded_as_plain_hooks_see_them():
+    model, optimizer, x = made()
+    rows = by_site(Recording(model, {"preset": "modules"}, optimizer).step(0, lambda: trained(model, optimizer, x)))
+    truth = slow_truth()
+    for key, value in truth.items():
+        assert_stats(rows[key], value)
+    others = {key for key in set(rows) - set(truth) if not key.startswith("0/bwd/") or ":grad" not in key}
+    assert others == set()
+
+
+def test_the_gradient_of_a_parameter_is_seen_as_it_is_made():
+    model, optimizer, x = made()
+    rows = by_site(Recording(model, {"preset": "modules"}, optimizer).step(0, lambda: trained(model, optimizer, x)))
+    for name, _ in model.named_parameters():
+        assert rows[f"0/bwd/{name}#0:grad"]["sum_sq"] == rows[f"0/grad/{name}#0:grad"]["sum_sq"] > 0
+
+
+def test_ops_have_the_name_of_their_module_and_are_seen_however_they_were_imported():
+    from torch import relu, tanh
+
+    class Free(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return relu(self.inner(x)) + tanh(x)
+
+    torch.manual_seed(0)
+    model = Free()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 3)
+    rows = Recording(model, {"preset": "ops"}, optimizer).step(0, lambda: trained(model, optimizer, x))
+    forward = [site(row) for row in rows if row["phase"] == "fwd" and row["slot"].startswith("out")]
+    assert forward == [
+        "0/fwd/inner.linear#0:out0",
+        "0/fwd/Free.relu#0:out0",
+        "0/fwd/Free.tanh#0:out0",
+        "0/fwd/Free.add#0:out0",
+        "0/fwd/square#0:out0",
+        "0/fwd/mean#0:out0",
+    ]
+    seen = by_site(rows)
+    assert seen["0/fwd/inner.linear#0:in0"]["api"] == "torch.nn.functional.linear"
+    assert seen["0/bwd/Free.relu#0:out0"]["sum_sq"] > 0
+    assert any(row["phase"] == "opt" and row["name"] == "SGD.add_" for row in rows)
+
+
+def test_a_value_is_measured_once_however_often_it_is_seen():
+    model, optimizer, x = made()
+    rows = Recording(model, {"preset": "mix"}, optimizer).step(0, lambda: trained(model, optimizer, x))
+    seen = by_site(rows)
+    same = ["0/fwd/first.up#0:out0", "0/fwd/first.up.linear#0:out0", "0/fwd/first.relu#0:in0"]
+    assert [seen[key]["measured"] for key in same] == [False, True, False]
+    assert len({(seen[key]["min"], seen[key]["sum"]) for key in same}) == 1
+
+
+def test_a_value_that_is_changed_in_place_is_measured_again():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            y.add_(1)
+            return y
+
+    model = InPlace()
+    x = torch.ones(3)
+    rows = by_site(Recording(model, {"preset": "ops", "steps": [0, 1]}).step(0, lambda: model(x)))
+    assert rows["0/fwd/InPlace.mul#0:out0"]["sum"] == rows["0/fwd/InPlace.add_#0:in0"]["sum"] == 6
+    assert rows["0/fwd/InPlace.add_#0:out0"]["sum"] == 9
+
+
+def test_storage_that_is_used_again_is_not_taken_for_what_it_held_before():
+    class Reuse(nn.Module):
+        def forward(self, x):
+            for factor in range(1, 6):
+                y = x * factor
+                del y  # its memory is free, and the allocator hands it out again
+            return x
+
+    model, x = Reuse(), torch.ones(4096)
+    rows = by_site(Recording(model, {"preset": "ops"}).step(0, lambda: model(x)))
+    assert [rows[f"0/fwd/Reuse.mul#{n}:out0"]["sum"] for n in range(5)] == [4096.0 * f for f in range(1, 6)]
+
+
+@pytest.mark.parametrize("preset", ["modules", "ops", "mix"])
+@pytest.mark.parametrize("depth", ["structure", "stats", "fingerprint", "tensor"])
+def test_training_is_bitwise_the_same(preset, depth):
+    bare, optimizer, x = made(dropout=0.3)
+    torch.manual_seed(1)
+    losses = [trained(bare, optimizer, x).item() for _ in range(5)]
+    model, optimizer, x = made(dropout=0.3)
+    recording = Recording(model, {"preset": preset, "depth": depth, "exponents": True}, optimizer)
+    torch.manual_seed(1)
+    found = []
+    for step in range(5):
+        recording.step(step, lambda: found.append(trained(model, optimizer, x).item()))
+    assert found == losses
+    assert len(recording.steps) == 5
+    for a, b in zip(bare.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_nothing_is_hooked_outside_of_the_steps_that_are_asked_for():
+    model, optimizer, x = made()
+    recording = Recording(model, {"preset": "mix", "steps": [2, 3]}, optimizer)
+    for step in range(5):
+        recording.session.open_step(step)
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert hooked is (step == 2)
+        trained(model, optimizer, x)
+    assert len(recording.steps) == 1
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_recomputed_calls_are_tagged_and_training_is_the_same():
+    class Saving(Net):
+        def forward(self, x, scale=1.0):
+            return self.second(checkpoint(self.first, x, use_reentrant=False) * scale)
+
+    def saving():
+        torch.manual_seed(0)
+        model = Saving(0.3)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(5, 6)
+
+    bare, optimizer, x = saving()
+    torch.manual_seed(1)
+    trained(bare, optimizer, x)
+    model, optimizer, x = saving()
+    torch.manual_seed(1)
+    rows = Recording(model, {"preset": "mix"}, optimizer).step(0, lambda: trained(model, optimizer, x))
+    for a, b in zip(bare.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    tagged = {row["name"] for row in rows if "recomputed" in row["flags"]}
+    assert {"first", "first.up", "first.up.linear", "first.relu"} <= tagged
+    assert not any(name.startswith("second") for name in tagged)
+    seen = by_site(rows)
+    assert seen["0/fwd/first.up#1:out0"]["sum"] == seen["0/fwd/first.up#0:out0"]["sum"]
+
+
+def test_micro_batches_and_generation_are_told_apart():
+    model, optimizer, x = made()
+
+    def accumulated():
+        for part in x.split(3):
+            model(part).sum().backward()
+        with torch.no_grad():
+            model(x)
+        optimizer.step()
+
+    rows = Recording(model, {"preset": "modules"}, optimizer).step(0, accumulated)
+    forward = [row for row in rows if row["phase"] == "fwd" and row["name"] == "first" and row["slot"] == "in0"]
+    assert [(row["micro"], row["call"], row["shape"], row["flags"]) for row in forward] == [
+        (0, 0, (3, 6), ""),
+        (1, 0, (2, 6), ""),
+        (1, 1, (5, 6), "no_grad"),
+    ]
+
+
+def test_names_phases_and_between_choose_what_is_recorded():
+    def recorded(**plan):
+        model, optimizer, x = made()
+        rows = Recording(model, {"preset": "mix", **plan}, optimizer).step(0, lambda: trained(model, optimizer, x))
+        return {row["name"] for row in rows}, {row["phase"] for row in rows}
+
+    names, phases = recorded(names=["second.*"])
+    assert all(name.startswith("second.") for name in names)
+    assert phases == {"fwd", "bwd", "param", "grad"}
+    assert recorded(phases=["fwd"])[1] == {"fwd"}
+    names, _ = recorded(between=["first.relu", "second.up"], phases=["fwd"])
+    assert names == {
+        *("first.relu", "first.dropout", "first.dropout.dropout", "first.down", "first.down.linear", "first.add"),
+        *("Net.mul", "second", "second.up", "second.up.linear"),
+    }
+
+
+def test_arguments_that_are_no_tensors_and_the_call_stack_are_kept():
+    model, _, x = made()
+    recording = Recording(model, {"preset": "mix", "phases": ["fwd"]})
+    rows = recording.step(0, lambda: model(x, scale=2.5))
+    first = next(row for row in rows if row["name"] == "Net")
+    assert first["args"] == '{"args":[{"in":"in0"}],"kwargs":{"scale":2.5}}'
+    relu = next(row for row in rows if row["name"] == "first.relu")
+    frames = recording.stacks[relu["stack"]]
+    assert "test_capture_record.py" in frames[0]
+    assert frames[0].endswith("Block.forward")
+    assert not any("torch/nn" in frame for frame in frames)
+    known = len(recording.stacks)
+    for step in (1, 2):
+        recording.step(step, lambda: model(x, scale=2.5))
+        assert len(recording.stacks) == 2 * known  # those of the loop, which are the same in both steps
+
+
+def test_one_nan_does_not_wipe_the_rest():
+    class Bad(nn.Module):
+        def forward(self, x):
+            return x / torch.tensor([1.0, 0.0, 2.0, 0.0])
+
+    model = Bad()
+    rows = by_site(Recording(model, {"preset": "ops"}).step(0, lambda: model(torch.tensor([1.0, 1.0, 4.0, 0.0]))))
+    out = rows["0/fwd/Bad.div#0:out0"]
+    assert (out["nan"], out["pos_inf"], out["min"], out["max"], out["sum"]) == (1, 1, 1, 2, 3)
+
+
+def test_memory_that_nobody_has_written_is_not_measured():
+    class Empty(nn.Module):
+        def forward(self, x):
+            return torch.empty(3).copy_(x)
+
+    model = Empty()
+    rows = by_site(Recording(model, {"preset": "ops"}).step(0, lambda: model(torch.ones(3))))
+    assert rows["0/fwd/Empty.empty#0:out0"]["note"] == "memory that is not initialised"
+    assert rows["0/fwd/Empty.empty#0:out0"]["numel"] is None
+    assert rows["0/fwd/Empty.copy_#0:out0"]["sum"] == 3
+
+
+def test_what_cannot_be_measured_is_named():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return x.to_sparse(), torch.empty(2, device="meta"), x.to(torch.complex64) * 1j
+
+    model = Odd()
+    rows = by_site(Recording(model, {"preset": "ops"}).step(0, lambda: model(torch.eye(2))))
+    assert "sparse" in rows["0/fwd/Odd.to_sparse#0:out0"]["note"]
+    assert rows["0/fwd/Odd.empty#0:out0"]["note"]
+    assert rows["0/fwd/Odd.mul#0:out0"]["sum_sq"] == 2
+
+
+def test_tensors_are_stored_once_and_as_they_were():
+    model, optimizer, x = made()
+    recording = Recording(model, {"preset": "mix", "depth": "tensor"}, optimizer)
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    rows = by_site(recording.step(0, lambda: trained(model, optimizer, x)))
+    row = rows["0/param/first.up.weight#0:value"]
+    kept = recording.tensors[row["tensor"]]
+    assert (kept.dtype, kept.shape) == ("F32", (12, 6))
+    assert np.array_equal(np.frombuffer(kept.data, dtype=np.float32).reshape(12, 6), before["first.up.weight"])
+    assert rows["0/fwd/first.up#0:out0"]["tensor"] is None  # the same as the op's
+    assert len(recording.tensors) == sum(row["measured"] for row in rows.values())
+
+
+def test_stored_tensors_are_cut_and_capped():
+    model, _, x = made()
+    recording = Recording(model, {"preset": "modules", "depth": "tensor", "first_rows": 2, "max_bytes": 200})
+    recording.step(0, lambda: model(x))
+    assert {record.shape[0] for record in recording.tensors.values()} == {2}
+    assert 0 < sum(len(record.data) for record in recording.tensors.values()) <= 200
+
+
+def test_equal_runs_have_equal_fingerprints_and_a_flipped_bit_another():
+    def fingerprints(flip=False):
+        model, optimizer, x = made(dropout=0.3)
+        torch.manual_seed(1)
+        if flip:
+            with torch.no_grad():
+                model.second.up.weight.view(torch.int32)[3, 2] ^= 1
+        rows = Recording(model, {"preset": "mix", "depth": "fingerprint"}, optimizer).step(
+            0, lambda: trained(model, optimizer, x)
+        )
+        return {site(row): row.get("fingerprint") for row in rows}
+
+    first, second, flipped = fingerprints(), fingerprints(), fingerprints(flip=True)
+    assert first == second
+    different = [key for key in first if first[key] != flipped[key]]
+    assert different[0] == "0/fwd/second.up.linear#0:in1"
+    assert "0/fwd/first#0:out0" not in different
+
+
+def test_save_records_a_value_and_its_gradient():
+    model, optimizer, x = made()
+    recording = Recording(model, {"preset": "modules"}, optimizer)
+
+    def run():
+        hidden = model.first(x)
+        recording.session.save("hidden", hidden)
+        (hidden * 3).sum().backward()
+
+    rows = by_site(recording.step(0, run))
+    assert rows["0/save/hidden#0:value"]["sum"] == rows["0/fwd/first#0:out0"]["sum"]
+    assert rows["0/bwd/hidden#0:value"]["sum"] == 3 * 30
+
+
+def test_a_compiled_module_is_recorded_at_its_seam_and_noted():
+    model, optimizer, x = made()
+    model.first = torch.compile(model.first, backend="eager")
+    recording = Recording(model, {"preset": "mix"}, optimizer)
+    rows = by_site(recording.step(0, lambda: trained(model, optimizer, x)))
+    assert math.isfinite(rows["0/fwd/first#0:out0"]["sum"])
+    assert not any(row["name"].startswith("first.") for row in rows.values() if row["phase"] in ("fwd", "opt"))
+    assert "0/fwd/second.relu#0:out0" in rows
+    assert any("first is compiled" in note for note in recording.notes)
+
+
+def test_an_exception_of_the_users_passes_and_leaves_nothing_behind():
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise ValueError("the user's own")
+
+    model = nn.Sequential(nn.Linear(2, 2), Raises())
+    recording = Recording(model, {"preset": "mix"})
+    recording.session.open_step(0)
+    with pytest.raises(ValueError, match="the user's own"):
+        model(torch.ones(1, 2))
+    recording.session.close_step()
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert recording.steps
+
+
+def test_a_broken_recorder_stops_recording_and_not_training(monkeypatch):
+    from trueline.capture.record import session as module
+
+    model, optimizer, x = made()
+    errors = []
+    session = module.Session(model, plan=module.Plan(preset="mix"), write=lambda record: None, failed=errors.append)
+    monkeypatch.setattr(session._buffer, "see", lambda *a, **k: 1 / 0)
+    session.open_step(0)
+    trained(model, optimizer, x)
+    session.close_step()
+    session.open_step(1)
+    trained(model, optimizer, x)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_a_mode_of_the_users_is_left_in_order():
+    class Counting(torch.overrides.TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            Counting.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    model, optimizer, x = made()
+    with Counting():
+        model(x)
+    alone, Counting.calls = Counting.calls, 0
+    recording = Recording(model, {"preset": "ops"}, optimizer)
+    recording.session.open_step(0)
+    with Counting():
+        model(x)
+    assert Counting.calls == alone  # ours are not counted
+    assert torch.overrides._get_current_function_mode_stack() == []
+    recording.session.close_step()
+    assert any("Counting" in note for note in recording.notes)
