@@ -1,0 +1,200 @@
+"""A 64-bit fingerprint of a tensor's bits that adds up over shards, the same number on every device.
+
+Letters: N words, P places of a page, C pages.
+
+Each element is one word, its bits as a signed integer; 64-bit elements are two 32-bit words, the lower first, and a
+complex number is its real and then its imaginary part. Words are numbered in row-major order of the *whole* tensor, and
+
+    fingerprint = Σ word(n) · weight(n) mod 2⁶⁴,    weight(n) = place[n mod P] · page[n div P mod P] · book[n div P²]
+
+with P = 65,536, all weights odd and otherwise pseudo-random. A sum over parts is the sum over the whole however the
+tensor is cut, and one page needs one multiplication a word. What it sees:
+
+*A change of one word, so any flipped bit: always.* The difference is d · weight with 0 < |d| < 2³², and an odd number
+has an inverse mod 2⁶⁴, so it is not 0.
+
+*Two different words that change places: always*, where they are less than 2²⁸ words apart. The difference is
+(a - b)(weight(n) - weight(m)); 2 divides a - b at most 31 times, so it is 0 only if 2³³ divides the difference of the
+weights, and it does not. Mod 2²¹ all pages and books are 1, and all places differ. For one place in two pages the
+difference is place · (page - page'), and the nearest 4,096 pages differ mod 2³³. (Random odd weights mod 2³² miss every
+swap of x and -x: 2³¹ times an even number is 0.) Further apart they are missed with probability 2⁻³¹ or less.
+
+*Any other change* of several words whose differences 2^t is the largest power of two to divide: missed with probability
+2^-(63-t) if weights were independent, as half of all sums of odd numbers with an even number of odd factors are
+multiples of 4, a quarter of 8 and so on. That is 2⁻⁶³ where the last bit of some mantissa differs, 2⁻³² where only
+signs of float32 do (t = 31). Our weights share bits below 2²¹ and pages, which costs bits of this where one change is
+repeated in each of 2^k pages: k of them. The weights are fixed: no protection against somebody who knows them.
+
+It does not depend on strides. Zero words add nothing, so shape and dtype are to be compared beside it: 0.0 in any
+shape has fingerprint 0 (and -0.0 has not). ``tensor.digest`` hashes whole contents in host memory or rows of a batch
+and cannot be merged: use that to tell samples apart, this for anything that is sharded or compared across devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.tensor.layout import blocks
+from trueline.tensor.shard import Placed
+from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
+
+_MASK = PAGE - 1
+_MOD = 1 << 64
+_SLAB = 1 << 24  # words whose products are held on a device at once
+_FEW = 4096  # words up to which NumPy sums faster than torch, whose call costs more
+_SHORT = 1024  # elements of a run below which one gathers weights instead of calling for each run
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMPY_INTEGERS = {torch.int8: np.int8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int32}
+
+
+class HostFingerprint:
+    """Takes fingerprints of tensors in host memory. The scratch buffers are made once; one object per thread.
+
+    It calls torch and NumPy: where a torch function or dispatch mode is on, turn it off around a call, or it sees them.
+    """
+
+    def __init__(self) -> None:
+        self._weights = host_weights()
+        self._product = np.empty(PAGE, np.int64)
+        self._product_tensor = torch.as_tensor(self._product)
+
+    def of(self, x: Tensor, *, whole_shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None) -> int:
+        """The fingerprint of ``x`` (uint64), or its part of that of the whole; see ``fingerprint_part``.
+
+        Copies a page at a time, but for a part cut into short runs and for a tensor whose conjugation is still pending.
+        """
+        place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+        x = _as_integers(x)
+        if x.numel() == 0:
+            return 0
+        if place is None or place.num_runs == 1:
+            return self._run(x, place.first if place else 0) % _MOD
+        if place.run_length < _SHORT:
+            return int(_scattered(x, place, PAGE).item()) % _MOD
+        runs = zip(x.reshape(place.num_runs, -1).unbind(0), place.starts(x.device).numpy(), strict=True)
+        return sum(self._run(run, int(start)) for run, start in runs) % _MOD
+
+    def _run(self, x: Tensor, start: int) -> int:
+        """Σ word · weight over elements that follow each other, the first being the ``start``-th of the whole."""
+        start *= _words_each(x)
+        if x.is_contiguous():
+            return self._sum(x.numpy().reshape(-1).view(_word_type(x)), start)
+        total = 0
+        for block in blocks(x, PAGE // 4):
+            words_N = block.contiguous().numpy().reshape(-1).view(_word_type(x))
+            total += self._sum(words_N, start)
+            start += words_N.size
+        return total
+
+    def _sum(self, words_N: NDArray[Any], start: int) -> int:
+        """Σ word · weight over words that follow each other, not yet mod 2⁶⁴."""
+        total, done, size = 0, 0, words_N.size
+        while done < size:
+            page, place = divmod(start + done, PAGE)
+            count = min(PAGE - place, size - done)
+            product = self._product[:count]
+            np.copyto(product, words_N[done : done + count])
+            np.multiply(product, self._weights.place[place : place + count], out=product)
+            part = np.add.reduce(product) if count <= _FEW else self._product_tensor[:count].sum().item()
+            total += int(part) * self._weights.of_page(page)
+            done += count
+        return total
+
+
+def fingerprint_part(x_local: Tensor, *, whole_shape: Sequence[int], offsets: Sequence[int]) -> int | Tensor:
+    """What a rectangular shard adds to the fingerprint of the whole, which is the sum of all parts mod 2⁶⁴.
+
+    ``offsets`` are the place of the shard's first element in the whole, one for each dim. An int (uint64) for a tensor
+    in host memory, int64 [] on its device for others. Raises ValueError where the shard does not lie within the whole.
+    """
+    if x_local.device.type == "cpu":
+        return HostFingerprint().of(x_local, whole_shape=whole_shape, offsets=offsets)
+    return fingerprint_on_device(x_local, whole_shape=whole_shape, offsets=offsets)
+
+
+def fingerprint_on_device(
+    x: Tensor, *, whole_shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None
+) -> Tensor:
+    """int64 [] fingerprint on the device of ``x``, its top bit as sign, without synchronising.
+
+    The same as ``HostFingerprint.of`` mod 2⁶⁴. Temporaries take 8 bytes a word, at most 128 MB; a part in several runs
+    five times as much. The first call on a device copies 1 MB of weights there.
+    """
+    place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+    x = _as_integers(x)
+    if x.numel() == 0:
+        return torch.zeros((), dtype=torch.int64, device=x.device)
+    if place is None or place.num_runs == 1:
+        return _in_pages(x, place.first if place else 0)
+    return _scattered(x, place, _SLAB)
+
+
+def _in_pages(x: Tensor, start: int) -> Tensor:
+    """int64 [] Σ word · weight over elements that follow each other, the first being the ``start``-th of the whole."""
+    words_N = _words(x)
+    start *= _words_each(x)
+    weights = device_weights(x.device)
+    ahead = min(-start % PAGE, words_N.numel())
+    whole = (words_N.numel() - ahead) // PAGE * PAGE
+    parts: list[Tensor] = []
+    for first, last in ((0, ahead), (ahead + whole, words_N.numel())):
+        if last > first:
+            page, place = divmod(start + first, PAGE)
+            product_N = words_N[first:last] * weights.place[place : place + last - first]
+            parts.append(product_N.sum() * _of_pages(torch.full((), page, device=x.device), weights))
+    for slab_N in torch.split(words_N[ahead : ahead + whole], _SLAB) if whole else ():
+        slab_CP = slab_N.view(-1, PAGE)
+        page = (start + ahead) // PAGE
+        page_C = torch.arange(page, page + slab_CP.shape[0], device=x.device)
+        parts.append(((slab_CP * weights.place).sum(dim=1) * _of_pages(page_C, weights)).sum())
+        ahead += slab_N.numel()
+    return torch.stack(parts).sum()
+
+
+def _scattered(x: Tensor, place: Placed, limit: int) -> Tensor:
+    """int64 [] Σ word · weight over a part in several runs, about ``limit`` words at a time."""
+    words_RL = _words(x).view(place.num_runs, -1)
+    start_R = place.starts(x.device) * _words_each(x)
+    weights = device_weights(x.device)
+    step_L = torch.arange(words_RL.shape[1], device=x.device)
+    parts: list[Tensor] = []
+    height = max(limit // words_RL.shape[1], 1)
+    for some_RL, first_R in zip(torch.split(words_RL, height), torch.split(start_R, height), strict=True):
+        index_RL = first_R[:, None] + step_L
+        product_RL = weights.place[index_RL & _MASK] * _of_pages(index_RL >> PAGE_BITS, weights)
+        parts.append((product_RL * some_RL).sum())
+    return torch.stack(parts).sum()
+
+
+def _of_pages(page: Tensor, weights: DeviceWeights) -> Tensor:
+    """int64, of the same shape: what the words of these pages are multiplied with."""
+    return weights.page[page & _MASK] * weights.book[page >> PAGE_BITS]
+
+
+def _as_integers(x: Tensor) -> Tensor:
+    """The bits as signed integers of the same width, a trailing dim of two for the parts of complex numbers."""
+    x = x.detach()
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    return x.resolve_neg().view(_INTEGERS[x.element_size()])
+
+
+def _words_each(x: Tensor) -> int:
+    return 2 if x.dtype == torch.int64 else 1
+
+
+def _word_type(x: Tensor) -> type[np.signedinteger[Any]]:
+    return _NUMPY_INTEGERS[x.dtype]
+
+
+def _words(x: Tensor) -> Tensor:
+    """[N] words in row-major order."""
+    flat = x.contiguous().as_strided((x.numel(),), (1,))  # view(-1) keeps a stride of 2 of a single element
+    return flat.view(torch.int32) if x.dtype == torch.int64 else flat
