@@ -245,3 +245,42 @@ def test_a_model_without_parameters_and_a_glob_that_matches_none_are_refused():
         make_layout(nn.ReLU(), patterns=("*",), max_groups=16)
     with pytest.raises(CaptureError, match="matches none of the 2 parameters"):
         make_layout(nn.Linear(2, 2), patterns=("head.*",), max_groups=16)
+
+
+def replace_a_parameter(model):
+    model[0].weight = nn.Parameter(torch.zeros(4, 4))
+
+
+def replace_a_module(model):
+    model[1] = nn.Linear(4, 4)
+
+
+def freeze_one(model):
+    model[0].bias.requires_grad_(False)
+
+
+def thaw_one(model):
+    model[2].bias.requires_grad_(True)
+
+
+def add_a_module_inside_of_a_leaf(model):
+    model[0].adapter = nn.Linear(4, 4)
+
+
+def add_a_parameter(model):
+    model[3].scale = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [replace_a_parameter, replace_a_module, freeze_one, thaw_one, add_a_module_inside_of_a_leaf, add_a_parameter],
+)
+@pytest.mark.parametrize("patterns", [("*",), ("*.weight",)])
+def test_a_layout_fits_until_the_parameters_are_others(change, patterns):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU())
+    model[2].bias.requires_grad_(False)
+    layout = make_layout(model, patterns=patterns, max_groups=16)
+    assert layout.fits()
+    change(model)
+    unseen = change is freeze_one and patterns != ("*",)  # a bias that nobody watches
+    assert layout.fits() is unseen

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueline.tensor import digest
 from trueline.tensor.digest import combine, digest_rows, digest_tensor, unsigned
@@ -88,3 +89,28 @@ def test_combine_is_ordered_and_unsigned_is_uint64():
     a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
     assert not torch.equal(combine(a, b), combine(b, a))
     assert unsigned(-1) == 2**64 - 1
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that any tensor has that is made inside."""
+
+    def __init__(self, *inputs):
+        super().__init__()
+        self.known = {x.untyped_storage().data_ptr() for x in inputs}
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.known:
+                self.nbytes = max(self.nbytes, x.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool])
+def test_no_temporary_grows_with_what_is_hashed(dtype, monkeypatch):
+    monkeypatch.setattr(digest, "_CHUNK", 64)
+    x = (torch.arange(1, 4001) % 7).to(dtype).reshape(1, -1)
+    with Largest(x) as largest:
+        digest._by_position(x)
+    assert largest.nbytes <= 64 * 8

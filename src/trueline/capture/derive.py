@@ -172,11 +172,13 @@ def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, ob
     norm = float(np.linalg.norm(own.local))
     if workers < 2 or norm == 0 or not math.isfinite(norm):
         return {}
+    rest = sums.local - own.local
+    group_cosines = _cosines(own.local, rest)
     out: dict[str, object] = {
-        "cosine_others": _cosine(own.local, sums.local - own.local),
+        "cosine_others": _cosine(own.local, rest),
         "cosine_reduced": _cosine(own.local, sums.local),
         "cosine_pairs": float((np.vdot(own.local / norm, sums.unit) - 1) / (workers - 1)),
-        "group_cosine_others": [_cosine(mine, all_ - mine) for mine, all_ in zip(own.local, sums.local, strict=True)],
+        "group_cosine_others": group_cosines,
     }
     norms2 = sums.scalars[:, SCALARS.index("norm2")]
     if np.any(norms2 <= 0):
@@ -185,7 +187,7 @@ def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, ob
     pairs = workers * (workers - 1)
     mean = (float(np.vdot(sums.unit, sums.unit)) - workers) / pairs
     weights = _pair_weights(sketched)
-    se = _pair_se(own, sums, k=own.local.shape[1])
+    se = _pair_se(own, group_cosines)
     if reduced_norm is not None and math.isfinite(reduced_norm):
         sketch_total = _weighted(float(np.vdot(sums.local, sums.local)), sketched)
         mean += _weighted((workers * reduced_norm) ** 2, np.sqrt(norms2)) - sketch_total
@@ -280,6 +282,13 @@ def _cosine(a: Array, b: Array) -> float | None:
     return float(np.vdot(a, b)) / scale if scale > 0 else None
 
 
+def _cosines(a_Gk: Array, b_Gk: Array) -> list[float | None]:
+    """``_cosine`` of each row."""
+    dots = np.sum(a_Gk * b_Gk, axis=1)
+    scales = np.linalg.norm(a_Gk, axis=1) * np.linalg.norm(b_Gk, axis=1)
+    return [float(dot / scale) if scale > 0 else None for dot, scale in zip(dots, scales, strict=True)]
+
+
 def _weighted(total2: float, norms_N: Array) -> float:
     """Norm-weighted mean pairwise cosine from ‖Σg‖² and the norms."""
     own = float(np.sum(norms_N**2))
@@ -294,14 +303,13 @@ def _pair_weights(norms_N: Array) -> float:
     return (square**2 - float(np.sum(norms_N**4))) / 2 / cross**2 if cross > 0 else 0.0
 
 
-def _pair_se(own: Own, sums: Sums, *, k: int) -> float:
+def _pair_se(own: Own, cosines_G: list[float | None]) -> float:
     """Standard error of one sketched pair cosine, from this worker's shares of norm per group: √(Σ_g
     s_g²(1+c_g²)/k).
     """
     share = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
-    rest = sums.local - own.local
-    cosine = np.array([_cosine(mine, others) or 0.0 for mine, others in zip(own.local, rest, strict=True)])
-    return math.sqrt(float(np.sum(share**2 * (1 + cosine**2))) / k)
+    cosine = np.array([cosine or 0.0 for cosine in cosines_G])
+    return math.sqrt(float(np.sum(share**2 * (1 + cosine**2))) / own.local.shape[1])
 
 
 def _factors(target_Gk: Array, base_Gk: Array) -> Array:

@@ -88,14 +88,13 @@ def norms2(host: Mapping[str, Tensor], phase: str, layout: Layout) -> Array | No
         return norm2
     wanted, summed = host[f"{phase}_group_norm2"].numpy(), by_group(norm2, layout)
     scale = np.divide(wanted, summed, out=np.ones_like(wanted), where=summed > 0)
-    return np.where(norm2 == MISSING, MISSING, norm2 * scale[list(layout.group_of)])
+    return np.where(norm2 == MISSING, MISSING, norm2 * scale[layout.group_index])
 
 
 def by_group(norm2_P: Array, layout: Layout) -> Array:
     """Sum of squares per group, float64 [G]; what was not seen adds nothing."""
-    out = np.zeros(len(layout.groups))
-    np.add.at(out, list(layout.group_of), np.where(norm2_P == MISSING, 0.0, norm2_P))
-    return out
+    seen = np.where(norm2_P == MISSING, 0.0, norm2_P)
+    return np.bincount(layout.group_index, seen, minlength=len(layout.groups))
 
 
 def _roots(norm2_P: Array) -> Array:
@@ -104,7 +103,8 @@ def _roots(norm2_P: Array) -> Array:
 
 def _seen_fraction(seen_P: NDArray[np.bool_], layout: Layout) -> list[float]:
     """Share of each group's elements whose gradient was seen before reduction."""
-    numels = np.asarray(layout.numels, dtype=np.float64)
-    count = np.zeros(len(layout.groups))
-    np.add.at(count, list(layout.group_of), np.where(seen_P, numels, 0.0))
+    if seen_P.all():
+        return [1.0 if spec.numel else 0.0 for spec in layout.groups]
+    numels = np.where(seen_P, np.asarray(layout.numels, dtype=np.float64), 0.0)
+    count = np.bincount(layout.group_index, numels, minlength=len(layout.groups))
     return [float(part / max(spec.numel, 1)) for part, spec in zip(count, layout.groups, strict=True)]

@@ -28,7 +28,7 @@ def digest_tensor(x: Tensor) -> Tensor:
     x = x.detach()
     if x.device.type == "cpu":
         return torch.tensor(_signed(xxhash.xxh3_64_intdigest(_bytes(x))), dtype=torch.int64)
-    return digest_rows(x.reshape(1, -1))[0] if x.numel() else torch.zeros((), dtype=torch.int64, device=x.device)
+    return _by_position(x.reshape(1, -1))[0]
 
 
 def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:
@@ -45,19 +45,13 @@ def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:
         return torch.zeros(rows, dtype=torch.int64, device=x_BX.device)
     if keep_BT is None and x_BX.device.type == "cpu" and x_BX[0].numel() * x_BX.element_size() > _BYTES_PER_ROW:
         return torch.tensor([_signed(xxhash.xxh3_64_intdigest(_bytes(row))) for row in x_BX], dtype=torch.int64)
-    bits_BL = _as_int64(x_BX.reshape(rows, -1))
-    if keep_BT is None and x_BX.dim() == 2 and not x_BX.dtype.is_floating_point and not x_BX.dtype.is_complex:
-        keep_BT = _without_trailing_run(x_BX)
-    total_B = torch.zeros(rows, dtype=torch.int64, device=x_BX.device)
-    width = max(_CHUNK // rows, 1)
     if keep_BT is not None:
         position_BL = keep_BT.to(torch.int64).cumsum(dim=1)
-        return _mix(torch.where(keep_BT, _mix(bits_BL * _K1 + position_BL * _K2), 0).sum(dim=1))
-    for start in range(0, bits_BL.shape[1], width):
-        part_BL = bits_BL[:, start : start + width]
-        position_L = torch.arange(start + 1, start + 1 + part_BL.shape[1], device=x_BX.device)
-        total_B = total_B + _mix(part_BL * _K1 + position_L * _K2).sum(dim=1)
-    return _mix(total_B)
+        mixed_BL = _mix(_as_int64(x_BX) * _K1 + position_BL * _K2)
+        return _mix(torch.where(keep_BT, mixed_BL, 0).sum(dim=1))
+    if x_BX.dim() == 2 and not x_BX.dtype.is_floating_point and not x_BX.dtype.is_complex:
+        return _without_trailing_run(_as_int64(x_BX))
+    return _by_position(x_BX.reshape(rows, -1))
 
 
 def combine(first_B: Tensor, second_B: Tensor) -> Tensor:
@@ -89,14 +83,28 @@ def _as_int64(x: Tensor) -> Tensor:
     return x.contiguous().view(_BITS[x.element_size()]).to(torch.int64)
 
 
+def _by_position(x_BL: Tensor) -> Tensor:
+    """int64 [B] hash of every element with its position, in pieces that take 128 MiB at most, whatever the length."""
+    if x_BL.dtype.is_complex:
+        x_BL = torch.view_as_real(x_BL).flatten(1)
+    total_B = torch.zeros(len(x_BL), dtype=torch.int64, device=x_BL.device)
+    start = 1
+    for part_BL in torch.split(x_BL, max(_CHUNK // len(x_BL), 1), dim=1):
+        position_L = torch.arange(start, start := start + part_BL.shape[1], device=x_BL.device)
+        total_B += _mix((_as_int64(part_BL) * _K1).add_(position_L.mul_(_K2))).sum(dim=1)
+    return _mix(total_B)
+
+
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ (x >> _SHIFT)) * _K2
-    return (x ^ (x >> _SHIFT)) * _K1
+    """Mixes in place, and returns, ``x`` of int64."""
+    x = x.bitwise_xor_(x >> _SHIFT).mul_(_K2)
+    return x.bitwise_xor_(x >> _SHIFT).mul_(_K1)
 
 
-def _without_trailing_run(x_BT: Tensor) -> Tensor:
-    same_BT = x_BT == x_BT[:, -1:]
-    run_BT = same_BT.flip(1).to(torch.uint8).cumprod(dim=1).flip(1).bool()
-    keep_BT = ~run_BT
-    first = run_BT & torch.cat([torch.ones_like(keep_BT[:, :1]), keep_BT[:, :-1]], dim=1)
-    return keep_BT | first
+def _without_trailing_run(bits_BT: Tensor) -> Tensor:
+    """int64 [B] hash of rows of which a run of one value at the end counts as one."""
+    position_T = torch.arange(1, 1 + bits_BT.shape[1], device=bits_BT.device)
+    different_BT = bits_BT != bits_BT[:, -1:]
+    last_B1 = (different_BT * position_T).amax(dim=1, keepdim=True)
+    mixed_BT = _mix(bits_BT * _K1 + position_T * _K2)
+    return _mix(torch.where(position_T <= last_B1 + 1, mixed_BT, 0).sum(dim=1))
