@@ -109,53 +109,49 @@ def simulated(found: Found) -> str:
 
 def power(found: Found) -> str:
     """Delay and names by fault, ours and the rules', with the limits."""
-    ours, rules = [], []
-    for row in found["rows"]:
-        key = [row["fault"], row["training"], row["workers"]]
-        codes = ", ".join(f"{code} {count}" for code, count in Counter(row["first"]).most_common())
-        ours.append(
-            [
-                *key,
-                f"{_hits(row)} of {len(row['delays'])}",
-                _delays(row["delays"], row["watched"]),
-                _names(row["named"]),
-                _names(row["named_at_end"]),
-                f"{row['limit']:.0f}",
-                f"{row['cap']:.0f}",
-                codes or "–",
-                ", ".join(f"{code} {count}" for code, count in Counter(row["codes"]).most_common()) or "–",
-            ]
-        )
-        cells = []
-        for rule in RULES:
-            one = row["rules"][rule]
-            cells.append(f"{_hits(one)}, {_delays(one['delays'], row['watched'])}, {one['right']} right")
-        rules.append([*key, *cells])
-    head = [
-        "fault",
-        "training",
-        "N",
-        "found",
-        "delay",
-        "named, at the alarm",
-        "named, at the end",
-        "limit",
-        "cap",
-        "codes at the alarm",
-        "codes at the end",
+    rows = found["rows"]
+    early = sum(row["early"] for row in rows)
+    steps = sum(found["start"] * len(row["delays"]) for row in rows)
+    tables = [
+        _table([*SETTING, *OURS], [[*_setting(row), *_ours(row)] for row in rows]),
+        f"Before the fault began, there were {early} alarms in {steps:,} steps.",
+        SCALES,
+        _scales(rows),
+        RIVALS,
+        _table(
+            [*SETTING, *(f"{rule}: found, delay" for rule in RULES)], [[*_setting(row), *_rules(row)] for row in rows]
+        ),
     ]
-    first = _table(head, ours)
-    early = sum(row["early"] for row in found["rows"])
-    steps = sum(found["start"] * len(row["delays"]) for row in found["rows"])
-    note = f"Before the fault began, there were {early} alarms in {steps:,} steps."
-    second = _table(["fault", "training", "N", *(f"{rule}: found, delay" for rule in RULES)], rules)
-    third = _scales(found["rows"])
-    return _section(
-        "Power",
-        POWER.format(seeds=len(found["rows"][0]["delays"])),
-        found,
-        f"{first}\n\n{note}\n\n{SCALES}\n\n{third}\n\n{RIVALS}\n\n{second}",
-    )
+    return _section("Power", POWER.format(seeds=len(rows[0]["delays"])), found, "\n\n".join(tables))
+
+
+def _setting(row: Found) -> list[Any]:
+    return [row["fault"], row["training"], row["workers"]]
+
+
+def _ours(row: Found) -> list[str]:
+    return [
+        f"{_hits(row)} of {len(row['delays'])}",
+        _delays(row["delays"], row["watched"]),
+        _names(row["named"]),
+        _names(row["named_at_end"]),
+        f"{row['limit']:.0f}",
+        f"{row['cap']:.0f}",
+        _codes(row["first"]),
+        _codes(row["codes"]),
+    ]
+
+
+def _codes(counts: dict[str, int]) -> str:
+    return ", ".join(f"{code} {count}" for code, count in Counter(counts).most_common()) or "–"
+
+
+def _rules(row: Found) -> list[str]:
+    cells = []
+    for rule in RULES:
+        one = row["rules"][rule]
+        cells.append(f"{_hits(one)}, {_delays(one['delays'], row['watched'])}, {one['right']} right")
+    return cells
 
 
 def _scales(rows: Sequence[Found]) -> str:
@@ -168,8 +164,8 @@ def _scales(rows: Sequence[Found]) -> str:
             middle = f"{np.median(factors):.3f} ({factors[0]:.3f} – {factors[-1]:.3f})" if factors else "–"
             told = f"{_hits(scale)} of {len(scale['delays'])}"
             delay = _delays(scale["delays"], row["watched"])
-            table.append([row["fault"], row["training"], row["workers"], told, delay, middle, scale["covered"]])
-    return _table(["fault", "training", "N", "told", "steps until told", "factor (range)", "interval holds it"], table)
+            table.append([*_setting(row), told, delay, middle, scale["covered"]])
+    return _table([*SETTING, "told", "steps until told", "factor (range)", "interval holds it"], table)
 
 
 def curves(found: Found) -> str:
@@ -226,6 +222,18 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "curves": curves,
     "intervals": intervals,
 }
+
+SETTING = ("fault", "training", "N")
+OURS = (
+    "found",
+    "delay",
+    "named, at the alarm",
+    "named, at the end",
+    "limit",
+    "cap",
+    "codes at the alarm",
+    "codes at the end",
+)
 
 HEAD = """# The judgement of workers: false alarms and power
 
