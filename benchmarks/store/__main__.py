@@ -1,4 +1,4 @@
-"""Measure what writing one row and reading a whole Run cost, and rewrite README.md beside this.
+"""Measure what writing one row, one recorded step and reading a whole Run cost, and rewrite README.md beside this.
 
 python -m benchmarks.store [--steps 10000] [--ranks 8]
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.place import head
+from benchmarks.store import recorded_step
 
 from trueline.schema.workers import WORKER_COLUMNS
 from trueline.store.reader import Run
@@ -116,6 +117,9 @@ def main() -> None:
         ABOUT,
         table(steps=chosen.steps, ranks=chosen.ranks),
         ABOUT_SEALING,
+        "## A recorded step",
+        recorded_step.ABOUT,
+        recorded_step.table(),
     ]
     text = "\n\n".join(parts) + "\n"
     print(text)

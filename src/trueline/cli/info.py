@@ -13,11 +13,19 @@ if TYPE_CHECKING:
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
     sql: Annotated[
-        str | None, typer.Option(help="Ask with DuckDB's SQL; the table is `workers`, one row per step and rank.")
+        str | None,
+        typer.Option(help="Ask with DuckDB's SQL; tables: `workers`, one row per step and rank, `records`."),
     ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(help="List recorded rows: a site, or a glob over names or phase/name#call:slot.", metavar="GLOB"),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="With --site: of this step only.")] = None,
+    rank: Annotated[int | None, typer.Option(help="With --site: of this rank only.")] = None,
+    stacks: Annotated[bool, typer.Option("--stacks", help="With --site: the call stacks too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what is in a Run: its ranks, steps, columns, what could not be watched and what is damaged.
+    """Show what is in a Run: its ranks, steps, columns, recorded steps, what could not be watched and what is damaged.
 
     In JSON, numbers that it has no form for are the texts "NaN", "Infinity" and "-Infinity"; null is not measured.
     """
@@ -25,9 +33,13 @@ def command(
     from rich.markup import escape
 
     from trueline.cli.document import print_document
+    from trueline.cli.record_tables import print_sites
+    from trueline.schema.run_manifest import SCHEMA_VERSION
     from trueline.store.reader import Run
+    from trueline.store.record_summary import list_sites
     from trueline.store.summary import summarize
 
+    _check_options(sql, site, step, rank, stacks=stacks)
     with Console(stderr=True).status(f"Reading {escape(run)}"):
         opened = Run(run)
     if sql is not None:
@@ -36,10 +48,25 @@ def command(
             print_document({"columns": names, "rows": rows})
         else:
             _print_rows(names, rows)
+    elif site is not None:
+        rows = list_sites(opened, site, step=step, rank=rank, stacks=stacks)
+        if json:
+            print_document({"schema": SCHEMA_VERSION, "run": opened.path, "rows": rows})
+        else:
+            print_sites(rows)
     elif json:
         print_document(summarize(opened))
     else:
         _print_summary(summarize(opened))
+
+
+def _check_options(sql: str | None, site: str | None, step: int | None, rank: int | None, *, stacks: bool) -> None:
+    from trueline.schema.errors import InputError
+
+    if sql is not None and site is not None:
+        raise InputError("--sql and --site ask for different things. Pass one of them.")
+    if site is None and (step is not None or rank is not None or stacks):
+        raise InputError("--step, --rank and --stacks choose among the rows of --site. Pass --site too, such as '*'.")
 
 
 def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
@@ -58,10 +85,14 @@ def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
 def _print_summary(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from trueline.cli.record_tables import print_records
+
     console = Console()
     _print_head(console, summary)
     _print_ranks(console, summary["ranks"])
     _print_columns(console, summary["columns"])
+    if summary["records"] is not None:
+        print_records(console, summary["records"])
     for title, lines in (
         ("Not watched", summary["manifest"]["notes"]),
         ("Findings while it ran", [finding["claim"] for finding in summary["findings"]]),
@@ -114,7 +145,7 @@ def _print_columns(console: Console, columns: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     if not columns:
-        console.print("No rows yet.")
+        console.print("No rows of workers yet.")
         return
     table = Table("column", "measured", "unit", "meaning", title="Columns", title_justify="left")
     for column in columns:

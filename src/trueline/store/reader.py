@@ -205,6 +205,15 @@ class Run:
             )
         return self._tensors.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
 
+    def tensor_problems(self) -> list[str]:
+        """One line for each file of stored values that is not whole; damage within one shows when it is read."""
+        return self._tensors.problems()
+
+    def size_bytes(self, folder: str) -> int:
+        """Bytes of the files in a folder of the Run; 0 where there is none."""
+        path = posixpath.join(self._root, folder)
+        return sum(int(entry["size"]) for entry in self._fs.find(path, detail=True).values())
+
     def stack_frames(self, rank: int, number: int) -> tuple[str, ...]:
         """The call stack that column ``stack`` of a row refers to, innermost first. Raises ``RunError``."""
         frames = self._stacks.get(rank, {}).get(number)

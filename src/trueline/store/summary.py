@@ -9,10 +9,14 @@ import numpy as np
 from trueline.schema.run_manifest import SCHEMA_VERSION
 from trueline.schema.workers import WORKER_COLUMNS
 from trueline.store.reader import Run
+from trueline.store.record_summary import summarize_records
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """Manifest, steps, ranks, columns that hold anything, live Findings and problems of a Run, as plain values."""
+    """Manifest, steps, ranks, columns that hold anything, what is recorded, live Findings and problems of a Run, as
+    plain values.
+    """
+    records = summarize_records(run)  # Before the problems, which reading adds to.
     return {
         "schema": SCHEMA_VERSION,
         "run": run.path,
@@ -20,8 +24,9 @@ def summarize(run: Run) -> dict[str, Any]:
         "steps": _span(run.steps),
         "ranks": _ranks(run),
         "columns": _columns(run),
+        "records": records,
         "findings": [finding.to_json() for finding in run.live_findings],
-        "problems": run.problems,
+        "problems": [*run.problems, *run.tensor_problems()],
     }
 
 
