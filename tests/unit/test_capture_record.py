@@ -424,3 +424,11 @@ def test_a_mode_of_the_users_is_left_in_order():
     assert torch.overrides._get_current_function_mode_stack() == []
     recording.session.close_step()
     assert any("Counting" in note for note in recording.notes)
+
+
+@pytest.mark.parametrize("depth", ["stats", "fingerprint", "tensor"])
+def test_storages_can_still_be_resized_after_being_measured(depth):
+    """``Tensor.numpy`` forbids it for good, and FSDP2 frees its unsharded parameters by it."""
+    model = nn.Linear(2, 2)
+    Recording(model, {"preset": "mix", "depth": depth}).step(0, lambda: model(torch.ones(1, 2)))
+    assert model.weight.untyped_storage().resizable()

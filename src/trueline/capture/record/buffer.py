@@ -24,6 +24,7 @@ from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, Tensor
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device
+from trueline.tensor.memory import alias
 
 _MEASURED_FIRST = 2_048
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
@@ -172,6 +173,7 @@ class StepBuffer:
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
         if x.device.type == "cpu":
+            x = alias(x)
             self._meter.stats_into(x, self._stats_MS[index])
             if self._fingerprint is not None:
                 self._fingerprint_M.append(self._fingerprint.of(x, **whole))

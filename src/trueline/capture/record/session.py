@@ -221,10 +221,11 @@ class Session:
         self._selection.leaves(name)
         if ended.pushed and in_backward():
             remove(self._mode)
-        elif not self._running:
-            self._leave_model()
-        elif hasattr(module, "_orig_mod"):
+            return
+        if hasattr(module, "_orig_mod"):
             self._push()
+        if not self._running:
+            self._leave_model()
 
     def _function(
         self,

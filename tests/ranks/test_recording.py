@@ -1,0 +1,113 @@
+"""Recording on several ranks: training stays bitwise the same, and what is recorded of shards and collectives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tests.ranks.test_watch_changes_nothing import CASES, STEPS, train
+from torch import nn
+
+from trueline.testing.ranks import Ranks
+
+RECORDED = (
+    *("ddp", "ddp bucket view", "ddp no_sync", "ddp hook of one's own", "ddp autocast", "ddp checkpoint"),
+    *("ddp reentrant checkpoint", "ddp of compiled", "fsdp2", "fsdp2 accumulate", "fsdp2 bf16, reduced in fp32"),
+    "manual accumulate, clipped",
+)
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_training_is_bitwise_equal_recorded_and_not(two, tmp_path, name):
+    import trueline
+
+    plain = two.run(train, CASES[name], None)
+    recorded = two.run(train, CASES[name], str(tmp_path / "run"), {"preset": "mix", "depth": "fingerprint"})
+    for (losses, state), (losses_recorded, state_recorded) in zip(plain, recorded, strict=True):
+        assert losses == losses_recorded
+        for key, value in state.items():
+            assert torch.equal(value, state_recorded[key]), key
+    run = trueline.open_run(tmp_path / "run")
+    assert [finding.claim for finding in run.live_findings] == []
+    assert run.problems == []
+    records = run.records()
+    assert set(records["rank"].to_pylist()) == {0, 1}
+    assert set(records["step"].to_pylist()) == set(range(STEPS))
+    assert {"fwd", "bwd", "param", "grad", "opt"} <= set(records["phase"].to_pylist())
+
+
+def reduced(rank, world, out):
+    import torch.distributed as dist
+
+    import trueline
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "phases": ["bwd", "comm", "grad"]})
+    model(torch.full((4, 3), rank + 1.0)).sum().backward()
+    for param in model.parameters():
+        dist.all_reduce(param.grad)
+    optimizer.step()
+    watch.close()
+
+
+def test_a_collective_is_recorded_with_its_group_before_and_after(two, tmp_path):
+    import trueline
+
+    two.run(reduced, str(tmp_path / "run"))
+    rows = trueline.open_run(tmp_path / "run").records().to_pylist()
+    for rank in (0, 1):
+        comm = [row for row in rows if row["rank"] == rank and row["phase"] == "comm" and row["shape"] == [2, 3]]
+        assert [(row["name"], row["slot"], row["sum"]) for row in comm] == [
+            ("allreduce", "in0", 24.0 * (rank + 1)),
+            ("allreduce", "out0", 72.0),
+        ]
+        assert json.loads(comm[0]["args"])["group"] == [0, 1]
+        local = next(r for r in rows if r["rank"] == rank and r["phase"] == "bwd" and r["name"] == "weight")
+        final = next(r for r in rows if r["rank"] == rank and r["phase"] == "grad" and r["name"] == "weight")
+        assert (local["sum"], final["sum"]) == (24.0 * (rank + 1), 72.0)
+
+
+def sharded(rank, world, out):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import trueline
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    whole = {name: param.detach().clone() for name, param in model.named_parameters()}
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,), mesh_dim_names=("shard",)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = {"preset": "modules", "depth": "fingerprint", "phases": ["param"]}
+    watch = trueline.watch(model, optimizer, out=out, plan=plan)
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    watch.close()
+    return whole
+
+
+def test_shards_are_recorded_with_their_place_and_merge_to_the_whole(two, tmp_path):
+    import trueline
+    from trueline.tensor.fingerprint import HostFingerprint
+
+    whole, _ = two.run(sharded, str(tmp_path / "run"))
+    rows = trueline.open_run(tmp_path / "run").records().to_pylist()
+    for name, value in whole.items():
+        parts = [row for row in rows if row["name"] == name]
+        assert [row["rank"] for row in parts] == [0, 1]
+        place = json.loads(parts[1]["mesh"])
+        assert place["placements"] == ["Shard(dim=0)"] or place["placements"] == ["S(0)"]
+        assert place["shape"] == list(value.shape)
+        assert place["offsets"][0] == parts[0]["shape"][0]
+        assert sum(row["sum"] for row in parts) == pytest.approx(value.double().sum().item(), abs=1e-6)
+        merged = sum(row["fingerprint"] for row in parts) % 2**64
+        assert merged == HostFingerprint().of(value)
