@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trueline.schema.stats import NUM_EXPONENTS
 from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
 from trueline.tensor.layout import blocks, in_memory_order
 
@@ -111,12 +112,12 @@ def measure_on_device(x: Tensor) -> Tensor:
 
     Float32 [9] on MPS, which has no float64: there counts above 2²⁴ are rounded. Temporaries are of the size of ``x``.
     """
-    x = x.detach()
+    x = _real(x)
     wide = torch.float32 if x.device.type == "mps" else torch.float64
-    if x.is_complex():
-        x = torch.view_as_real(x.resolve_conj())
     if x.numel() == 0:
-        return torch.tensor(EMPTY, dtype=wide).to(x.device, non_blocking=True)
+        none_S = torch.zeros(len(EMPTY), dtype=wide, device=x.device)
+        none_S[5:7].fill_(math.nan)
+        return none_S
     x_N = x.reshape(-1).to(_width(x.dtype, wide))
     size_N = x_N.abs()
     finite_N = size_N < math.inf
@@ -135,6 +136,45 @@ def measure_on_device(x: Tensor) -> Tensor:
             kept_N.to(wide).square().sum(),
         ]
     )
+
+
+def exponents_of(x: Tensor) -> Tensor:
+    """int64 [256] on the device of ``x``: finite non-zero numbers by floor(log2|x|) + 127, clipped to 0 and 255.
+
+    A histogram, from which quantiles of |x| and the share that another dtype could not hold follow. Subnormals of
+    float32 and all smaller numbers share bucket 0, all from 2¹²⁸ on bucket 255.
+    """
+    if x.device.type != "cpu":
+        return exponents_on_device(x)
+    counts = torch.zeros(NUM_EXPONENTS + 1, dtype=torch.int64)
+    flat, times = in_memory_order(_real(x))
+    for block in blocks(flat, CHUNK):
+        counts += torch.bincount(_buckets(block.reshape(-1)), minlength=NUM_EXPONENTS + 1)
+    return counts[:NUM_EXPONENTS] * times
+
+
+def exponents_on_device(x: Tensor) -> Tensor:
+    """The same without synchronising, by sorting: counting in place would be atomic, or ask for the largest bucket."""
+    bucket_N, _ = torch.sort(_buckets(_real(x).reshape(-1)))
+    edges = torch.arange(NUM_EXPONENTS + 1, device=x.device, dtype=torch.int16)
+    return torch.diff(torch.searchsorted(bucket_N, edges))
+
+
+def _buckets(x_N: Tensor) -> Tensor:
+    """int16 [N] bucket of each number; ``NUM_EXPONENTS`` for zeros and what is not finite."""
+    x_N = x_N.to(_width(x_N.dtype, torch.float32 if x_N.device.type == "mps" else torch.float64))
+    if x_N.dtype == torch.float32:
+        bucket_N = ((x_N.view(torch.int32) >> 23) & 0xFF).to(torch.int16)  # float32 has the bias of our buckets
+    else:
+        bucket_N = (((x_N.view(torch.int64) >> 52) & 0x7FF) - (1023 - 127)).clamp(0, 255).to(torch.int16)
+    counts_N = (x_N != 0) & (x_N.abs() < math.inf)
+    return torch.where(counts_N, bucket_N, NUM_EXPONENTS)
+
+
+def _real(x: Tensor) -> Tensor:
+    """The numbers as they are worth, a trailing dim of two for complex ones."""
+    x = x.detach()
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).resolve_neg()
 
 
 def _width(dtype: torch.dtype, widest: torch.dtype) -> torch.dtype:
