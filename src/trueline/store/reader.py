@@ -234,9 +234,9 @@ class Run:
 
         with duckdb.connect() as connection:
             connection.execute("SET python_enable_replacements = false")
-            connection.register("workers", self.table())
-            if re.search(r"\brecords\b", sql, re.IGNORECASE):
-                connection.register("records", self.records())
+            for name, rows in (("workers", self.table), ("records", self.records)):
+                if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
+                    connection.register(name, rows())
             try:
                 result = connection.execute(sql)
                 if result is None:

@@ -74,9 +74,11 @@ class RecordWriter:
         finally:
             for step in sorted(self._tensors):
                 self._finish_tensors(step, partial=True)
-            self._stacks.save()
-            if self._ledger is not None:
-                self._ledger.close()
+            try:
+                self._stacks.save()
+            finally:
+                if self._ledger is not None:
+                    self._ledger.close()
 
     def _handle(self, record: Recorded) -> None:
         if isinstance(record, TensorRecord):
