@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.records import TensorRecord
-from trueline.store.durable import sync_directory, write_at
+from trueline.store.durable import write_at
 from trueline.store.layout import TEMPORARY_SUFFIX
 
 RESERVE_BYTES = 256 * 2**10
@@ -97,15 +97,17 @@ class TensorFile:
         self._size_bytes = end
 
     def finish(self, path: str | None = None) -> int:
-        """Write the header and give the file its name, or ``path``; the bytes that the next file should reserve."""
+        """Write the header and give the file its name, or ``path``; the bytes that the next file should reserve.
+
+        The kernel writes the values when it likes: waiting for hundreds of megabytes at every step would hold up
+        training. A power cut may so leave a file that is not what was written, which its hashes show; a kill may not.
+        """
         header = json.dumps({"__metadata__": {_HASHES: json.dumps(self._hashes)}} | self._entries).encode()
         self._make_room(len(header))
         header += b" " * (self._start - _LENGTH.size - len(header))
         write_at(self._fd, _LENGTH.pack(len(header)) + header, 0)
-        os.fsync(self._fd)
         os.replace(self._temporary, path or self._path)
         self._close()
-        sync_directory(os.path.dirname(self._path))
         return _room_for(len(header.rstrip()))
 
     def drop(self) -> None:
