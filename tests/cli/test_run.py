@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from trueline.cli.main import main
 
 BIN = Path(sys.executable).parent
 TRUELINE = str(BIN / "trueline")
@@ -62,6 +63,9 @@ if not alone:
 """
 
 
+KINDS = ("ddp", "fsdp2", "manual", "compiled", "single")
+
+
 @pytest.fixture
 def script(tmp_path):
     path = tmp_path / "train.py"
@@ -79,14 +83,40 @@ def command(kind):
     return [*words, "train.py", kind]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "manual", "compiled", "single"])
-def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, kind):
+IN_TURN = """
+import runpy, sys, torch.distributed as dist
+leave, dist.destroy_process_group = dist.destroy_process_group, lambda: None
+join = dist.init_process_group
+dist.init_process_group = lambda backend: dist.is_initialized() or join(backend)
+for kind in sys.argv[1:]:
+    sys.argv = ["train.py", kind]
+    runpy.run_path("train.py", run_name="__main__")
+leave()
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The sorted lines that the script prints unwatched, by kind; the kinds of two ranks share one launch."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (folder / "in_turn.py").write_text(IN_TURN, encoding="utf-8")
+    alone = call(command("single"), folder)
+    together = call([TORCHRUN, "--nproc-per-node", "2", "in_turn.py", *KINDS[:-1]], folder)
+    assert alone.returncode == together.returncode == 0, alone.stderr + together.stderr
+    lines = together.stdout.splitlines()  # the barrier at the end of the script keeps the kinds apart
+    turns = {kind: sorted(lines[2 * turn : 2 * turn + 2]) for turn, kind in enumerate(KINDS[:-1])}
+    return {**turns, "single": alone.stdout.splitlines()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, bare, kind):
     import trueline
 
-    bare = call(command(kind), tmp_path)
     watched = call([TRUELINE, "run", "--out", "run", "--", *command(kind)], tmp_path)
-    assert watched.returncode == bare.returncode == 0, watched.stderr
-    assert sorted(watched.stdout.split("\n")) == sorted(bare.stdout.split("\n"))
+    assert watched.returncode == 0, watched.stderr
+    assert len(bare[kind]) == (1 if kind == "single" else 2)
+    assert sorted(watched.stdout.splitlines()) == bare[kind]
     run = trueline.open_run(tmp_path / "run")
     expected = "ddp" if kind == "compiled" else kind
     assert run.manifest.adapter == expected
@@ -103,11 +133,11 @@ def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, 
 
 
 def test_a_forward_pass_around_the_wrapper_is_found(script, tmp_path):
+    import trueline
+
     watched = call([TRUELINE, "run", "--out", "run", "--", *command("raw")], tmp_path)
     assert watched.returncode == 0, watched.stderr
-    checked = call([TRUELINE, "check", "run", "--json"], tmp_path)
-    assert checked.returncode == 1
-    codes = {finding["code"] for finding in json.loads(checked.stdout)["findings"]}
+    codes = {finding.code for finding in trueline.check(tmp_path / "run").findings}
     assert "gradient-not-reduced" in codes
 
 
@@ -177,14 +207,18 @@ def test_killed_training_leaves_a_readable_run(script, tmp_path):
         (["--out", "taken", "--", "python", "-V"], "'taken' exists already"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path, words, says):
+def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path, monkeypatch, capsys, words, says):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "precious.txt").write_text("keep", encoding="utf-8")
-    done = call([TRUELINE, "run", *words], tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trueline", "run", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    errors = capsys.readouterr().err
+    assert left.value.code == 2
+    assert says in errors
+    assert "Traceback" not in errors
+    assert errors.count("\n") == 1
     assert (tmp_path / "taken" / "precious.txt").read_text(encoding="utf-8") == "keep"
 
 
