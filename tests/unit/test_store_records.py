@@ -343,6 +343,15 @@ def test_equal_structure_costs_little_more_than_its_numbers(tmp_path):
     assert numbers_bytes / 2 < size_bytes < numbers_bytes + texts_bytes / 20
 
 
+def test_large_steps_are_sealed_by_their_bytes(tmp_path, monkeypatch):
+    """A step of 300 rows with histograms is half a megabyte before compression."""
+    monkeypatch.setattr("trueline.store.writer.SEAL_BYTES", 2**20)
+    write_steps(tmp_path, [make_step(step, num_rows=300, exponents=True) for step in range(9)], close=False)
+    num_parts = len(list((tmp_path / "records").rglob("*.parquet")))
+    assert 2 <= num_parts <= 4
+    assert Run(tmp_path).record_steps.tolist() == list(range(9))
+
+
 def test_every_column_of_the_schema_can_be_written(tmp_path):
     step = make_step(0, exponents=True)
     texts = {column.name: ["x"] * 12 for column in RECORD_COLUMNS if column.type == "string"}

@@ -99,6 +99,11 @@ class FrameCodec:
         return f"A {self._table} row cannot be stored: {error}."
 
 
+def raw_bytes(frame: bytes) -> int:
+    """Bytes of the rows in a frame before compression."""
+    return int(_RAW_LENGTH.unpack_from(frame, _FRAME_HEADER.size)[0])
+
+
 class JournalWriter:
     """Appends frames to a journal that replaces, whole, whatever was at ``path``. Every failure is an ``OSError``."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from trueline.store.durable import replace_file, sync_directory
-from trueline.store.journal import FrameCodec, JournalWriter
+from trueline.store.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.layout import PartName
 
 SEAL_STEPS = 100
@@ -26,7 +26,7 @@ SEAL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SealAfter:
-    """How much a journal may hold: distinct steps, seconds since the seal before, bytes of rows in memory."""
+    """How much a journal may hold: distinct steps, seconds since the seal before, bytes of rows before compression."""
 
     steps: int = SEAL_STEPS
     seconds: float = SEAL_S
@@ -64,7 +64,7 @@ class Ledger:
         self._journal.append(frame)
         self._batches.append(batch)
         self._steps.add(step)
-        self._size_bytes += batch.nbytes
+        self._size_bytes += raw_bytes(frame)  # Summing up the batch's own buffers takes as long as encoding it.
         if (
             len(self._steps) >= self._seal_at_steps
             or time.monotonic() >= self._seal_at_s

@@ -61,8 +61,7 @@ class RecordReader:
             pieces = [piece for part in parts if (piece := self._open_part(part)) is not None]
             journal = journals.get(rank)
             name_missing_parts(folder, rank, parts, journal, problems)
-            sealed = {piece.part.sequence for piece in pieces if piece.part is not None}
-            if journal is not None and journal.batches and journal.sequence not in sealed:
+            if journal is not None and journal.batches:
                 pieces.append(_journal_piece(rank, journal.batches))
             self._pieces += _without_overwritten(pieces)
 
