@@ -111,3 +111,40 @@ def test_shards_are_recorded_with_their_place_and_merge_to_the_whole(two, tmp_pa
         assert sum(row["sum"] for row in parts) == pytest.approx(value.double().sum().item(), abs=1e-6)
         merged = sum(row["fingerprint"] for row in parts) % 2**64
         assert merged == HostFingerprint().of(value)
+
+
+def tensor_parallel(rank, world):
+    from tests.unit.recording import Recording
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    losses, recording = [], None
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recording = Recording(model, {"preset": "mix", "depth": "fingerprint"}, optimizer) if recorded else None
+        for step in range(2):
+            if recording is not None:
+                recording.session.open_step(step)
+            loss = model(torch.ones(5, 3)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    recording.session.drain(wait=True)
+    return losses, recording.steps[0]
+
+
+def test_tensor_parallel_shards_say_where_they_are_and_what_is_not_yet_summed(two):
+    results = two.run(tensor_parallel)
+    weights = []
+    for (bare, recorded), rows in results:
+        assert bare == recorded
+        weights += [row for row in rows if row["phase"] == "param" and row["name"] == "0.weight"]
+        partial = [row for row in rows if "pending_sum" in row["flags"]]
+        assert partial
+        assert all(json.loads(row["mesh"])["placements"][0].startswith("P") for row in partial)
+    assert [json.loads(row["mesh"])["offsets"] for row in weights] == [[0, 0], [2, 0]]

@@ -1,0 +1,90 @@
+"""Models of transformers with random weights are recorded whole, and train as they do unrecorded."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from tests.unit.recording import Recording
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def language_model(name, **options):
+    config = getattr(transformers, f"{name}Config")(**SMALL, **options)
+    ids = torch.randint(0, 100, (2, 16))
+    return getattr(transformers, f"{name}ForCausalLM")(config), {"input_ids": ids, "labels": ids}
+
+
+def vision_model():
+    sizes = {name: value for name, value in SMALL.items() if name.startswith(("hidden", "interm", "num_h", "num_att"))}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=5)
+    batch = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
+    return transformers.ViTForImageClassification(config), batch
+
+
+MODELS = {
+    "Llama": lambda: language_model("Llama"),
+    "Qwen2": lambda: language_model("Qwen2"),
+    "Mixtral": lambda: language_model("Mixtral", num_local_experts=4),
+    "ViT": vision_model,
+}
+
+
+def trained(model, batch, *, recorded):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    recording = Recording(model, {"preset": "mix", "depth": "fingerprint"}, optimizer) if recorded else None
+    losses = []
+    torch.manual_seed(1)
+    for step in range(3):
+        if recording is not None:
+            recording.session.open_step(step)
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if recording is None:
+        return losses, []
+    recording.session.drain(wait=True)
+    return losses, recording.steps[-1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_module_and_gradient_is_recorded_and_training_is_the_same(name):
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    twin = copy.deepcopy(model)
+    bare, _ = trained(model, batch, recorded=False)
+    losses, rows = trained(twin, batch, recorded=True)
+    assert losses == bare
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+    ran = {row["name"] for row in rows if row["kind"] == "module"}
+    missing = {key for key, module in twin.named_modules() if key and key not in ran}
+    assert {type(twin.get_submodule(key)).__name__ for key in missing} <= {"ModuleList"}
+    backward = {row["name"] for row in rows if row["phase"] == "bwd"}
+    assert {key for key, param in twin.named_parameters() if param.grad is None and key not in backward} == set()
+    assert {row["note"] for row in rows} <= {None, "memory that is not initialised"}
+
+
+def test_generation_is_told_apart_by_no_grad():
+    model, batch = language_model("Llama")
+    model.eval()
+    recording = Recording(model, {"preset": "modules"})
+    ids = batch["input_ids"]
+    rows = recording.step(
+        0, lambda: model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+    )
+    assert {row["flags"] for row in rows} == {"no_grad"}
+    assert {row["call"] for row in rows if row["name"] == "model.layers.0"} == {0, 1, 2}
