@@ -148,14 +148,15 @@ def _in_pages(x: Tensor, start: int) -> Tensor:
         if last > first:
             page, place = divmod(start + first, PAGE)
             product_N = words_N[first:last] * weights.place[place : place + last - first]
-            parts.append(product_N.sum() * _of_pages(torch.full((), page, device=x.device), weights))
+            # a page of one dim, as indexing with a number on the device waits for it
+            parts.append(product_N.sum() * _of_pages(torch.arange(page, page + 1, device=x.device), weights))
     for slab_N in torch.split(words_N[ahead : ahead + whole], _SLAB) if whole else ():
         slab_CP = slab_N.view(-1, PAGE)
         page = (start + ahead) // PAGE
         page_C = torch.arange(page, page + slab_CP.shape[0], device=x.device)
-        parts.append(((slab_CP * weights.place).sum(dim=1) * _of_pages(page_C, weights)).sum())
+        parts.append(((slab_CP * weights.place).sum(dim=1) * _of_pages(page_C, weights)).sum(dim=0, keepdim=True))
         ahead += slab_N.numel()
-    return torch.stack(parts).sum()
+    return torch.cat(parts).sum()
 
 
 def _scattered(x: Tensor, place: Placed, limit: int) -> Tensor:

@@ -32,6 +32,8 @@ def unmeasurable(x: Tensor) -> str | None:
     """
     if type(x) not in _PLAIN and _wraps(x):
         return f"a {type(x).__name__} has its values in other tensors"
+    if x.is_nested:
+        return "a nested tensor is not measured"
     if x.layout != torch.strided:
         return f"layout {str(x.layout).removeprefix('torch.')} is not measured"
     if x.device.type == "meta":
