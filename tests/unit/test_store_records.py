@@ -260,7 +260,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps=STEPS, seal_steps=st.integers(1, 6), close=st.booleans(), resolve=st.booleans())
 def test_any_steps_with_seals_between_read_back_equal(steps, seal_steps, close, resolve):
     with tempfile.TemporaryDirectory() as folder:
@@ -278,7 +278,7 @@ def test_any_steps_with_seals_between_read_back_equal(steps, seal_steps, close, 
     assert rows == [row for step in sorted(last) for row in rows_of(last[step], 0, resolve=resolve)]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     num_steps=st.integers(1, 7),
     seal_steps=st.integers(1, 4),

@@ -38,7 +38,7 @@ def store(path, records, **settings):
     return path
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     values=st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=9).filter(lambda key: key != "__metadata__"),
@@ -211,9 +211,14 @@ def test_files_that_are_not_whole_are_named(tmp_path):
     writer._records.drain()
     folder = tmp_path / "tensors" / "rank-00000"
     (folder / "step-00000002.safetensors").write_bytes(bytes(500))
+    (folder / "step-00000003.safetensors").write_bytes((folder / "step-00000000.safetensors").read_bytes()[:-1])
     (folder / "notes.txt").write_text("x")
     named = [text.split(": ")[0].removeprefix("tensors/rank-00000/") for text in Run(tmp_path).tensor_problems()]
-    assert named == [".step-00000001.safetensors.tmp", "notes.txt", "step-00000002.safetensors"]
+    assert named == [
+        ".step-00000001.safetensors.tmp",
+        "notes.txt",
+        *(f"step-0000000{step}.safetensors" for step in (2, 3)),
+    ]
 
 
 def test_the_header_is_what_safetensors_says(tmp_path):
