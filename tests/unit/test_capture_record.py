@@ -432,3 +432,22 @@ def test_storages_can_still_be_resized_after_being_measured(depth):
     model = nn.Linear(2, 2)
     Recording(model, {"preset": "mix", "depth": depth}).step(0, lambda: model(torch.ones(1, 2)))
     assert model.weight.untyped_storage().resizable()
+
+
+def test_what_is_measured_on_a_device_arrives_as_if_measured_on_the_host(monkeypatch):
+    """The path of a GPU, on the CPU: measured by torch alone, copied once at the end of the step."""
+    from trueline.capture.record.buffer import StepBuffer
+
+    def recorded():
+        model, optimizer, x = made()
+        plan = {"preset": "mix", "depth": "fingerprint", "exponents": True}
+        return by_site(Recording(model, plan, optimizer).step(0, lambda: trained(model, optimizer, x)))
+
+    on_host = recorded()
+    monkeypatch.setattr(StepBuffer, "_on_host", lambda self, x: False)
+    on_device = recorded()
+    assert on_host.keys() == on_device.keys()
+    for key, row in on_host.items():
+        for name in ("min", "max", "nan", "zero", "fingerprint", "measured", "same_as"):
+            assert row[name] == on_device[key][name], (key, name)
+        assert row["sum"] == pytest.approx(on_device[key]["sum"], rel=1e-5, abs=1e-5)

@@ -90,7 +90,7 @@ class StepBuffer:
         self._measured: list[int] = []
         self._fingerprint_M: list[int] = []
         self._exponents_M: list[Any] = []
-        self._on_device: list[tuple[int, dict[str, Tensor]]] = []
+        self._on_device: dict[torch.device, list[tuple[int, dict[str, Tensor]]]] = {}
         self._tensors: list[tuple[HostCopy, TensorRecord]] = []
         self.forget()
 
@@ -116,7 +116,7 @@ class StepBuffer:
         same_as = tensor = numel = None
         if local is not None and note is None and self._measures:
             local, numel = local.detach(), local.numel()
-            key = self._key(local)
+            key = self._key(local, mesh)
             same_as = self._known.get(key) if key is not None else None
             if same_as is None:
                 if key is not None:
@@ -135,9 +135,7 @@ class StepBuffer:
 
     def finish(self, stacks: list[StackRecord]) -> Unwritten:
         """The step is over: what is to be written of it, once its numbers have reached the host."""
-        staged = [tensors for _, tensors in self._on_device]
-        names = list(staged[0]) if staged else []
-        copy = HostCopy({name: torch.stack([tensors[name] for tensors in staged]) for name in names})
+        arrivals = [_Arrival(found) for found in self._on_device.values()]
         num_M = len(self._measured)
         finished = Unwritten(
             step=self.step,
@@ -146,15 +144,14 @@ class StepBuffer:
             stats_MS=self._stats_MS[:num_M].copy() if self._measures else None,
             fingerprint_M=np.array(self._fingerprint_M, dtype=np.uint64) if self._fingerprints else None,
             exponents_ME=np.stack(self._exponents_M) if self._exponents_M else None,
-            device_M=np.array([index for index, _ in self._on_device], dtype=np.int64),
-            copy=copy,
+            arrivals=arrivals,
             tensors=self._tensors,
             stacks=stacks,
         )
         self.begin(self.step)
         return finished
 
-    def _key(self, x: Tensor) -> tuple[Any, ...] | None:
+    def _key(self, x: Tensor, mesh: str | None) -> tuple[Any, ...] | None:
         if x.is_inference():
             return None  # has no version
         storage = x.untyped_storage()
@@ -163,8 +160,8 @@ class StepBuffer:
             self._storages.add(address)
             self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
         if x.is_contiguous() or (not self._orders and _is_dense(x)):
-            return (address, x._version, x.storage_offset(), x.numel(), x.dtype)
-        return (address, x._version, x.storage_offset(), x.shape, x.stride(), x.dtype)
+            return (address, x._version, x.storage_offset(), x.numel(), x.dtype, mesh)
+        return (address, x._version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
 
     def _measure(self, x: Tensor, call: Call, phase: str, slot: str, whole: Mapping[str, Any]) -> str | None:
         """Measure and perhaps store a value; the key of what was stored. ``whole`` says of what it is a shard."""
@@ -172,7 +169,7 @@ class StepBuffer:
         self._measured.append(len(self._rows))
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
-        if x.device.type == "cpu":
+        if self._on_host(x):
             x = alias(x)
             self._meter.stats_into(x, self._stats_MS[index])
             if self._fingerprint is not None:
@@ -185,6 +182,9 @@ class StepBuffer:
             return None
         return self._store(x, f"{call.micro}.{phase}.{call.name}#{call.index}:{slot}")
 
+    def _on_host(self, x: Tensor) -> bool:
+        return x.device.type == "cpu"
+
     def _measure_on_device(self, index: int, x: Tensor, whole: Mapping[str, Any]) -> None:
         found = {"stats": measure.measure_on_device(x)}
         if self._fingerprints:
@@ -193,7 +193,7 @@ class StepBuffer:
         if self._exponents:
             found["exponents"] = measure.exponents_of(x)
             self._exponents_M.append(np.zeros(256, dtype=np.int64))
-        self._on_device.append((index, found))
+        self._on_device.setdefault(x.device, []).append((index, found))
 
     def _store(self, x: Tensor, key: str) -> str | None:
         part = x[: self._first_rows] if self._first_rows is not None and x.dim() > 0 else x
@@ -259,31 +259,25 @@ class Unwritten:
     stats_MS: np.ndarray | None
     fingerprint_M: np.ndarray | None
     exponents_ME: np.ndarray | None
-    device_M: np.ndarray
-    copy: HostCopy
+    arrivals: list[_Arrival]
     tensors: list[tuple[HostCopy, TensorRecord]]
     stacks: list[StackRecord]
 
     def ready(self) -> bool:
         """Whether everything is on the host; never blocks."""
-        return self.copy.ready() and all(copy.ready() for copy, _ in self.tensors)
+        return all(copy.ready() for copy in self._copies())
 
     def wait(self) -> None:
         """Block until everything is on the host."""
-        for copy in (self.copy, *(copy for copy, _ in self.tensors)):
+        for copy in self._copies():
             copy.wait()
 
     def records(self) -> list[Record]:
         """What is to be written, in the order that a Sink wants."""
-        host = self.copy.host
-        for name, target in (
-            ("stats", self.stats_MS),
-            ("fingerprint", self.fingerprint_M),
-            ("exponents", self.exponents_ME),
-        ):
-            if name in host and target is not None:
-                arrived = host[name].numpy()
-                target[self.device_M] = arrived.view(np.uint64) if name == "fingerprint" else arrived
+        for arrival in self.arrivals:
+            arrival.fill("stats", self.stats_MS)
+            arrival.fill("fingerprint", self.fingerprint_M)
+            arrival.fill("exponents", self.exponents_ME)
         step = StepRecords(
             step=self.step,
             columns=self.columns,
@@ -293,3 +287,21 @@ class Unwritten:
             exponents_ME=self.exponents_ME,
         )
         return [*(record for _, record in self.tensors), *self.stacks, step]
+
+    def _copies(self) -> list[HostCopy]:
+        return [arrival.copy for arrival in self.arrivals] + [copy for copy, _ in self.tensors]
+
+
+class _Arrival:
+    """Numbers of one device on their way to the host, and the measured rows that they belong to."""
+
+    def __init__(self, found: list[tuple[int, dict[str, Tensor]]]) -> None:
+        self._indices = np.array([index for index, _ in found], dtype=np.int64)
+        names = found[0][1]
+        self.copy = HostCopy({name: torch.stack([tensors[name] for _, tensors in found]) for name in names})
+
+    def fill(self, name: str, target: np.ndarray | None) -> None:
+        """Put what was measured under ``name`` into its place."""
+        if target is not None:
+            arrived = self.copy.host[name].numpy()
+            target[self._indices] = arrived.view(np.uint64) if target.dtype == np.uint64 else arrived
