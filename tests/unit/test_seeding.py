@@ -186,6 +186,18 @@ def test_turned_on_again_dropout_leaves_no_mode_behind_unless_another_came_after
     assert modes() == before
 
 
+def test_with_dropout_off_calls_outside_of_the_model_are_still_recorded(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trueline.seed_all(1, dropout=False)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"preset": "ops"}):
+        functional.mse_loss(model(torch.ones(2, 4)), torch.zeros(2, 4)).backward()
+        optimizer.step()
+    run = trueline.open_run(tmp_path / "run")
+    assert "mse_loss" in run.records(columns=["name"])["name"].to_pylist()
+    assert run.manifest.notes == []
+
+
 def test_without_a_word_about_dropout_it_stays_as_it_is():
     trueline.seed_all(1, dropout=False)
     trueline.seed_all(1)

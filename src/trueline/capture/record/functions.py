@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._device import DeviceContext
+
+from trueline.capture.dropout import NoDropout
 
 SILENT = frozenset(
     {
@@ -145,9 +148,11 @@ def remove(mode: TorchFunctionMode) -> None:
 
 
 def foreign_modes() -> list[str]:
-    """Names of the modes on the stack that are neither ours nor the default device."""
+    """Names of the modes on the stack that are neither ours nor the default device: whoever put them on may take them
+    off again out of order.
+    """
     return [
         type(mode).__name__
         for mode in torch.overrides._get_current_function_mode_stack()
-        if not isinstance(mode, (FunctionCalls, torch.utils._device.DeviceContext))
+        if not isinstance(mode, (FunctionCalls, NoDropout, DeviceContext))
     ]
