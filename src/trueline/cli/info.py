@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trueline.store.reader import Run
+
 
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
@@ -33,27 +35,16 @@ def command(
     from rich.markup import escape
 
     from trueline.cli.document import print_document
-    from trueline.cli.record_tables import print_sites
-    from trueline.schema.run_manifest import SCHEMA_VERSION
     from trueline.store.reader import Run
-    from trueline.store.record_summary import list_sites
     from trueline.store.summary import summarize
 
     _check_options(sql, site, step, rank, stacks=stacks)
     with Console(stderr=True).status(f"Reading {escape(run)}"):
         opened = Run(run)
     if sql is not None:
-        names, rows = opened.query_named(sql)
-        if json:
-            print_document({"columns": names, "rows": rows})
-        else:
-            _print_rows(names, rows)
+        _answer(opened, sql, json=json)
     elif site is not None:
-        rows = list_sites(opened, site, step=step, rank=rank, stacks=stacks)
-        if json:
-            print_document({"schema": SCHEMA_VERSION, "run": opened.path, "rows": rows})
-        else:
-            print_sites(rows)
+        _list_sites(opened, site, step, rank, stacks=stacks, json=json)
     elif json:
         print_document(summarize(opened))
     else:
@@ -67,6 +58,29 @@ def _check_options(sql: str | None, site: str | None, step: int | None, rank: in
         raise InputError("--sql and --site ask for different things. Pass one of them.")
     if site is None and (step is not None or rank is not None or stacks):
         raise InputError("--step, --rank and --stacks choose among the rows of --site. Pass --site too, such as '*'.")
+
+
+def _answer(run: Run, sql: str, *, json: bool) -> None:
+    from trueline.cli.document import print_document
+
+    names, rows = run.query_named(sql)
+    if json:
+        print_document({"columns": names, "rows": rows})
+    else:
+        _print_rows(names, rows)
+
+
+def _list_sites(run: Run, site: str, step: int | None, rank: int | None, *, stacks: bool, json: bool) -> None:
+    from trueline.cli.document import print_document
+    from trueline.cli.record_tables import print_sites
+    from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.store.record_summary import list_sites
+
+    rows = list_sites(run, site, step=step, rank=rank, stacks=stacks)
+    if json:
+        print_document({"schema": SCHEMA_VERSION, "run": run.path, "rows": rows})
+    else:
+        print_sites(rows)
 
 
 def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
