@@ -148,29 +148,42 @@ def exponents_of(x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu":
         return exponents_on_device(x)
-    counts = torch.zeros(NUM_EXPONENTS + 1, dtype=torch.int64)
+    counts_E = torch.zeros(NUM_EXPONENTS, dtype=torch.int64)
     flat, times = in_memory_order(_real(x))
     for block in blocks(flat, CHUNK):
-        counts += torch.bincount(_buckets(block.reshape(-1)), minlength=NUM_EXPONENTS + 1)
-    return counts[:NUM_EXPONENTS] * times
+        wide_N = _wide(block)
+        counts_E += torch.bincount(_buckets(wide_N), minlength=NUM_EXPONENTS)
+        counts_E[[0, -1]] -= _elsewhere(wide_N)
+    return counts_E * times
 
 
 def exponents_on_device(x: Tensor) -> Tensor:
     """The same without synchronising, by sorting: counting in place would be atomic, or ask for the largest bucket."""
-    bucket_N, _ = torch.sort(_buckets(_real(x).reshape(-1)))
-    edges = torch.arange(NUM_EXPONENTS + 1, device=x.device, dtype=torch.int16)
-    return torch.diff(torch.searchsorted(bucket_N, edges))
+    wide_N = _wide(_real(x))
+    bucket_N, _ = torch.sort(_buckets(wide_N))
+    first = torch.searchsorted(bucket_N, torch.arange(NUM_EXPONENTS, device=x.device, dtype=torch.uint8))
+    counts_E = torch.diff(first, append=torch.full_like(first[:1], wide_N.numel()))
+    elsewhere = _elsewhere(wide_N)
+    counts_E[0] -= elsewhere[0]
+    counts_E[-1] -= elsewhere[1]
+    return counts_E
+
+
+def _wide(x: Tensor) -> Tensor:
+    """[N] in float32 or float64, whichever holds all values of the dtype and is there."""
+    return x.reshape(-1).to(_width(x.dtype, torch.float32 if x.device.type == "mps" else torch.float64))
 
 
 def _buckets(x_N: Tensor) -> Tensor:
-    """int16 [N] bucket of each number; ``NUM_EXPONENTS`` for zeros and what is not finite."""
-    x_N = x_N.to(_width(x_N.dtype, torch.float32 if x_N.device.type == "mps" else torch.float64))
+    """uint8 [N] bucket of each float32 or float64; that of a zero is 0, of what is not finite 255."""
     if x_N.dtype == torch.float32:
-        bucket_N = ((x_N.view(torch.int32) >> 23) & 0xFF).to(torch.int16)  # float32 has the bias of our buckets
-    else:
-        bucket_N = (((x_N.view(torch.int64) >> 52) & 0x7FF) - (1023 - 127)).clamp(0, 255).to(torch.int16)
-    counts_N = (x_N != 0) & (x_N.abs() < math.inf)
-    return torch.where(counts_N, bucket_N, NUM_EXPONENTS)
+        return ((x_N.view(torch.int32) >> 23) & 0xFF).to(torch.uint8)  # its bias is that of our buckets
+    return (((x_N.view(torch.int64) >> 52) & 0x7FF) - (1023 - 127)).clamp(0, 255).to(torch.uint8)
+
+
+def _elsewhere(x_N: Tensor) -> Tensor:
+    """int64 [2] zeros, and numbers that are not finite."""
+    return torch.stack([(x_N == 0).sum(), (~(x_N.abs() < math.inf)).sum()])
 
 
 def _real(x: Tensor) -> Tensor:
