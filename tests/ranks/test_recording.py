@@ -148,3 +148,28 @@ def test_tensor_parallel_shards_say_where_they_are_and_what_is_not_yet_summed(tw
         assert partial
         assert all(json.loads(row["mesh"])["placements"][0].startswith("P") for row in partial)
     assert [json.loads(row["mesh"])["offsets"] for row in weights] == [[0, 0], [2, 0]]
+
+
+def functional(rank, world):
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+    from tests.unit.recording import Recording
+
+    model = nn.Linear(2, 2)
+    recording = Recording(model, {"preset": "ops", "names": ["all_reduce", "mul"]})
+
+    def run():
+        model(torch.ones(1, 2))
+        return funcol.all_reduce(torch.full((3,), rank + 1.0), "sum", dist.group.WORLD) * 2
+
+    return recording.step(0, run)
+
+
+def test_functional_collectives_are_recorded_and_measured_once_waited_for(two):
+    for rank, rows in enumerate(two.run(functional)):
+        assert [(row["phase"], row["name"], row["slot"], row.get("sum"), row["note"]) for row in rows] == [
+            ("comm", "all_reduce", "in0", 3.0 * (rank + 1), None),
+            ("comm", "all_reduce", "out0", None, "a collective that is still under way"),
+            ("fwd", "mul", "in0", 9.0, None),
+            ("fwd", "mul", "out0", 18.0, None),
+        ]

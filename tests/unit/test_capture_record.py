@@ -147,9 +147,11 @@ def test_a_value_that_is_changed_in_place_is_measured_again():
 
     model = InPlace()
     x = torch.ones(3)
-    rows = by_site(Recording(model, {"preset": "ops", "steps": [0, 1]}).step(0, lambda: model(x)))
+    with torch.no_grad():
+        rows = by_site(Recording(model, {"preset": "ops", "steps": [0, 1]}).step(0, lambda: model(x)))
     assert rows["0/fwd/InPlace.mul#0:out0"]["sum"] == rows["0/fwd/InPlace.add_#0:in0"]["sum"] == 6
     assert rows["0/fwd/InPlace.add_#0:out0"]["sum"] == 9
+    assert [rows[f"0/fwd/InPlace.{name}#0:out0"]["flags"] for name in ("mul", "add_")] == ["no_grad", "no_grad,inplace"]
 
 
 def test_storage_that_is_used_again_is_not_taken_for_what_it_held_before():

@@ -42,7 +42,7 @@ SILENT = frozenset(
     | {"record_stream", "has_names", "apply_", "map_", "result_type", "can_cast", "promote_types"}
     | {f"__{name}__" for name in ("bool", "len", "float", "int", "index", "repr", "format", "hash", "contains", "iter")}
     | {"__get__", "__set__", "__delete__", "__reduce_ex__", "__deepcopy__", "__setstate__", "__dir__"}
-    | {"register_post_accumulate_grad_hook"}
+    | {"register_post_accumulate_grad_hook", "_wrap_tensor_autograd"}
 )
 """Functions that compute no tensor, named so that they cost nothing; any other one is seen whatever its name."""
 
@@ -56,20 +56,27 @@ _WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch.
 """Modules in which the function itself stands, between us and its caller."""
 
 
-class Function:
-    """What is known of one function of torch: ``name`` '' where it is not recorded."""
+_IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor"})
 
-    __slots__ = ("api", "inplace", "name", "uninitialised")
+
+class Function:
+    """What is known of one function of torch: ``name`` '' where it is not recorded; ``collective`` for those that
+    functional collectives are made of, whose result is there once ``wait_tensor`` has returned it.
+    """
+
+    __slots__ = ("api", "collective", "flags", "name", "uninitialised")
 
     def __init__(self, func: Callable[..., Any]) -> None:
         name = getattr(func, "__name__", "") or type(func).__name__
+        namespace = ""
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            name = str(func).split(".")[1]
+            namespace, name = str(func).split(".")[:2]
         hidden = name in SILENT or name.startswith(("_record_function", "_set_grad", "is_"))
         name = name.strip("_") + "_" * (name.endswith("_") and not name.endswith("__"))
         self.name = "" if hidden else name
         self.api = (resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}") if self.name else ""
-        self.inplace = name.endswith("_") or name in ("setitem", "iadd", "isub", "imul", "itruediv")
+        self.flags = "inplace" if name.endswith("_") or name in _IN_PLACE else ""
+        self.collective = namespace == "_c10d_functional"
         self.uninitialised = name.removeprefix("new_") in ("empty", "empty_like", "empty_strided", "empty_permuted")
 
 
@@ -92,6 +99,8 @@ class FunctionCalls(TorchFunctionMode):
         if not function.name:
             return func(*args, **kwargs)
         frame = sys._getframe(1)
+        if function.collective:
+            return self._record(function, func, args, kwargs, frame)
         while (caller := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
             frame = frame.f_back
         if caller.startswith(_PLUMBING):

@@ -25,6 +25,7 @@ from trueline.capture.record.gradients import GradientHooks, Place
 from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks
+from trueline.capture.record.values import PLAIN, UNDER_WAY, is_under_way
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
 
@@ -200,11 +201,10 @@ class Session:
                 call = self._call("fwd", name, kind="module", api=f"{kind.__module__}.{kind.__qualname__}")
                 call.module = self._running[-1].name if self._running else ""
                 call.stack = stack
-                slots = arguments.inputs(args, kwargs)
+                if hasattr(module, "_orig_mod"):
+                    call.flags = ",".join(filter(None, (call.flags, "compiled")))
                 call.args = self._described(args, kwargs)
-                for slot, x in slots:
-                    self._buffer.see(call, slot, x)
-                    self._watch_gradient(call, slot, x)
+                self._see(call, arguments.inputs(args, kwargs))
         self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
 
     def _leave(self, name: str, module: nn.Module, output: Any) -> None:
@@ -215,9 +215,7 @@ class Session:
         call = ended.call
         if call is not None and output is not None:
             with _Guard(self):
-                for slot, x in arguments.outputs(output):
-                    self._buffer.see(call, slot, x)
-                    self._watch_gradient(call, slot, x)
+                self._see(call, arguments.outputs(output))
         self._selection.leaves(name)
         if ended.pushed and in_backward():
             remove(self._mode)
@@ -237,26 +235,33 @@ class Session:
     ) -> Any:
         module = self._running[-1].name if self._running else self._scope
         name = f"{module}.{function.name}" if module else function.name
-        phase = self._phase_now()
+        phase = "comm" if function.collective else self._phase_now()
         if not self._open or self._quiet or not self._selection.enters(phase, name):
             return func(*args, **kwargs)
-        call = None
+        call, waits = None, []
         with _Guard(self):
             call = self._call(phase, name, kind="op", api=function.api)
             call.module, call.stack = module, self._stack(frame)
+            call.flags = ",".join(filter(None, (call.flags, function.flags)))
             call.args = self._described(args, kwargs)
-            for slot, x in arguments.inputs(args, kwargs):
-                self._buffer.see(call, slot, x)
-                self._watch_gradient(call, slot, x)
+            slots = arguments.inputs(args, kwargs)
+            waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
+            self._see(call, slots if not waits else [(slot, x) for slot, x in slots if not is_under_way(x)])
         result = func(*args, **kwargs)
         if call is not None and self._open:
             with _Guard(self):
                 note = "memory that is not initialised" if function.uninitialised else None
-                for slot, x in arguments.outputs(result):
-                    self._buffer.see(call, slot, x, note=note)
-                    self._watch_gradient(call, slot, x)
+                if function.collective and function.name != "wait_tensor":
+                    note = UNDER_WAY
+                self._see(call, waits)
+                self._see(call, arguments.outputs(result), note=note)
         self._selection.leaves(name)
         return result
+
+    def _see(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
+        for slot, x in slots:
+            self._buffer.see(call, slot, x, note=note)
+            self._watch_gradient(call, slot, x)
 
     def _gradient(self, places: list[Place], gradient: Tensor) -> None:
         self._phase = "grad"

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from trueline.capture.host_copy import HostCopy
 from trueline.schema.records import TensorRecord
 from trueline.tensor.measure import unmeasurable
+
+UNDER_WAY = "a collective that is still under way"
 
 PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 
@@ -51,20 +54,30 @@ class Seen(NamedTuple):
     note: str | None = None
 
 
+def is_under_way(x: Tensor) -> bool:
+    """Whether ``x`` is the result of a collective that nobody has waited for: the next call that takes it will."""
+    local = x._local_tensor if isinstance(x, DTensor) else x
+    return isinstance(local, AsyncCollectiveTensor) and not local.completed
+
+
 def opened(x: Tensor) -> Seen:
     """What can be measured of ``x``."""
     if isinstance(x, DTensor):
         return _of_dtensor(x)
-    if type(x).__name__ == "AsyncCollectiveTensor":
-        return Seen(None, note="a collective that is still under way")
+    if isinstance(x, AsyncCollectiveTensor):
+        if not x.completed:
+            return Seen(None, note=UNDER_WAY)
+        x = x.elem
     reason = unmeasurable(x)
     return Seen(x if reason is None else None, note=reason)
 
 
 def _of_dtensor(x: DTensor) -> Seen:
     local = x._local_tensor
-    if type(local).__name__ == "AsyncCollectiveTensor":
-        return Seen(None, note="a collective that is still under way")
+    if isinstance(local, AsyncCollectiveTensor):
+        if not local.completed:
+            return Seen(None, note=UNDER_WAY)
+        local = local.elem
     spec = x._spec
     whole = tuple(spec.shape)
     offsets = _offsets(x, tuple(local.shape), whole)
