@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import resource
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +18,33 @@ from torch import nn
 from trueline.testing.ranks import Ranks
 
 STEPS = 8
-REPEATS = 3
-WIDTHS = (WIDTH, 3 * WIDTH)
 Mode = Literal["bare", "libraries imported", "every step"]
 MODES: tuple[Mode, ...] = ("bare", "libraries imported", "every step")
+Heap = Literal["as it is", "gives back"]
+CASES: tuple[tuple[int, Heap, int], ...] = (
+    (WIDTH, "gives back", 1),
+    (3 * WIDTH, "gives back", 1),
+    (WIDTH, "as it is", 3),
+)
+"""Width of the model, what the heap does, and runs whose median counts."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
+
+INTRODUCTION = (
+    f"Peak resident memory of the largest of 2 ranks, {STEPS} steps. By default glibc learns to keep what is freed "
+    "on its heap, where a few small blocks in between stop it from being used again: the peak of a bare run, too, then "
+    "depends on the order of allocations. Where the heap gives back at once (`MALLOC_MMAP_THRESHOLD_=262144 "
+    "MALLOC_TRIM_THRESHOLD_=131072`), what is left is what is really held. Code is pages of files, which the ranks of "
+    "one machine share and each is charged for."
+)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes: the peak of resident memory, and pages of files (code) in it."""
+
+    resident: float
+    code: float
 
 
 def measure(*, ranks: int, rounds: int, folder: Path) -> str:
@@ -26,38 +52,45 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     lines = [
         "## Memory",
         "",
-        f"Peak resident memory of the largest rank, median of {REPEATS} runs of {STEPS} steps. What watching "
-        "itself adds grows by less than a quarter of what gradients do: nothing holds a copy of them, but what grows "
-        "was not taken apart. Most of the rest is the code of pyarrow and pydantic, whose pages the ranks of one "
-        "machine share and each is charged for.",
+        INTRODUCTION,
         "",
-        "| parameters | bare | pyarrow and pydantic imported | every step watched | by watching itself | gradients |",
-        "|---|---|---|---|---|---|",
+        "| parameters | heap | bare | pyarrow and pydantic imported | every step watched | by watching itself "
+        "| of that, code | gradients |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for width in WIDTHS:
-        peaks = {mode: _peak(width, mode, ranks=ranks, folder=folder) for mode in MODES}
-        bare, imported, watched = (peaks[mode] / 2**20 for mode in MODES)
+    for width, heap, repeats in CASES:
+        bare, imported, watched = (_peak(width, heap, mode, repeats=repeats, folder=folder) for mode in MODES)
         numel = sum(param.numel() for param in LanguageModel(width).parameters())
         lines.append(
-            f"| {numel / 1e6:.1f}M | {bare:.0f} MiB | +{imported - bare:.0f} MiB ({imported / bare:.3f}) "
-            f"| +{watched - bare:.0f} MiB ({watched / bare:.3f}) | +{watched - imported:.0f} MiB "
-            f"({(watched - imported) / bare:.1%} of bare) | {4 * numel / 2**20:.0f} MiB |"
+            f"| {numel / 1e6:.1f}M | {heap} | {_mib(bare.resident)} MiB "
+            f"| +{_mib(imported.resident - bare.resident)} MiB ({imported.resident / bare.resident:.3f}) "
+            f"| +{_mib(watched.resident - bare.resident)} MiB ({watched.resident / bare.resident:.3f}) "
+            f"| +{_mib(watched.resident - imported.resident)} MiB "
+            f"({(watched.resident - imported.resident) / bare.resident:.1%} of bare) "
+            f"| {_mib(watched.code - imported.code)} MiB | {_mib(4.0 * numel)} MiB |"
         )
     return "\n".join(lines)
 
 
-def _peak(width: int, mode: Mode, *, ranks: int, folder: Path) -> float:
-    peaks: list[float] = []
-    for repeat in range(REPEATS):
-        with Ranks(ranks, timeout_s=600) as pool:
-            peaks.append(max(pool.run(train, width, mode, str(folder / f"memory-{width}-{repeat}"))))
-    return statistics.median(peaks)
+def _mib(number: float) -> str:
+    return f"{number / 2**20:.0f}"
 
 
-def train(rank: int, world: int, width: int, mode: Mode, out: str) -> float:
-    """Peak resident bytes of this rank after a few steps."""
+def _peak(width: int, heap: Heap, mode: Mode, *, repeats: int, folder: Path) -> Peak:
+    peaks: list[Peak] = []
+    for repeat in range(repeats):
+        with Ranks(2, timeout_s=600) as pool:
+            out = str(folder / f"memory-{width}-{heap.replace(' ', '-')}-{repeat}")
+            peaks.append(max(pool.run(train, width, heap, mode, out), key=lambda peak: peak.resident))
+    return Peak(statistics.median(one.resident for one in peaks), statistics.median(one.code for one in peaks))
+
+
+def train(rank: int, world: int, width: int, heap: Heap, mode: Mode, out: str) -> Peak:
+    """Peak resident memory of this rank after a few steps."""
     import trueline
 
+    if heap == "gives back":
+        give_back_at_once()
     if mode != "bare":
         for name in ("pyarrow.compute", "pyarrow.parquet", "pydantic"):
             importlib.import_module(name)
@@ -71,4 +104,18 @@ def train(rank: int, world: int, width: int, mode: Mode, out: str) -> float:
         optimizer.zero_grad()
     if watch is not None:
         watch.close()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return Peak(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, code_bytes())
+
+
+def give_back_at_once() -> None:
+    """Fix glibc's thresholds, which it otherwise raises as large blocks are freed; other heaps are left alone."""
+    with contextlib.suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 262_144)
+        mallopt(_M_TRIM_THRESHOLD, 131_072)
+
+
+def code_bytes() -> float:
+    """Resident pages of files of this process."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile:"))
