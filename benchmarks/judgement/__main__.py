@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,8 @@ def main() -> None:
         if name == "tables":
             continue
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        begin, made = time.monotonic(), _made(name)
+        made = _made(name)
         found = PARTS[name](chosen.cache / "quick" if chosen.quick else chosen.cache, chosen.quick)
-        made |= {"minutes": round((time.monotonic() - begin) / 60, 1)}
         measured[name] = {"made": made} | found
         if not chosen.quick:
             (HERE / f"{name}.json").write_text(tables.compact(measured[name]), encoding="utf-8")

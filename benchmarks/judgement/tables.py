@@ -306,9 +306,7 @@ def _alarm_table(rows: Sequence[Found], by: str, label: str) -> str:
 
 def _section(title: str, text: str, found: Found, body: str) -> str:
     made = found["made"]
-    stamp = (
-        f"`{made['command']}`; {made['machine']}; commit {made['commit']}, {made['date']}; {made['minutes']:g} minutes."
-    )
+    stamp = f"`{made['command']}`; {made['machine']}; commit {made['commit']}, {made['date']}."
     return f"## {title}\n\n{text}\n\n{stamp}\n\n{body}"
 
 
