@@ -132,6 +132,20 @@ def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, 
     assert [f.claim for f in trueline.check(tmp_path / "run").findings if f.severity != "info"] == []
 
 
+@pytest.mark.parametrize(("kind", "preset"), [("single", "ops"), ("fsdp2", "mix")])
+def test_an_unchanged_script_is_recorded_and_computes_the_same(script, tmp_path, bare, kind, preset):
+    import trueline
+
+    recorded = call([TRUELINE, "run", "--out", "run", "--plan", preset, "--", *command(kind)], tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    assert sorted(recorded.stdout.splitlines()) == bare[kind]
+    run = trueline.open_run(tmp_path / "run")
+    rows = run.records(names=["1.linear"], phases=["fwd"])
+    assert sorted(set(rows["step"].to_pylist())) == list(run.steps)
+    assert set(rows["rank"].to_pylist()) == set(run.ranks)
+    assert set(rows["slot"].to_pylist()) == {"in0", "in1", "in2", "out0"}
+
+
 def test_a_forward_pass_around_the_wrapper_is_found(script, tmp_path):
     import trueline
 
