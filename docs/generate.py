@@ -148,6 +148,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "workers": workers_table,
     "checks": checks_table,
     "overhead": partial(measured, "overhead"),
+    "recording": partial(measured, "recording"),
     "paper": partial(measured, "paper"),
     "judgement": partial(measured, "judgement"),
     "promise": promise_table,

@@ -1,0 +1,100 @@
+"""The tables, as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from fractions import Fraction
+
+from benchmarks.recording.measure import NAMES, Measured, quartiles
+
+CLOCKS = ("wall_s", "cpu_s")
+MIB = 2**20
+
+
+def added_time(measured: Sequence[Measured]) -> str:
+    """Step times over the bare step, and what Trueline adds over what msProbe adds."""
+    lines = [
+        "| recorded | msProbe, times the bare step | Trueline, times the bare step "
+        "| Trueline adds, of what msProbe adds | aim | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in measured:
+        shares = {clock: quartiles(one.shares(clock)) for clock in CLOCKS}
+        worst = max(middle for _, middle, _ in shares.values())
+        cells = [one.part.name, *(_ratios(one, name) for name in NAMES[1:]), _shares(shares)]
+        lines.append(f"| {' | '.join([*cells, *_aim(one.part.time_share, worst)])} |")
+    return "\n".join(lines)
+
+
+def what_is_left(measured: Sequence[Measured]) -> str:
+    """Values, bytes and files a step."""
+    lines = [
+        "| recorded | values a step, msProbe / Trueline | bytes a step, msProbe / Trueline | Trueline's share | aim "
+        "| met | files a step, msProbe / Trueline |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in measured:
+        theirs, ours = one.left["msprobe"], one.left["trueline"]
+        share = ours.bytes_a_step / theirs.bytes_a_step
+        cells = [
+            one.part.name,
+            f"{theirs.values_a_step:,.0f} / {ours.values_a_step:,.0f}",
+            f"{_bytes(theirs.bytes_a_step)} / {_bytes(ours.bytes_a_step)}",
+            f"{share:.3f}",
+            *_aim(one.part.bytes_share, share),
+            f"{theirs.files_a_step:,.1f} / {ours.files_a_step:,.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def memory(measured: Sequence[Measured]) -> str:
+    """Peak resident memory of the processes, in MiB."""
+    lines = ["| recorded | bare | msProbe | Trueline | no more than msProbe |", "|---|---|---|---|---|"]
+    for one in measured:
+        peaks = {name: one.left[name].peak_bytes for name in NAMES}
+        met = "yes" if peaks["trueline"] <= peaks["msprobe"] else "no"
+        cells = [one.part.name, *(f"{peaks[name] / MIB:,.0f} MiB" for name in NAMES), met]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def not_selected(measured: Measured) -> str:
+    """What it costs to have a tool attached at steps that it does not record."""
+    lines = ["| tool | times the bare step (quartiles) | of CPU time (quartiles) |", "|---|---|---|"]
+    for name, title in zip(NAMES[1:], ("msProbe", "Trueline"), strict=True):
+        cells = []
+        for clock in CLOCKS:
+            low, middle, high = quartiles(measured.ratios(name, clock))
+            cells.append(f"{middle:.3f} ({low:.3f} – {high:.3f})")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def bare_step(measured: Sequence[Measured]) -> str:
+    """How long the bare step took, as half a sentence."""
+    wall_s, cpu_s = (
+        statistics.median(getattr(turn, clock) for one in measured for turn in one.turns["bare"]) for clock in CLOCKS
+    )
+    return f"a bare step took {1000 * wall_s:.0f} ms and {1000 * cpu_s:.0f} ms of CPU (medians)"
+
+
+def _ratios(one: Measured, name: str) -> str:
+    wall, cpu = (statistics.median(one.ratios(name, clock)) for clock in CLOCKS)
+    return f"{wall:.2f} (CPU {cpu:.2f})"
+
+
+def _shares(shares: dict[str, tuple[float, float, float]]) -> str:
+    (low, middle, high), (_, of_cpu, _) = shares["wall_s"], shares["cpu_s"]
+    return f"{middle:.2f} ({low:.2f} – {high:.2f}; CPU {of_cpu:.2f})"
+
+
+def _aim(aim: Fraction | None, reached: float) -> tuple[str, str]:
+    if aim is None:
+        return "–", "–"
+    return f"≤ {aim}", "yes" if reached <= aim else "no"
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:,.1f} kB"
