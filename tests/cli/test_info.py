@@ -259,7 +259,7 @@ def test_info_shows_sites_and_stacks_to_people(recorded_path, monkeypatch, capsy
     assert "10.0/r0/fwd/layers.0.mlp#0:in0" in out
     assert "model.py" not in out
     _, out, _ = trueline(monkeypatch, capsys, "info", recorded_path, *words, "--stacks")
-    assert "10.0/r0/fwd/layers.0.mlp#0:in0  [bold]model.py:1 forward" in out
+    assert "\n    [bold]model.py:1 forward\n" in out
 
 
 @pytest.mark.parametrize(

@@ -36,32 +36,38 @@ def print_records(console: Console, records: dict[str, Any]) -> None:
 
 
 def print_sites(rows: list[dict[str, Any]]) -> None:
-    """Print what ``list_sites`` gives."""
+    """Print what ``list_sites`` gives, two lines a row; a call stack once for the rows that follow each other on it."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    headings = ("site", "dtype", "shape", "min", "max", "mean", "rms", "nan", "inf", "fingerprint", "note")
-    table = Table(*headings)
+    shown: list[str] = []
     for row in rows[:MAX_ROWS]:
-        table.add_row(*(Text(text, overflow="fold") for text in _cells(row)))
-    console.print(table)
+        site, what = Text(row["site"], style="bold"), Text("  ".join(_facts(row)))
+        console.print(site, what, soft_wrap=True)
+        console.print(Text("    " + "  ".join(_numbers(row))), soft_wrap=True)
+        frames = row.get("frames") or []
+        for frame in frames if frames != shown else ():
+            console.print(Text(f"    {frame}"), soft_wrap=True)
+        shown = frames
     if len(rows) > MAX_ROWS:
         console.print(f"… and {len(rows) - MAX_ROWS} more rows. Narrow it with --step and --rank, or take --json.")
-    for row in rows[:MAX_ROWS]:
-        for frame in row.get("frames") or ():
-            console.print(f"{row['site']}  {frame}", markup=False, highlight=False)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = ["" if row[name] is None else f"{row[name]:.6g}" for name in ("min", "max", "mean", "rms")]
-    infinite = None if row["pos_inf"] is None else row["pos_inf"] + row["neg_inf"]
-    counts = ["" if count is None else str(count) for count in (row["nan"], infinite)]
+def _facts(row: dict[str, Any]) -> list[str]:
+    """What the value is: dtype, shape and why it has no numbers of its own."""
     shape = "" if row["shape"] is None else "x".join(map(str, row["shape"])) or "scalar"
-    notes = [row["note"] or "", row["flags"] or "", "" if row["same_as"] is None else f"same as row {row['same_as']}"]
-    note = "; ".join(filter(None, notes))
-    return [row["site"], row["dtype"] or "", shape, *numbers, *counts, row["fingerprint"] or "", note]
+    same = "" if row["same_as"] is None else f"same as row {row['same_as']}"
+    return [fact for fact in (row["dtype"], shape, row["flags"], same, row["note"]) if fact]
+
+
+def _numbers(row: dict[str, Any]) -> list[str]:
+    """What was measured of it."""
+    numbers = [f"{name} {row[name]:.6g}" for name in ("min", "max", "mean", "rms") if row[name] is not None]
+    if row["nan"] is not None:
+        infinite = row["pos_inf"] + row["neg_inf"]
+        numbers += [f"nan {row['nan']}", f"inf {infinite}"]
+    return numbers + ([f"fingerprint {row['fingerprint']}"] if row["fingerprint"] else []) or ["not measured"]
 
 
 def _print_modules(console: Console, modules: list[dict[str, Any]], step: int) -> None:
