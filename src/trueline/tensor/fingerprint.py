@@ -13,11 +13,13 @@ tensor is cut, and one page needs one multiplication a word. What it sees:
 *A change of one word, so any flipped bit: always.* The difference is d · weight with 0 < |d| < 2³², and an odd number
 has an inverse mod 2⁶⁴, so it is not 0.
 
-*Two different words that change places: always*, where they are less than 2²⁸ words apart. The difference is
-(a - b)(weight(n) - weight(m)); 2 divides a - b at most 31 times, so it is 0 only if 2³³ divides the difference of the
-weights, and it does not. Mod 2²¹ all pages and books are 1, and all places differ. For one place in two pages the
-difference is place · (page - page'), and the nearest 4,096 pages differ mod 2³³. (Random odd weights mod 2³² miss every
-swap of x and -x: 2³¹ times an even number is 0.) Further apart they are missed with probability 2⁻³¹ or less.
+*Two different words that change places: always*, unless they lie an exact multiple of 2²⁸ words apart. The difference
+is (a - b)(weight(n) - weight(m)). With 2^t the largest power of two that divides a - b, t ≤ 31, it is 0 only if
+2^(64-t), 2³³ or more, divides the difference of the weights. Mod 2²¹ all pages and books are 1 and all places differ,
+which settles different places. For equal places it is place · (page - page'), and pages differ mod 2³³ unless their
+numbers differ by a multiple of 4,096; then the swap is missed with probability 2^-(31-t), and always for a number and
+its negative. (Random odd weights mod 2³² miss every swap of x and -x: 2³¹ times an even number is 0.) Elements of 64
+bits are two words, so their swap is, with all else:
 
 *Any other change* of several words whose differences 2^t is the largest power of two to divide: missed with probability
 2^-(63-t) if weights were independent, as half of all sums of odd numbers with an even number of odd factors are
