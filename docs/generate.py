@@ -21,7 +21,7 @@ from mkdocs.structure.files import File, Files
 
 from trueline.analyze.outliers import fewest_steps
 from trueline.analyze.promise import SHARES, Promise
-from trueline.schema.plan import Plan
+from trueline.schema.plan import LIVE, Plan
 from trueline.schema.workers import WORKER_COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +76,11 @@ def plan_table() -> str:
         meaning = _cell(schema.get("description", ""))
         rows.append(f"| `{key}` | {_type(schema)} | {'unset' if default == 'null' else f'`{default}`'} | {meaning} |")
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def live_keys() -> str:
+    """The keys of a Plan that can change while a job runs, in one line."""
+    return ", ".join(f"`{key}`" for key in LIVE)
 
 
 def workers_table() -> str:
@@ -145,6 +150,7 @@ def measured(benchmark: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "plan": plan_table,
+    "live_keys": live_keys,
     "workers": workers_table,
     "checks": checks_table,
     "overhead": partial(measured, "overhead"),

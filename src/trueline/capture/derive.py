@@ -17,7 +17,10 @@ from trueline.tensor.sketch import BLOCK_ROWS
 
 Array = NDArray[np.float64]
 
-SCALARS: tuple[str, ...] = ("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s")
+SCALARS: tuple[str, ...] = (
+    *("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s"),
+    *("plan", "seen"),
+)
 """What every rank tells the others a sampled step, in this order."""
 
 _U32 = 2.0**-24
@@ -53,6 +56,10 @@ class Own:
     used: Array | None
 
 
+NOTHING = Own(local_norm=np.zeros(1), local=np.zeros((1, 1)), reduced=None, used=None)
+"""What a worker tells that has measured nothing."""
+
+
 @dataclass(frozen=True)
 class Sums:
     """What the collective brought: scalars [N, m] and, summed over workers, the rest."""
@@ -66,9 +73,12 @@ class Sums:
     reduced_norm2: Array
 
 
-def scalars(own: Own, *, step: int, spent: Mapping[str, float], passes: int = 0) -> list[float]:
+def scalars(
+    own: Own, *, step: int, spent: Mapping[str, float], passes: int = 0, plan: int = 0, seen: float = 0.0
+) -> list[float]:
     """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite. ``passes`` are the
-    reduced backward passes so far, which all workers make together.
+    reduced backward passes so far, which all workers make together, ``plan`` the latest revision of the Plan that this
+    worker announces, and ``seen`` what it has seen amiss (``Triggers.tell``).
     """
     norm2 = float(np.sum(own.local_norm**2))
     whole = math.isfinite(norm2) and all(
@@ -78,6 +88,7 @@ def scalars(own: Own, *, step: int, spent: Mapping[str, float], passes: int = 0)
     values = {"step": float(step), "passes": float(passes), "finite": float(whole)}
     values |= {"norm2": norm2, "sketch_norm": sketch_norm}
     values |= {"plain": spent["plain"], "sampled": spent["sampled"], "step_s": spent["step"]}
+    values |= {"plan": float(plan), "seen": seen}
     return [values[name] if math.isfinite(values[name]) else 0.0 for name in SCALARS]
 
 
@@ -114,14 +125,14 @@ def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
     )
 
 
-def apart(sums: Sums) -> str | None:
+def apart(scalars: Array) -> str | None:
     """Why the workers' parts of a sum are not of one iteration, in words; None where they are.
 
     The same number of updates after another number of reduced backward passes is an update that some workers left out
     or repeated: from there on their steps are not each other's.
     """
     for name, what in (("step", "at the steps"), ("passes", "after the reduced backward passes")):
-        values = sums.scalars[:, SCALARS.index(name)]
+        values = scalars[:, SCALARS.index(name)]
         if np.any(values != values[0]):
             numbers = ", ".join(f"{value:.0f}" for value in values)
             return f"workers were {what} {numbers}; some left out or repeated an update"

@@ -15,7 +15,8 @@ from trueline.capture.layout import Layout
 from trueline.capture.probes import optimizer as optimizer_probe
 from trueline.capture.probes.batch import Batch
 from trueline.capture.schedule import MAX_INTERVAL
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.plan import Plan
+from trueline.schema.run_manifest import Manifest, PlanRevision, RankEnv
 
 
 class Identity:
@@ -70,6 +71,14 @@ class Identity:
         if self.manifest is not None:
             notes = list(dict.fromkeys([*self.manifest.notes, *self._adapter.notes]))
             self.manifest = self.manifest.model_copy(update={"notes": notes})
+        return True
+
+    def note_plan(self, plan: Plan, revision: int, *, step: int) -> bool:
+        """Say in the manifest which Plan is in force since ``step``; False where this rank keeps no manifest."""
+        if self.manifest is None:
+            return False
+        taken_up = PlanRevision(revision=revision, step=step, plan=plan.model_dump(mode="json"))
+        self.manifest = self.manifest.model_copy(update={"plans": [*self.manifest.plans, taken_up]})
         return True
 
     def note_interval(self, interval: int, *, step: int) -> bool:

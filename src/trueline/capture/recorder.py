@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from trueline.capture import derive, exchange, rows
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.exact import exact_cosines
-from trueline.capture.exchange import Pending, Team
+from trueline.capture.exchange import Team
 from trueline.capture.host_copy import HostCopy
 from trueline.capture.identity import Identity
 from trueline.capture.layout import Layout, device_of, make_layout
+from trueline.capture.live import Change, Live
 from trueline.capture.outlet import Outlet
 from trueline.capture.probes.batch import Batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
@@ -35,8 +36,10 @@ from trueline.capture.probes.optimizer import hyper_parameters
 from trueline.capture.probes.parts import STEPS_AT_START, PartProbe
 from trueline.capture.probes.replicas import buffer_digests, param_digests
 from trueline.capture.probes.streams import rng_digests
-from trueline.capture.record.start import make_session
-from trueline.capture.schedule import Recheck, Schedule
+from trueline.capture.record.start import Idle, make_session, require_ranks, require_sites
+from trueline.capture.schedule import BEAT, Recheck, Schedule
+from trueline.capture.step_record import StepRecord, any_decides
+from trueline.capture.triggers import nonfinite_in, seen_in_row
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -46,25 +49,6 @@ _log = logging.getLogger("trueline")
 
 MAX_PENDING = 16
 """Steps whose sum is still awaited before the oldest is given up: with this many outstanding a worker is gone."""
-
-
-@dataclass
-class StepRecord:
-    """One step between being measured and being written."""
-
-    row: dict[str, Any]
-    copy: HostCopy
-    interval: int
-    keeps_sketch: bool
-    passes: int
-    own: derive.Own | None = None
-    pending: Pending | None = None
-    reduced_norm2: derive.Array | None = None
-
-    @property
-    def step(self) -> int:
-        """The optimizer step."""
-        return int(self.row["step"])
 
 
 class Recorder:
@@ -84,14 +68,23 @@ class Recorder:
         self.passes = 0
         self._adapter = adapter
         self._outlet = Outlet(sink, rank=team.rank)
-        self.session = make_session(
+        self._live = Live(
+            plan,
+            folder=getattr(sink, "path", None),
+            rank=team.rank,
+            ranks=team.ranks,
+            accepts=self._require,
+            report=self._outlet.write,
+        )
+        self._make_session = partial(
+            make_session,
             model,
-            plan=plan,
             write=self._outlet.write,
             failed=lambda error: self._break("recording", error),
-            rank=team.rank,
             notes=adapter.notes,
         )
+        self.session = self._make_session(plan=self._live.records)
+        self._param_names = plan.param_names
         self._schedule = Schedule(plan)
         self._recheck = Recheck()
         self._broken: set[str] = set()
@@ -111,13 +104,14 @@ class Recorder:
     def guarded(self, part: str) -> Iterator[None]:
         """Count the time inside as Trueline's own, and turn an exception of ours into a Finding: training goes on."""
         begin = time.perf_counter()
-        self.session.pause()
+        session = self.session
+        session.pause()
         try:
             yield
         except Exception as error:
             self._break(part, error)
         finally:
-            self.session.resume()
+            session.resume()
             self._own_s += time.perf_counter() - begin
 
     def enter_forward(self) -> None:
@@ -158,6 +152,9 @@ class Recorder:
             if self._record is None:
                 self._gather()
             self._end_row()
+        elif self._schedule.beats(self._step):
+            row, nothing = {"step": self._step}, HostCopy({})
+            self._unwritten.append(StepRecord(row, nothing, BEAT // 2, passes=self.passes, sampled=True, beat=True))
         self._step += 1
         self._outlet.step = self._step
         with self.guarded("exchange"):
@@ -166,10 +163,13 @@ class Recorder:
 
     def drain(self, *, patience_s: float = 0.0, decides_at: int | None = None) -> None:
         """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and
-        with ``decides_at`` only for sums that may change the interval at that step.
+        with ``decides_at`` only for sums that have a say in that step.
         """
         until = time.perf_counter() + patience_s
-        while self._unwritten and (self._unwritten[0].copy.ready() or patience_s > 0):
+        while self._unwritten:
+            waits = patience_s > 0 and (decides_at is None or any_decides(self._unwritten, decides_at))
+            if not waits and not self._unwritten[0].copy.ready():
+                break
             record = self._unwritten.popleft()
             record.copy.wait()
             self._write_row(record)
@@ -179,7 +179,7 @@ class Recorder:
         while self._written:
             oldest = self._written[0]
             pending = oldest.pending
-            if decides_at is not None and oldest.step + 2 * oldest.interval > decides_at:
+            if decides_at is not None and not any_decides(self._written, decides_at):
                 return
             left = until - time.perf_counter()
             if pending is None or pending.ready() or (patience_s > 0 and pending.wait(max(left, 0.001))):
@@ -215,6 +215,7 @@ class Recorder:
         self._record: StepRecord | None = None
         self.loss.begin()
         self._await_decision()
+        self._take_up()
         self._sampled = self._schedule.samples(self._step) and "gradients" not in self._broken
         self._keeps = self._sampled and self._schedule.keeps_sketches(self._step)
         if self._sampled and not self.layout.fits():
@@ -225,25 +226,48 @@ class Recorder:
             exact=self.plan.exact and self._keeps,
             wants_reduced=self._sampled and self._recheck.due(),
         )
-        starts = 0 <= self._step - self.plan.steps[0] < STEPS_AT_START
+        starts = 0 <= self._step - self._schedule.first < STEPS_AT_START
         self.parts.begin(active=self._keeps or starts)
         self.session.open_step(self._step)
 
     def _await_decision(self) -> None:
-        """Before a step is chosen, every sum that may change the interval from here on must be in: all ranks decide
-        alike.
+        """Before a step is chosen, every sum that may change the interval or the Plan from here on must be in: all
+        ranks decide alike.
 
         Such a sum is two samples old, so it is there; a rank that is gone costs ``PATIENCE_S`` once, then sums stop.
         """
-        oldest = self._written[0] if self._written else None
-        decisive = oldest is not None and oldest.step + 2 * oldest.interval <= self._step
-        if self.plan.every is None and decisive and "exchange" not in self._broken:
+        decisive = any_decides((*self._written, *self._unwritten), self._step)
+        if decisive and self.team.group is not None and "exchange" not in self._broken:
             with self.guarded("exchange"):
                 self.drain(patience_s=exchange.PATIENCE_S, decides_at=self._step)
 
+    def _take_up(self) -> None:
+        """Look for another Plan, and follow what all ranks agreed on to hold from this step on."""
+        if "plan" not in self._broken:
+            with self.guarded("plan"):
+                self._live.look(self._step, agrees="exchange" not in self._broken)
+                change = self._live.due(self._step)
+                if change is not None:
+                    self._follow(change)
+
+    def _follow(self, change: Change) -> None:
+        if change.revision is not None:
+            self.plan = change.plan
+            self._schedule.follow(change.plan, step=self._step)
+            if self._identity.note_plan(change.plan, change.revision, step=self._step):
+                self._outlet.describe(self._identity.manifest, self._identity.env)
+        if isinstance(self.session, Idle):
+            self.session = self._make_session(plan=change.records)
+        else:
+            self.session.follow(change.records)
+
+    def _require(self, plan: Plan) -> None:
+        require_ranks(plan)
+        require_sites(self.model, plan)
+
     def _shape_layout(self) -> None:
         self.layout: Layout = make_layout(
-            self.model, patterns=self.plan.param_names, max_groups=self.plan.max_groups, shards=self._adapter.shards
+            self.model, patterns=self._param_names, max_groups=self.plan.max_groups, shards=self._adapter.shards
         )
         self.gradients = GradientProbe(self.layout)
         self._adapter.attach(self.gradients, self.guarded)
@@ -267,9 +291,10 @@ class Recorder:
             self._record = StepRecord(
                 self._row,
                 HostCopy(self._staged),
-                interval=self._schedule.interval,
-                keeps_sketch=self._keeps,
+                self._schedule.interval,
                 passes=self.passes,
+                sampled=self._sampled,
+                keeps_sketch=self._keeps,
             )
         if self._record is not None and self._record.copy.ready():
             self._start_sum(self._record)
@@ -287,20 +312,38 @@ class Recorder:
 
     def _start_sum(self, record: StepRecord) -> None:
         """Begin the sum over workers of a sampled step, once its numbers are on the host."""
-        sampled = record.row.setdefault("_sampled", self._sampled)
-        if record.pending is not None or self.team.group is None or not sampled or "exchange" in self._broken:
+        self._look_at(record)
+        if record.pending is not None or self.team.group is None or not record.sampled or "exchange" in self._broken:
             return
         with self.guarded("exchange"):
-            record.own = rows.own_measurement(record.copy.host, self.layout)
-            record.reduced_norm2 = rows.reduced_norm2(record.copy.host, self.layout)
-            sharded = self._adapter.shards > 1
-            replicas = self.team.size // self._adapter.shards if sharded else 1
-            record.pending = exchange.start(
-                self.team,
+            sums = np.zeros(0) if record.beat else self._sums_of(record)
+            scalars = derive.scalars(
+                record.own or derive.NOTHING,
                 step=record.step,
-                scalars=derive.scalars(record.own, step=record.step, spent=self._spent, passes=record.passes),
-                sums=derive.pack(record.own, reduced_norm2=record.reduced_norm2, sharded=sharded, replicas=replicas),
+                spent=self._spent,
+                passes=record.passes,
+                plan=self._live.announced,
+                seen=self._live.triggers.tell(),
             )
+            record.pending = exchange.start(self.team, step=record.step, scalars=scalars, sums=sums)
+
+    def _sums_of(self, record: StepRecord) -> derive.Array:
+        record.own = rows.own_measurement(record.copy.host, self.layout)
+        record.reduced_norm2 = rows.reduced_norm2(record.copy.host, self.layout)
+        sharded = self._adapter.shards > 1
+        replicas = self.team.size // self._adapter.shards if sharded else 1
+        return derive.pack(record.own, reduced_norm2=record.reduced_norm2, sharded=sharded, replicas=replicas)
+
+    def _look_at(self, record: StepRecord) -> None:
+        """Note what this rank alone sees amiss in what has reached the host. One process tells itself at once."""
+        if not self.plan.when or record.looked_at:
+            return
+        record.looked_at = True
+        with self.guarded("plan"):
+            triggers = self._live.triggers
+            triggers.see(nonfinite_in(record.copy.host, scaled="torch.float16" in str(self.autocast)))
+            if self.team.group is None:
+                triggers.hear([triggers.tell()], step=record.step, known=self._step)
 
     def _end_row(self) -> None:
         if self._record is None:
@@ -323,8 +366,10 @@ class Recorder:
 
     def _write_row(self, record: StepRecord) -> None:
         self._start_sum(record)
+        if record.beat:
+            return
         host = record.copy.host
-        columns = {name: value for name, value in record.row.items() if not name.startswith("_")}
+        columns = dict(record.row)
         columns |= rows.gradient_columns(host, self.layout, sharded=self._adapter.shards > 1)
         columns |= rows.digest_columns(host) | self.parts.columns(host)
         if record.keeps_sketch and record.own is not None:
@@ -333,12 +378,18 @@ class Recorder:
 
     def _write_sum(self, record: StepRecord) -> None:
         result = record.pending.result() if record.pending is not None else None
-        if result is None or record.own is None:
+        if result is None:
             return
-        sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
-        if (apart := derive.apart(sums)) is not None:
+        scalars = result[0]
+        if (apart := derive.apart(scalars)) is not None:
             self._break("exchange", RuntimeError(apart))
             return
+        plan, seen = (scalars[:, derive.SCALARS.index(name)].tolist() for name in ("plan", "seen"))
+        self._live.hear(int(max(plan)), known=record.known)
+        self._live.triggers.hear(seen, step=record.step, known=record.known)
+        if record.own is None:
+            return
+        sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
         reduction = self._adapter.reduction()
         columns = derive.columns(
             record.own,
@@ -352,11 +403,14 @@ class Recorder:
         )
         straight, mean = derive.is_mean(columns)
         self._recheck.heard(straight=straight, mean=mean)
+        if self.plan.when:
+            lossy = reduction.lossy or not reduction.known
+            self._live.triggers.see(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
         self._outlet.write({"step": record.step} | columns)
         self._follow_budget(sums, record)
 
     def _follow_budget(self, sums: derive.Sums, record: StepRecord) -> None:
-        if self.plan.every is not None:
+        if not self._schedule.counts(record.step):
             return
         worst = {name: float(sums.scalars[:, derive.SCALARS.index(name)].max()) for name in ("plain", "sampled")}
         step_s = float(sums.scalars[:, derive.SCALARS.index("step_s")].min())

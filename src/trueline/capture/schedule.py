@@ -16,6 +16,10 @@ runs are seen whole, and in a run of five minutes it is less than 1 %.
 
 MAX_INTERVAL = 100
 """Never rarer than this, even where a budget asks for it: the manifest says so then."""
+BEAT = 10
+"""Where the Plan's ``steps`` leave steps out, ranks tell each other only whether the Plan has changed, every so many
+steps: a sum of a few numbers, which counts from the next on."""
+
 REDUCED_FIRST = 4
 """Sampled steps at the start at which the result of the reduction is looked at by itself."""
 
@@ -46,6 +50,27 @@ class Schedule:
         self._sampled: list[float] = []
         self._times: list[float] = []
         self._total_s = 0.0
+        self._since = 0
+
+    @property
+    def first(self) -> int:
+        """The first step that is watched."""
+        return self._plan.steps[0]
+
+    def follow(self, plan: Plan, *, step: int) -> None:
+        """Take up another Plan before ``step``, on all ranks alike. Which steps are watched stays: a gap in the samples
+        that workers consumed would look like a fault. What cost was measured under the Plan before is forgotten, as
+        ranks may have read different many of its sums; an interval by budget stays until the next decision.
+        """
+        self._plan = plan.model_copy(update={"steps": self._plan.steps})
+        self.interval = plan.every or self.interval
+        self._next, self._since = max(step, self.first), step
+        self._changes, self._plain, self._sampled, self._times = [], [], [], []
+        self._total_s = 0.0
+
+    def beats(self, step: int) -> bool:
+        """Whether this step, which the Plan does not watch, tells all ranks if the Plan has changed."""
+        return not self.within(step) and step % BEAT == 0
 
     def within(self, step: int) -> bool:
         """Whether the Plan watches this step at all."""
@@ -73,6 +98,10 @@ class Schedule:
         due = window > self._window
         self._window = max(window, self._window)
         return due
+
+    def counts(self, step: int) -> bool:
+        """Whether the sum of ``step`` has a say in the interval: not where a later Plan is in force by now."""
+        return self._plan.every is None and step >= self._since
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
         """Take the host time that watching used in the latest plain and sampled step (0: none yet), of the worst

@@ -24,9 +24,9 @@ from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap, watched_parameters
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
-from trueline.capture.record.start import require_sites
+from trueline.capture.record.start import require_ranks, require_sites
 from trueline.capture.recorder import Recorder
-from trueline.schema.errors import CaptureError, InputError, PlanError, TruelineError
+from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
 from trueline.schema.run_manifest import Manifest
@@ -61,7 +61,7 @@ class Watch:
         self._optimizers = _as_refs(optimizer)
         watched_parameters(model, patterns=plan.param_names)
         require_sites(model, plan)
-        _require_ranks(plan)
+        require_ranks(plan)
         adapter = choose_adapter(model, process_group)
         team = make_team(adapter.process_group or process_group)
         sink = _open_together(team, make_sink)
@@ -234,19 +234,6 @@ def _one_inside(model: nn.Module) -> nn.Module | None:
 
 def _compiled_in_place(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _require_ranks(plan: Plan) -> None:
-    """Raise ``PlanError`` where the plan declares a rank that there is none of."""
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
-    for key, ranks in named.items():
-        unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
-        if unknown:
-            raise PlanError(
-                f"The plan's {key} name rank {unknown[0]}, but the ranks of this job are 0 to {world - 1}. "
-                "Name ranks that there are."
-            )
 
 
 def _open_together(team: Team, make_sink: SinkMaker) -> Sink:

@@ -5,19 +5,34 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from trueline.schema.errors import PlanError
 
 Preset = Literal["workers", "modules", "ops", "mix"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
+Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced"]
+"""Findings that all ranks can hear of alike while they train, from the sums that they exchange."""
 
 PRESETS: tuple[str, ...] = get_args(Preset)
 PHASES: tuple[Phase, ...] = get_args(Phase)
+TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
+
+LIVE: tuple[str, ...] = (
+    *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
+    *("exponents", "max_bytes", "when", "when_steps"),
+)
+"""Keys that may change while a job runs: none of them has a say in the length of what ranks exchange, or in who is
+compared with whom.
+"""
+
+_WATCHED = {"names": "parameters", "steps": "steps"}
+"""What keys are about where nothing is recorded."""
 
 FALSE_ALARMS = 0.1
 """Expected false alarms per 10,000 healthy steps unless a plan asks for others (docs/decisions/0003)."""
@@ -76,6 +91,10 @@ class Plan(BaseModel):
     max_bytes: int = Field(
         default=10 * 2**30, ge=1, description="bytes of stored tensors a rank, after which only statistics are kept"
     )
+    when: tuple[Trigger, ...] = Field(
+        default=(), description="record nothing until one of these findings is seen, then the next `when_steps` steps"
+    )
+    when_steps: int = Field(default=3, ge=1, description="steps that are recorded after a finding of `when`")
 
     @property
     def records(self) -> bool:
@@ -86,6 +105,29 @@ class Plan(BaseModel):
     def param_names(self) -> tuple[str, ...]:
         """Globs over the parameters whose gradients are watched: all of them where ``names`` is about sites."""
         return ("*",) if self.records else self.names
+
+    def records_on(self, rank: int) -> bool:
+        """Whether this global rank takes part in recording."""
+        return self.records and (self.ranks is None or rank in self.ranks)
+
+    @field_validator("steps")
+    @classmethod
+    def _ascending(cls, steps: tuple[int, int | None]) -> tuple[int, int | None]:
+        """Refuse a range that holds no step."""
+        first, end = steps
+        if first < 0:
+            raise ValueError(f"the first step is {first}; steps count from 0")
+        if end is not None and end <= first:
+            raise ValueError(f"no step lies from {first} up to, and not including, {end}")
+        return steps
+
+    @field_validator("when")
+    @classmethod
+    def _has_something_to_start(cls, when: tuple[Trigger, ...], info: ValidationInfo) -> tuple[Trigger, ...]:
+        """Refuse findings that are to start a recording where the preset records nothing."""
+        if when and info.data.get("preset") == "workers":
+            raise ValueError("it starts a recording, and preset 'workers' records nothing; use modules, ops or mix")
+        return when
 
     @field_validator("worker_groups")
     @classmethod
@@ -118,6 +160,29 @@ class Plan(BaseModel):
         if str(source) in PRESETS:
             return cls(preset=cast(Any, str(source)))
         return cls._validated(_read(Path(source)), f"plan file '{source}'")
+
+    def revised(self, changes: Mapping[str, Any], where: str) -> Plan:
+        """This Plan, which is in force, with other values for the keys in ``changes``; ``where`` says who asks.
+
+        Raises ``PlanError`` as ``load`` does, and for a change that cannot be made while a job runs.
+        """
+        new = Plan._validated(self.model_dump(mode="json") | dict(changes), where)
+        told = new.model_dump(mode="json")
+        for key, now in self.model_dump(mode="json").items():
+            if told[key] == now:
+                continue
+            if key not in LIVE:
+                raise PlanError(
+                    f"Key '{key}' in {where} has the value {told[key]!r}, but it is {now!r} and cannot change while a "
+                    f"job runs. Start a new Run for that. Keys that can change are {', '.join(LIVE)}."
+                )
+            if key in _WATCHED and not new.records:
+                raise PlanError(
+                    f"Key '{key}' in {where} has the value {told[key]!r}: with preset 'workers' it chooses the "
+                    f"{_WATCHED[key]} that are watched, which cannot change while a job runs. Set preset to modules, "
+                    "ops or mix too, or start a new Run."
+                )
+        return new
 
     @classmethod
     def _validated(cls, content: dict[str, Any], where: str) -> Plan:

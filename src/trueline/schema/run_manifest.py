@@ -10,6 +10,16 @@ SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
 
 
+class PlanRevision(BaseModel):
+    """A Plan that was taken up while the job ran, by all ranks before ``step`` began; ``revision`` counts from 1."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    revision: int
+    step: int
+    plan: dict[str, Any]
+
+
 class Manifest(BaseModel):
     """`manifest.json`. `data_parallel_ranks` are the global ranks whose gradients are averaged together."""
 
@@ -22,7 +32,8 @@ class Manifest(BaseModel):
     data_parallel_ranks: list[int] = Field(default_factory=lambda: [0])
     adapter: str = Field(default="", description="ddp, fsdp2, manual or single")
     command: list[str] = Field(default_factory=list)
-    plan: dict[str, Any] = Field(default_factory=dict)
+    plan: dict[str, Any] = Field(default_factory=dict, description="as the job started")
+    plans: list[PlanRevision] = Field(default_factory=list[PlanRevision], description="what followed it, in order")
     notes: list[str] = Field(default_factory=list, description="what could not be watched, and why; one line each")
     resumed_from: list[int] = Field(default_factory=list[int], description="world sizes of earlier starts of this Run")
 

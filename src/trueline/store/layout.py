@@ -22,7 +22,9 @@ _RANK_FOLDER = re.compile(r"rank-(\d{5,})")
 _STACKS = re.compile(r"rank-(\d{5,})\.parquet")
 _TENSORS = re.compile(r"step-(\d{8,})(\.partial)?\.safetensors")
 _FINDINGS = re.compile(r"findings(?:-r(\d{5,}))?\.jsonl")
-_TOP_LEVEL = re.compile(r"manifest\.json|env|workers|journal|records|tensors|stacks|findings(-r\d{5,})?\.jsonl")
+_TOP_LEVEL = re.compile(
+    r"manifest\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|findings(-r\d{5,})?\.jsonl"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)

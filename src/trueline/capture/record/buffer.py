@@ -67,21 +67,26 @@ class StepBuffer:
     """Takes the values of one step and makes ``StepRecords`` of them. Used again for the next step."""
 
     def __init__(self, plan: Plan, *, write: Callable[[Record], None]) -> None:
+        self._write = write
+        self._bytes_stored = 0
+        self._meter = measure.HostMeter()
+        self._stats_MS = np.empty((_MEASURED_FIRST, len(STAT_NAMES)))
+        self._held: list[int] = []
+        self._texts: dict[torch.dtype, str] = {}
+        self._before: dict[str, tuple[Any, ...]] = {}
+        self.follow(plan)
+        self.begin(0)
+
+    def follow(self, plan: Plan) -> None:
+        """Measure and store as ``plan`` says from the next step on; what was stored before counts for its cap."""
         self._measures = plan.depth != "structure"
         self._fingerprints = plan.depth in ("fingerprint", "tensor")
         self._stores = plan.depth == "tensor"
         self._orders = plan.depth in ("fingerprint", "tensor")
         self._first_rows = plan.first_rows
         self._exponents = plan.exponents
-        self._bytes_left = plan.max_bytes
-        self._write = write
-        self._meter = measure.HostMeter()
+        self._max_bytes = plan.max_bytes
         self._fingerprint = HostFingerprint() if self._fingerprints else None
-        self._stats_MS = np.empty((_MEASURED_FIRST, len(STAT_NAMES)))
-        self._held: list[int] = []
-        self._texts: dict[torch.dtype, str] = {}
-        self._before: dict[str, tuple[Any, ...]] = {}
-        self.begin(0)
 
     def begin(self, step: int) -> None:
         """Nothing has been seen of ``step`` yet."""
@@ -198,12 +203,12 @@ class StepBuffer:
     def _store(self, x: Tensor, key: str) -> str | None:
         part = x[: self._first_rows] if self._first_rows is not None and x.dim() > 0 else x
         num_bytes = part.numel() * part.element_size()
-        if num_bytes > self._bytes_left:
+        if self._bytes_stored + num_bytes > self._max_bytes:
             return None
         taken = stored(part, step=self.step, key=f"{key}/{len(self._rows)}")
         if taken is None:
             return None
-        self._bytes_left -= num_bytes
+        self._bytes_stored += num_bytes
         copy, record = taken
         if copy is None:
             self._write(record)

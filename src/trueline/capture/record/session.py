@@ -64,14 +64,12 @@ class Session:
     ) -> None:
         self.notes = notes if notes is not None else []
         self._model = model
-        self._plan = plan
         self._write = write
         self._failed = failed
         self._broken = False
-        self._modules_too = plan.preset in ("modules", "mix")
-        self._functions_too = plan.preset in ("ops", "mix")
-        self._selection = Selection(plan)
         self._buffer = StepBuffer(plan, write=write)
+        self._plan = plan
+        self.follow(plan)
         self._stacks = Stacks()
         self._described = arguments.Described()
         self._mode = FunctionCalls(self._function)
@@ -84,13 +82,24 @@ class Session:
         self._quiet = 0
         self._open = False
 
+    def follow(self, plan: Plan | None) -> None:
+        """Record by ``plan`` from the next step on, or with None nothing; between two steps only."""
+        self._plan = plan if plan is not None else self._plan
+        self._asleep = plan is None
+        self._modules_too = self._plan.preset in ("modules", "mix")
+        self._functions_too = self._plan.preset in ("ops", "mix")
+        self._selection = Selection(self._plan)
+        self._buffer.follow(self._plan)
+
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def wants(self, step: int) -> bool:
         """Whether the Plan asks for ``step``."""
         first, end = self._plan.steps
         every = self._plan.every or 1
-        return not self._broken and first <= step and (end is None or step < end) and (step - first) % every == 0
+        if self._broken or self._asleep:
+            return False
+        return first <= step and (end is None or step < end) and (step - first) % every == 0
 
     def open_step(self, step: int) -> None:
         """Begin to record ``step``, if the Plan asks for it."""

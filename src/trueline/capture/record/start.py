@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
@@ -35,6 +36,19 @@ def require_sites(model: nn.Module, plan: Plan) -> None:
             )
 
 
+def require_ranks(plan: Plan) -> None:
+    """Raise ``PlanError`` where the plan declares a rank that there is none of."""
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
+    for key, ranks in named.items():
+        unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
+        if unknown:
+            raise PlanError(
+                f"The plan's {key} name rank {unknown[0]}, but the ranks of this job are 0 to {world - 1}. "
+                "Name ranks that there are."
+            )
+
+
 class Idle:
     """Stands for a Session where nothing is to be recorded."""
 
@@ -56,14 +70,13 @@ class Idle:
 def make_session(
     model: nn.Module,
     *,
-    plan: Plan,
+    plan: Plan | None,
     write: Callable[[Record], None],
     failed: Callable[[Exception], None],
-    rank: int,
     notes: list[str],
 ) -> Session | Idle:
-    """A Session, or where the Plan records nothing on this rank, one that does nothing."""
-    if not plan.records or (plan.ranks is not None and rank not in plan.ranks):
+    """A Session, or where there is no Plan by which this rank records, one that does nothing."""
+    if plan is None:
         return Idle()
     from trueline.capture.record.session import Session
 

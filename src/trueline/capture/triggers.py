@@ -1,0 +1,110 @@
+"""What this rank sees amiss, told to all ranks with the sums, and the recording that it starts on all of them alike.
+
+Whatever decides here went through a sum, so all ranks decide from the same numbers in the same order. What one rank
+alone can see (its own result of a reduction) travels as a bit in its row of the scalars of its next sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from trueline.schema.plan import TRIGGERS
+
+MAX_RECORDINGS = 3
+"""Recordings that findings may start in one job: what comes back again and again is seen well enough in three."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A finding of ``code`` at ``step`` on these members of the team, known to all ranks before step ``known``."""
+
+    code: str
+    step: int
+    workers: tuple[int, ...]
+    known: int
+
+
+class Triggers:
+    """Collects what this rank sees, and hears what all saw."""
+
+    def __init__(self) -> None:
+        self._mine: set[str] = set()
+        self._before: set[str] = set()
+        self._heard: list[Seen] = []
+        self.started = 0
+        """Recordings that were started."""
+        self.ends = 0
+        """The step after the last that the latest recording takes."""
+
+    def see(self, codes: set[str]) -> None:
+        """This rank has seen these; the next sum tells the others."""
+        self._mine |= codes
+
+    def tell(self) -> float:
+        """What this rank saw since it was asked last: one bit a code, in the order of ``TRIGGERS``."""
+        bits = sum(1 << place for place, code in enumerate(TRIGGERS) if code in self._mine)
+        self._mine.clear()
+        return float(bits)
+
+    def hear(self, bits_N: Sequence[float], *, step: int, known: int) -> None:
+        """What every worker told with the sum of ``step``. What was there at the sum before is no news."""
+        at = {code: _workers(bits_N, place) for place, code in enumerate(TRIGGERS)}
+        now = {code for code, workers in at.items() if workers}
+        self._heard += [Seen(code, step, at[code], known) for code in TRIGGERS if code in now - self._before]
+        self._before = now
+
+    def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Seen | None:
+        """What starts a recording of ``num_steps`` steps at ``step``, if anything does. Ask before every step."""
+        due = [seen for seen in self._heard if seen.known <= step]
+        if not due:
+            return None
+        self._heard = [seen for seen in self._heard if seen.known > step]
+        told = next((seen for seen in due if seen.code in when), None)
+        if told is None or step < self.ends or self.started >= MAX_RECORDINGS:
+            return None
+        self.started += 1
+        self.ends = step + num_steps
+        return told
+
+
+def seen_in_row(columns: Mapping[str, Any], *, lossy: bool, by_hand: bool) -> set[str]:
+    """The codes of what a row's reduction columns contradict (``derive.columns``), by the floors that they bring.
+
+    A hook that is lossy on purpose, or a reduction by the user's own code, is judged only by what replicas then use.
+    """
+    wrong = any(r > f for r, f in _beside(columns, "group_reduce_residual", "group_reduce_floor"))
+    apart = [r > f for r, f in _beside(columns, "group_used_residual", "group_used_floor")]
+    own = [r <= f for r, f in _beside(columns, "group_used_local", "group_used_floor")]
+    unreduced = any(a and o for a, o in zip(apart, own, strict=False))
+    codes = {"gradient-not-reduced"} if unreduced else set[str]()
+    if (wrong and not lossy and not by_hand) or (any(apart) and not unreduced):
+        codes.add("reduction-mismatch")
+    return codes
+
+
+def _beside(columns: Mapping[str, Any], name: str, floor: str) -> Iterator[tuple[float, float]]:
+    """(value, floor) of each group; what was not measured is below every floor."""
+    values, floors = columns.get(name), columns.get(floor)
+    if values is None or floors is None:
+        return iter(())
+    pairs = zip(cast(Sequence[float | None], values), cast(Sequence[float], floors), strict=True)
+    return ((0.0 if value is None else value, limit) for value, limit in pairs)
+
+
+def _workers(bits_N: Sequence[float], place: int) -> tuple[int, ...]:
+    return tuple(index for index, bits in enumerate(bits_N) if int(bits) >> place & 1)
+
+
+def nonfinite_in(host: Mapping[str, Any], *, scaled: bool) -> set[str]:
+    """Whether a step's loss or local gradient is NaN or infinite, as a set of codes. ``scaled``: under float16 autocast
+    a gradient may be, as a gradient scaler looks for its scale.
+    """
+    loss, norm2_P = host.get("loss"), None if scaled else host.get("local_norm2")
+    bad = loss is not None and not math.isfinite(float(loss))
+    bad = bad or (norm2_P is not None and not bool(np.isfinite(norm2_P.numpy()).all()))
+    return {"worker-nonfinite"} if bad else set()

@@ -1,0 +1,199 @@
+"""`trueline plan`: what a Run observes, and what it shall observe from now on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trueline.schema.plan import Plan
+    from trueline.store.reader import Run
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a key while the job runs; may be given again. KEY= is its default.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the Plan that is in force in a Run, or change it while its job runs.
+
+    A change is taken up by all ranks at the same step: two sampled steps after the first rank has seen it.
+
+    Example: trueline plan runs/a --set preset=mix --set steps=120:125
+    """
+    from trueline.cli.document import print_document
+    from trueline.schema.plan_files import plan_path, read_changes, write_plan
+    from trueline.store.reader import Run
+
+    opened = Run(run)
+    path = plan_path(os.fspath(opened.path))
+    if changes:
+        _require_running(opened)
+        asked = (read_changes(path) if os.path.isfile(path) else {}) | dict(_split(change) for change in changes)
+        write_plan(path, _in_force(opened).revised(asked, "--set and plan.json"))
+    document = _document(opened, path)
+    print_document(document) if json else _print(document)
+
+
+def _require_running(run: Run) -> None:
+    from trueline.schema.errors import InputError
+
+    if "://" in run.path:
+        raise InputError(f"The Plan of '{run.path}' cannot be changed from here: only a local Run can be written to.")
+    if not run.manifest.plan:
+        raise InputError(f"The job of Run '{run.path}' has not begun to train, so there is no Plan to change yet.")
+    if not run.unclosed:
+        raise InputError(
+            f"The job of Run '{run.path}' has ended, so its Plan cannot change. Start a new Run with --plan."
+        )
+
+
+def _in_force(run: Run) -> Plan:
+    """The Plan that the ranks follow now; the default one where the job has not begun to train."""
+    from trueline.schema.plan import Plan
+
+    plans = run.manifest.plans
+    return Plan.load(_known(plans[-1].plan if plans else run.manifest.plan))
+
+
+def _known(plan: dict[str, Any]) -> dict[str, Any]:
+    """What of a Plan that another version wrote has a meaning here."""
+    from trueline.schema.plan import Plan
+
+    return {key: value for key, value in plan.items() if key in Plan.model_fields}
+
+
+def _split(change: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE``: lists have commas, ``steps`` is FIRST:END or one step, and nothing is the
+    default. Anything may also be written as JSON.
+    """
+    import json
+
+    from trueline.schema.errors import PlanError
+    from trueline.schema.plan import Plan
+
+    key, given, text = change.partition("=")
+    key = key.strip()
+    if not given:
+        raise PlanError(f"'--set {change}' has no '='. Write KEY=VALUE, for example --set preset=mix.")
+    text = text.strip()
+    field = Plan.model_fields.get(key)
+    if field is None:
+        return key, text  # named as unknown when the Plan is validated
+    if not text:
+        return key, field.default
+    if text[0] in "[{":
+        try:
+            return key, json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"'--set {change}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
+    if key == "steps":
+        first, colon, end = text.partition(":")
+        return key, [first or 0, end or None] if colon else [text, _after(text)]
+    return key, [part.strip() for part in text.split(",")] if _is_list(key) else text
+
+
+def _after(step: str) -> int | str:
+    return int(step) + 1 if step.isdecimal() else step
+
+
+def _is_list(key: str) -> bool:
+    from trueline.schema.plan import Plan
+
+    schema = Plan.model_json_schema()["properties"][key]
+    return any(kind.get("type") == "array" for kind in schema.get("anyOf", [schema]))
+
+
+def _document(run: Run, path: str) -> dict[str, Any]:
+    """What `--json` prints; ``asked`` are the keys of plan.json that have another value than the Plan in force, and
+    ``refused`` says why they cannot be taken up.
+    """
+    from trueline.schema.run_manifest import SCHEMA_VERSION
+
+    in_force, plans = _in_force(run), run.manifest.plans
+    asked, refused = _asked(in_force, path)
+    return {
+        "schema": SCHEMA_VERSION,
+        "run": run.path,
+        "running": bool(run.unclosed),
+        "revision": plans[-1].revision if plans else 0,
+        "since_step": plans[-1].step if plans else 0,
+        "plan": in_force.model_dump(mode="json"),
+        "asked": asked,
+        "refused": refused,
+        "history": [{"revision": 0, "step": 0, "plan": run.manifest.plan}, *(entry.model_dump() for entry in plans)],
+    }
+
+
+def _asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
+    """What the plan file asks for beyond what is in force, and why that cannot be; nothing where there is no file."""
+    from trueline.schema.errors import PlanError
+    from trueline.schema.plan_files import read_changes
+
+    if not os.path.isfile(path):
+        return {}, None
+    try:
+        changes = read_changes(path)
+        told = in_force.revised(changes, "plan.json").model_dump(mode="json")
+    except PlanError as error:
+        return {}, str(error)
+    return {key: told[key] for key, value in in_force.model_dump(mode="json").items() if told[key] != value}, None
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from trueline.schema.plan import LIVE, Plan
+
+    default = Plan().model_dump(mode="json")
+    table = Table("key", "in force", "default", "asked for", "may change", box=None, header_style="bold")
+    for key, value in document["plan"].items():
+        same = value == default[key]
+        asked = _text(document["asked"][key], key) if key in document["asked"] else ""
+        cells = (_text(value, key), "" if same else _text(default[key], key), asked)
+        table.add_row(key, *map(Text, cells), "yes" if key in LIVE else "", style=None if same else "bold")
+    console = Console()
+    console.print(f"Plan of {document['run']}", style="bold", markup=False, highlight=False)
+    console.print(table)
+    for line in _story(document):
+        console.print(line, markup=False, highlight=False)
+
+
+def _story(document: dict[str, Any]) -> list[str]:
+    """One line for each change that was taken up, and one on what is not taken up yet."""
+    lines: list[str] = []
+    history = document["history"]
+    for before, after in itertools.pairwise(history):
+        changed = {key: value for key, value in after["plan"].items() if before["plan"].get(key) != value}
+        what = ", ".join(f"{key} = {_text(value, key)}" for key, value in changed.items()) or "nothing"
+        lines.append(f"Since step {after['step']}: {what}.")
+    if document["refused"]:
+        lines.append(f"plan.json is not followed: {document['refused']}")
+    if document["asked"]:
+        asked = ", ".join(f"{key} = {_text(value, key)}" for key, value in document["asked"].items())
+        wait = "not taken up yet" if document["running"] else "never taken up, as the job has ended"
+        lines.append(f"plan.json asks for {asked}: {wait}.")
+    return lines
+
+
+def _text(value: Any, key: str = "") -> str:
+    """A value as it may stand behind ``--set KEY=``."""
+    if key == "steps":
+        return ":".join("" if step is None else str(step) for step in value)
+    if value is None:
+        return "unset"
+    if isinstance(value, list):
+        return ", ".join(_text(part) for part in value) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
