@@ -1,6 +1,6 @@
 """Measure what recording costs beside msProbe and rewrite the tables in benchmarks/recording/README.md.
 
-    python -m benchmarks.recording [--rounds 12] [--part NAME ...]
+    python -m benchmarks.recording [--rounds 12] [--threads 1] [--part NAME ...]
 
 Each thing that is recorded is a part. For each, one process trains bare, one under msProbe and one under Trueline;
 they take turns of a few steps in rotating order, and only the one whose turn it is runs. Times are compared round by
@@ -16,8 +16,6 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-
-os.environ["OMP_NUM_THREADS"] = "1"
 
 from benchmarks.place import head
 from benchmarks.recording import tables
@@ -50,10 +48,12 @@ def main() -> None:
     parts = {part.name: part for part in (*RECORDED, NOT_SELECTED)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1, help="that compute in each process")
     parser.add_argument("--part", choices=parts, action="append")
     chosen = parser.parse_args()
     if importlib.util.find_spec("msprobe") is None:
         sys.exit("msProbe is not installed. Install the version that is compared with: pip install -e '.[bench]'.")
+    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # for the processes that train
     with tempfile.TemporaryDirectory() as folder:
         measured = [
             _take(parts[name], rounds=chosen.rounds, folder=Path(folder) / str(number))
@@ -62,8 +62,9 @@ def main() -> None:
     text = _page(measured, rounds=chosen.rounds)
     print(text)
     if not chosen.part:
-        title = head("What recording costs", command=f"python -m benchmarks.recording --rounds {chosen.rounds}")
-        (HERE / "README.md").write_text(f"{title}\n{_versions()}\n\n{text}\n", encoding="utf-8")
+        command = f"python -m benchmarks.recording --rounds {chosen.rounds} --threads {chosen.threads}"
+        title = f"{head('What recording costs', command=command)}\n- {_versions()}"
+        (HERE / "README.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
 
 
 def _take(part: Part, *, rounds: int, folder: Path) -> Measured:
@@ -93,7 +94,7 @@ def _page(measured: list[Measured], *, rounds: int) -> str:
 
 def _versions() -> str:
     found = [f"{name} {importlib.metadata.version(name)}" for name in ("mindstudio-probe", "transformers")]
-    return f"- {', '.join(found)}; one thread computes"
+    return ", ".join(found)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def _train(tool: Tool, folder: Path, bulky: tuple[str, ...], pipe: Connection) -
     import torch
     from benchmarks.recording.model import build, tokens, train_one
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tool.prepare()
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
