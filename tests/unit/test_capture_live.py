@@ -1,0 +1,236 @@
+"""The Plan while training goes on, without ranks: who reads which file when, and what starts a recording."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from trueline.capture import live
+from trueline.capture.live import Live
+from trueline.capture.triggers import MAX_RECORDINGS, Triggers, nonfinite_in, seen_in_row
+from trueline.schema.errors import PlanError
+from trueline.schema.plan import LIVE, TRIGGERS, Plan
+from trueline.schema.plan_files import plan_path, revision_path
+
+NAN = 1.0
+"""The bit of the first trigger."""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that Live sees, in s."""
+    now = [100.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+@pytest.fixture
+def team(tmp_path, clock):
+    """Two members of a team that share a folder, and what each reports."""
+    reports = [[], []]
+    members = [
+        Live(
+            Plan(),
+            folder=str(tmp_path),
+            rank=rank,
+            ranks=(0, 1),
+            accepts=lambda plan: None,
+            report=reports[rank].append,
+        )
+        for rank in (0, 1)
+    ]
+    return members, reports
+
+
+def edit(folder, content):
+    with open(plan_path(str(folder)), "w") as file:
+        file.write(content if isinstance(content, str) else json.dumps(content))
+
+
+def look(member, clock, step):
+    clock[0] += live.LOOK_S
+    member.look(step, agrees=True)
+
+
+def test_the_plan_file_is_there_from_the_start(team, tmp_path):
+    with open(plan_path(str(tmp_path))) as file:
+        assert Plan.load(json.load(file)) == Plan()
+
+
+def test_both_follow_the_content_that_was_announced_though_the_file_changes_again(team, clock, tmp_path):
+    (first, second), reports = team
+    edit(tmp_path, {"preset": "ops"})
+    look(first, clock, 3)
+    edit(tmp_path, {"preset": "mix"})
+    for member in (first, second):
+        member.hear(first.announced, known=5)
+        assert member.due(4) is None
+    look(first, clock, 5)
+    for member in (first, second):
+        change = member.due(5)
+        assert (change.revision, change.plan.preset, change.records.preset) == (1, "ops", "ops")
+        member.hear(first.announced, known=8)
+        assert [member.due(step) for step in (6, 7)] == [None, None]
+        assert member.due(8).plan.preset == "mix"
+    assert reports == [[], []]
+
+
+def test_a_revision_that_is_told_again_is_taken_up_once(team, clock, tmp_path):
+    (first, _), _ = team
+    edit(tmp_path, {"depth": "tensor"})
+    look(first, clock, 1)
+    for known in (4, 5, 6):
+        first.hear(1, known=known)
+    assert first.due(4).revision == 1
+    assert [first.due(step) for step in (5, 6, 7)] == [None] * 3
+
+
+def test_the_file_is_looked_at_once_a_second_and_by_the_first_rank_only(team, clock, tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(live.os, "stat", lambda path: looks.append(path) or os.lstat(path))
+    (first, second), _ = team
+    for step in range(1_000):
+        clock[0] += 0.01
+        first.look(step, agrees=True)
+        second.look(step, agrees=True)
+    assert len(looks) in (9, 10)
+
+
+def test_a_file_that_is_half_written_is_looked_at_again_before_it_is_refused(team, clock, tmp_path):
+    (first, _), reports = team
+    edit(tmp_path, '{"preset": "op')
+    look(first, clock, 1)
+    edit(tmp_path, '{"preset": "ops"}')
+    look(first, clock, 2)
+    assert (first.announced, reports[0]) == (1, [])
+    edit(tmp_path, '{"preset": "op')
+    for step in range(3, 9):
+        look(first, clock, step)
+    assert first.announced == 1
+    (finding,) = reports[0]
+    assert (finding.code, finding.step_first) == ("plan-refused", 4)
+
+
+def test_ranks_that_exchange_nothing_any_more_keep_their_plan(team, clock, tmp_path):
+    (first, _), reports = team
+    edit(tmp_path, {"preset": "mix"})
+    for _ in range(2):
+        clock[0] += live.LOOK_S
+        first.look(1, agrees=False)
+    assert first.announced == 0
+    assert "no longer exchange sums" in reports[0][0].claim
+
+
+def test_a_rank_that_cannot_see_the_copy_says_so_and_keeps_its_plan(team, clock, tmp_path):
+    (first, second), reports = team
+    edit(tmp_path, {"preset": "mix"})
+    look(first, clock, 1)
+    os.remove(revision_path(str(tmp_path), 1))
+    second.hear(1, known=3)
+    assert second.due(3).plan == Plan()
+    assert "revision 1 of the Plan cannot be read on rank 1" in reports[1][0].claim
+
+
+def test_a_rank_that_does_not_record_follows_the_plan_without_recording(team, clock, tmp_path):
+    (first, second), _ = team
+    edit(tmp_path, {"preset": "mix", "ranks": [1]})
+    look(first, clock, 1)
+    for member in (first, second):
+        member.hear(1, known=3)
+    assert (first.due(3).records, second.due(3).records.preset) == (None, "mix")
+
+
+def test_without_a_folder_nothing_is_read_or_written(clock):
+    alone = Live(Plan(), folder=None, rank=0, ranks=(0,), accepts=lambda plan: None, report=pytest.fail)
+    look(alone, clock, 1)
+    assert alone.due(1) is None
+
+
+def test_only_keys_that_leave_what_is_exchanged_alone_can_change():
+    shaping = {"params_every", "matrix_every", "exact", "budget", "dataset_size", "rng", "max_groups"}
+    assert set(Plan.model_fields) - set(LIVE) == shaping | {"false_alarms", "worker_groups"}
+    for key in shaping:
+        value = {"exact": True, "rng": "equal", "budget": 0.5}.get(key, 7)
+        with pytest.raises(PlanError, match=f"Key '{key}' .*cannot change while a job runs"):
+            Plan(preset="mix").revised({key: value}, "a test")
+
+
+# -- what starts a recording ---------------------------------------------------------------------------------------
+
+
+def starts(told, **plan):
+    """Steps at which a recording starts, when ``told[step]`` are the bits of two workers, known two steps later."""
+    triggers = Triggers()
+    begun = []
+    for step in range(40):
+        if triggers.start(step, when=plan.get("when", TRIGGERS), num_steps=plan.get("num_steps", 3)) is not None:
+            begun.append(step)
+        triggers.hear(told.get(step, (0.0, 0.0)), step=step, known=step + 2)
+    return begun
+
+
+def test_what_stays_starts_one_recording_and_what_comes_back_another():
+    assert starts(dict.fromkeys(range(5, 40), (0.0, NAN))) == [7]
+    assert starts({5: (0.0, NAN), 6: (0.0, NAN), 12: (NAN, 0.0)}) == [7, 14]
+
+
+def test_nothing_starts_while_a_recording_is_under_way():
+    assert starts({5: (0.0, NAN), 7: (NAN, 0.0), 9: (NAN, 0.0)}, num_steps=4) == [7, 11]
+
+
+def test_a_job_starts_three_recordings_at_most():
+    assert len(starts(dict.fromkeys(range(0, 40, 5), (NAN, 0.0)))) == MAX_RECORDINGS == 3
+
+
+def test_findings_that_the_plan_does_not_name_start_nothing():
+    assert starts({5: (0.0, NAN)}, when=TRIGGERS[1:]) == []
+
+
+def test_every_code_has_a_bit_of_its_own_and_is_told_once():
+    triggers = Triggers()
+    told = []
+    for code in TRIGGERS:
+        triggers.see({code})
+        told.append(triggers.tell())
+    assert told == [1.0, 2.0, 4.0]
+    assert triggers.tell() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("columns", "codes"),
+    [
+        ({}, set()),
+        ({"group_reduce_residual": [0.1, None], "group_reduce_floor": [0.2, 0.2]}, set()),
+        ({"group_reduce_residual": [0.1, 0.3], "group_reduce_floor": [0.2, 0.2]}, {"reduction-mismatch"}),
+        (
+            {"group_used_residual": [0.3], "group_used_floor": [0.2], "group_used_local": [0.0]},
+            {"gradient-not-reduced"},
+        ),
+        ({"group_used_residual": [0.3], "group_used_floor": [0.2], "group_used_local": [0.9]}, {"reduction-mismatch"}),
+        ({"group_used_residual": [0.1], "group_used_floor": [0.2], "group_used_local": [0.0]}, set()),
+    ],
+)
+def test_reduction_columns_are_held_to_their_own_floors(columns, codes):
+    assert seen_in_row(columns, lossy=False, by_hand=False) == codes
+
+
+def test_a_lossy_hook_is_judged_by_what_replicas_use_only():
+    columns = {"group_reduce_residual": [0.3], "group_reduce_floor": [0.2]}
+    assert seen_in_row(columns, lossy=True, by_hand=False) == set()
+    assert seen_in_row(columns, lossy=False, by_hand=True) == set()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_or_a_gradient_that_is_not_finite_is_seen(bad):
+    norm2 = torch.tensor([1.0, bad], dtype=torch.float64)
+    loss = torch.tensor(bad, dtype=torch.float64)
+    assert nonfinite_in({"loss": loss}, scaled=True) == {"worker-nonfinite"}
+    assert nonfinite_in({"local_norm2": norm2}, scaled=False) == {"worker-nonfinite"}
+    assert nonfinite_in({"local_norm2": norm2}, scaled=True) == set(), "a gradient scaler looks for its scale"
+    assert nonfinite_in({"loss": torch.tensor(1.0), "local_norm2": torch.tensor([-1.0, 4.0])}, scaled=False) == set()
+    assert nonfinite_in({}, scaled=False) == set()
