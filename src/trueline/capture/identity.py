@@ -52,6 +52,7 @@ class Identity:
             return False
         if layout is not self._layout:
             key = "all" if layout.shards == 1 else f"shard {self._adapter.shard} of {layout.shards}"
+            key = key if self._adapter.alike else f"rank {self._team.rank}"
             self.env = describe_rank(model, layout, rank=self._team.rank, world_size=self._team.size, replica_key=key)
         self._layout, self._known = layout, now
         self.env = self.env.model_copy(

@@ -26,7 +26,8 @@ class Layout:
     which group each is in, and ``group_index`` the same as an array.
 
     ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``numels`` are of whole
-    (unsharded) parameters; ``shards`` is how many equal pieces each is reduced in (1 unless FSDP).
+    parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``shards`` is how many equal
+    pieces each is reduced in (1 unless FSDP).
     """
 
     names: tuple[str, ...]
@@ -102,12 +103,13 @@ def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int,
     chosen = watched_parameters(model, patterns=patterns)
     names = tuple(name for name, _ in chosen)
     params = tuple(param for _, param in chosen)
-    groups, group_of = _group(names, [param.numel() for param in params], max_groups=max_groups)
+    numels = tuple(param.numel() if shards > 1 else local(param).numel() for param in params)
+    groups, group_of = _group(names, list(numels), max_groups=max_groups)
     k = sketch_length(len(groups))
     return Layout(
         names=names,
         params=params,
-        numels=tuple(param.numel() for param in params),
+        numels=numels,
         groups=groups,
         group_of=group_of,
         k=k,
@@ -156,7 +158,7 @@ def _block(name: str) -> str:
 def _padded(param: Tensor, shards: int) -> int:
     """Elements of a parameter once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it."""
     if shards == 1:
-        return param.numel()
+        return local(param).numel()
     if param.dim() == 0:
         return shards
     return -(-param.shape[0] // shards) * shards * (param.numel() // max(param.shape[0], 1))

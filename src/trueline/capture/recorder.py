@@ -25,7 +25,7 @@ from trueline.capture.exact import exact_cosines
 from trueline.capture.exchange import Team
 from trueline.capture.host_copy import HostCopy
 from trueline.capture.identity import Identity
-from trueline.capture.layout import Layout, device_of, make_layout
+from trueline.capture.layout import Layout, device_of, local, make_layout
 from trueline.capture.live import Change, Live
 from trueline.capture.outlet import Outlet
 from trueline.capture.probes.batch import Batch
@@ -278,7 +278,7 @@ class Recorder:
             self._row |= rng_digests(device_of(self.layout))
 
     def _gather(self) -> None:
-        if self._sampled and "gradients" not in self._broken:
+        if self._sampled and self._adapter.alike and "gradients" not in self._broken:
             with self.guarded("gradients"), torch.no_grad():
                 self._gather_gradients()
         with self.guarded("row"):
@@ -302,7 +302,7 @@ class Recorder:
     def _gather_gradients(self) -> None:
         if self._adapter.local_is_grad:
             params = self.layout.params
-            self.gradients.see("local", [(param, param.grad) for param in params if param.grad is not None])
+            self.gradients.see("local", [(param, local(param.grad)) for param in params if param.grad is not None])
         elif self._adapter.shards == 1:
             self.gradients.see_used()
         self._staged |= self.gradients.payload()
@@ -316,7 +316,7 @@ class Recorder:
         if record.pending is not None or self.team.group is None or not record.sampled or "exchange" in self._broken:
             return
         with self.guarded("exchange"):
-            sums = np.zeros(0) if record.beat else self._sums_of(record)
+            sums = np.zeros(0) if record.beat or not self._adapter.alike else self._sums_of(record)
             scalars = derive.scalars(
                 record.own or derive.NOTHING,
                 step=record.step,
@@ -387,12 +387,16 @@ class Recorder:
         plan, seen = (scalars[:, derive.SCALARS.index(name)].tolist() for name in ("plan", "seen"))
         self._live.hear(int(max(plan)), known=record.known)
         self._live.triggers.hear(seen, step=record.step, known=record.known)
-        if record.own is None:
-            return
-        sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
+        if record.own is not None:
+            sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
+            self._write_shared(record, record.own, sums)
+        if not record.beat:
+            self._follow_budget(scalars, record)
+
+    def _write_shared(self, record: StepRecord, own: derive.Own, sums: derive.Sums) -> None:
         reduction = self._adapter.reduction()
         columns = derive.columns(
-            record.own,
+            own,
             sums,
             reduced_norm2=record.reduced_norm2,
             sharded=self._adapter.shards > 1,
@@ -407,13 +411,12 @@ class Recorder:
             lossy = reduction.lossy or not reduction.known
             self._live.triggers.see(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
         self._outlet.write({"step": record.step} | columns)
-        self._follow_budget(sums, record)
 
-    def _follow_budget(self, sums: derive.Sums, record: StepRecord) -> None:
+    def _follow_budget(self, scalars: derive.Array, record: StepRecord) -> None:
         if not self._schedule.counts(record.step):
             return
-        worst = {name: float(sums.scalars[:, derive.SCALARS.index(name)].max()) for name in ("plain", "sampled")}
-        step_s = float(sums.scalars[:, derive.SCALARS.index("step_s")].min())
+        worst = {name: float(scalars[:, derive.SCALARS.index(name)].max()) for name in ("plain", "sampled")}
+        step_s = float(scalars[:, derive.SCALARS.index("step_s")].min())
         self._schedule.spent(plain_s=worst["plain"], sampled_s=worst["sampled"], step_s=step_s)
         interval = self._schedule.decide(record.step, interval=record.interval)
         if interval is not None and self._identity.note_interval(interval, step=record.step):

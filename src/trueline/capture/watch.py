@@ -262,7 +262,7 @@ def _manifest(adapter: Adapter, team: Team, *, plan: Plan, version: str) -> Mani
         trueline_version=version,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         world_size=world,
-        data_parallel_ranks=list(team.ranks),
+        data_parallel_ranks=list(team.ranks) if adapter.alike else [team.ranks[0]],
         adapter=adapter.name,
         command=list(sys.argv),
         plan=plan.model_dump(mode="json"),

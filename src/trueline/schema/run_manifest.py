@@ -21,7 +21,9 @@ class PlanRevision(BaseModel):
 
 
 class Manifest(BaseModel):
-    """`manifest.json`. `data_parallel_ranks` are the global ranks whose gradients are averaged together."""
+    """`manifest.json`. `data_parallel_ranks` are the global ranks whose gradients are averaged together;
+    where ranks hold one model together, the first of them stands for all.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -30,7 +32,7 @@ class Manifest(BaseModel):
     started_at: str = Field(default="", description="ISO 8601, UTC")
     world_size: int = 1
     data_parallel_ranks: list[int] = Field(default_factory=lambda: [0])
-    adapter: str = Field(default="", description="ddp, fsdp2, manual or single")
+    adapter: str = Field(default="", description="ddp, fsdp2, sharded, manual or single")
     command: list[str] = Field(default_factory=list)
     plan: dict[str, Any] = Field(default_factory=dict, description="as the job started")
     plans: list[PlanRevision] = Field(default_factory=list[PlanRevision], description="what followed it, in order")

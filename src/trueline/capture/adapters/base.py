@@ -33,13 +33,16 @@ class Reduction:
 
 
 class Adapter(Protocol):
-    """One training framework. ``shards`` is W, the pieces in which a gradient is reduced; ``shard`` this rank's own."""
+    """One training framework. ``shards`` is W, the pieces in which a gradient is reduced; ``shard`` this rank's own.
+    ``alike`` is False where the ranks of ``process_group`` hold one model together: there is nothing to compare.
+    """
 
     name: str
     process_group: dist.ProcessGroup | None
     shards: int
     shard: int | None
     local_is_grad: bool
+    alike: bool
     notes: list[str]
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
@@ -57,7 +60,8 @@ class Adapter(Protocol):
 
 class AdapterModule(Protocol):
     """What an entry point of the group ``trueline.adapters`` names. Those with the higher precedence are asked first:
-    ours are DDP 30, FSDP2 20, several workers whose code reduces by itself 10, and one process 0, which fits anything.
+    ours are DDP 30, FSDP2 20, tensor parallelism 15, several workers whose code reduces by itself 10, and one process
+    0, which fits anything.
     """
 
     __name__: str

@@ -126,6 +126,7 @@ class DdpAdapter:
     shards = 1
     shard: int | None = None
     local_is_grad = False
+    alike = True
 
     def __init__(self, ddp: nn.parallel.DistributedDataParallel, called: nn.Module | None = None) -> None:
         self.process_group: dist.ProcessGroup | None = ddp.process_group

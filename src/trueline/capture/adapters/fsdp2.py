@@ -33,6 +33,7 @@ class Fsdp2Adapter:
 
     name = "fsdp2"
     local_is_grad = False
+    alike = True
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         self.notes: list[str] = []

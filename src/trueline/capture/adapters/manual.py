@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.hook import Hook
+from trueline.capture.layout import local
 from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 10
@@ -35,7 +36,7 @@ def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], 
     def look(param: Tensor) -> None:
         if probe.active and param.grad is not None and due():
             with guard("gradients"):
-                probe.see("local", [(param, param.grad)])
+                probe.see("local", [(param, local(param.grad))])
 
     handles = []
     for param in probe.layout.params:
@@ -53,6 +54,7 @@ class ManualAdapter:
     shards = 1
     shard: int | None = None
     local_is_grad = False
+    alike = True
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
         self.process_group = process_group

@@ -23,6 +23,7 @@ class SingleAdapter:
     shards = 1
     shard: int | None = None
     local_is_grad = True
+    alike = True
     process_group: dist.ProcessGroup | None = None
 
     def __init__(self, model: nn.Module) -> None:

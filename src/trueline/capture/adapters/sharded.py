@@ -1,0 +1,93 @@
+"""Tensor parallelism: a plain module whose parameters are DTensors that FSDP2 did not make.
+
+The ranks of such a mesh hold one model together and compute on the same samples, on purpose: they are no workers to be
+held against each other, and what a rank has of a gradient says nothing about the others'. They share one Run, in which
+their steps are recorded. Where the user passes the data-parallel ``process_group``, ranks that hold the same shards and
+read other samples, these are workers as any others, whose gradients the user's code averages.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.manual import ManualAdapter
+from trueline.capture.probes.gradients import GradientProbe
+
+PRECEDENCE = 15
+
+
+def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> ManualAdapter | ShardedAdapter | None:
+    """The adapter of a model among several ranks some of whose parameters are DTensors."""
+    wrapped = uncompiled(model)
+    meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if isinstance(param, DTensor)))
+    initialized = dist.is_available() and dist.is_initialized()
+    if not meshes or not initialized or dist.get_world_size(process_group) == 1:
+        return None
+    if process_group is not None and all(_is_across(process_group, mesh) for mesh in meshes):
+        return DataParallelShards(wrapped, process_group, meshes)
+    return ShardedAdapter(process_group, meshes)
+
+
+class ShardedAdapter:
+    """Watches one model that all ranks hold together: samples, losses and recorded steps, and no gradients."""
+
+    name = "sharded"
+    shards = 1
+    shard: int | None = None
+    local_is_grad = False
+    alike = False
+
+    def __init__(self, process_group: dist.ProcessGroup | None, meshes: list[DeviceMesh]) -> None:
+        self.process_group = process_group
+        size = dist.get_world_size(process_group)
+        several = max(mesh.size() for mesh in meshes) < size or any(mesh.ndim > 1 for mesh in meshes)
+        hint = " To compare workers that hold the same shards, pass their process_group." if several else ""
+        self.notes: list[str] = [
+            f"{size} ranks hold one model together ({_shapes(meshes)}) and are not compared with each other; their "
+            f"gradients are not watched, their steps can be recorded.{hint}"
+        ]
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Nothing to hook: a rank has parts of gradients only."""
+
+    def reduction(self) -> Reduction:
+        """DTensor's own, which is part of backward."""
+        return Reduction(hook="", known=True, lossy=False, dtype="torch.float32", roundings=0)
+
+    def detach(self) -> None:
+        """Nothing to undo."""
+
+
+class DataParallelShards(ManualAdapter):
+    """Watches the workers of one data-parallel group, which hold the same shards of a model."""
+
+    name = "sharded"
+
+    def __init__(self, model: nn.Module, process_group: dist.ProcessGroup, meshes: list[DeviceMesh]) -> None:
+        super().__init__(model, process_group)
+        ranks = dist.get_process_group_ranks(process_group)
+        self.notes.append(
+            f"ranks {', '.join(map(str, ranks))} hold the same shards of a model ({_shapes(meshes)}) and are compared "
+            "with each other; the ranks that hold its other shards write Runs of their own."
+        )
+
+
+def _is_across(process_group: dist.ProcessGroup, mesh: DeviceMesh) -> bool:
+    """Whether no two ranks of the group hold parts of one model."""
+    return len(set(dist.get_process_group_ranks(process_group)) & set(mesh.mesh.flatten().tolist())) == 1
+
+
+def _shapes(meshes: list[DeviceMesh]) -> str:
+    """The meshes that parameters are laid out on, such as ``tp = 2``."""
+    texts = [
+        " x ".join(f"{name} = {size}" for name, size in zip(_names(mesh), mesh.shape, strict=True)) for mesh in meshes
+    ]
+    return "mesh " + ", ".join(dict.fromkeys(texts))
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or tuple(f"dim {index}" for index in range(mesh.ndim))
