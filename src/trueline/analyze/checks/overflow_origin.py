@@ -1,0 +1,374 @@
+"""The call, weight or input where the first NaN or infinity of a recorded step came from.
+
+What it finds
+-------------
+In the first recorded step in which a NaN or an infinity does harm: where it began, on which rank, in which line of
+code, and by which calls it got to the loss. It needs recorded steps (`trueline run --plan mix`; `ops` names calls
+too, `modules` names modules).
+
+Why it matters
+--------------
+One value that is not finite makes everything after it so within one step, and after the update on every rank. What is
+seen in the end, a loss of NaN, is the same whatever began it: a weight that was damaged, a call that overflowed in
+float16, a row of attention with nothing to attend to, a gradient that grew from layer to layer.
+
+How it decides
+--------------
+Exactly, from the counts of NaN, +inf and -inf of every recorded value, in the order of execution:
+
+- a call whose inputs and weights were finite and whose output is not is an origin (critical, an error);
+- so is a parameter, an input of the model, or another value that was not finite before anything used it;
+- so is a call that got a finite gradient and passed on one that is not; where several calls used that value, its
+  gradient is their sum, and all that could have done it are named;
+- so is a collective to which all ranks sent finite values, or a gradient that is finite after backward on every rank
+  and is not when the optimizer gets it;
+- a call whose inputs were not finite propagates, and is only counted;
+- where the names or calls in a plan are too few to see who made a value: "high" (a warning) if the call that used it
+  first returned such values too, "medium" (an info) if it is seen as an input only. Compiled calls count as unseen.
+
+Of several ranks, the one that has an origin of its own is named, not those that received the value from it.
+
+Healthy models hold infinities: attention masks of -inf, scores of experts that were not chosen, padding. So an origin
+is only told if its values reach a gradient, a parameter, the state of the optimizer, a value of one element that
+backward began at, or, where a step has no gradients at all, the last output or what the model returned. A mask
+whose -inf goes into a softmax that returns finite numbers reaches none of them. Infinities that an argument asks for
+(`masked_fill(mask, -inf)`, `torch.full(..., -inf)`), and tensors from outside of the step that have nothing but
+-inf, are taken for masks: a call that returns NaN, or infinities of the other sign, from nothing worse than them is
+the origin itself (a row of attention that is masked throughout), unless it is a matrix product, a convolution, a
+normalisation or an embedding, to which nobody gives a mask: then what made the infinity is.
+
+A gradient scaler overflows on purpose and skips the step. Under float16 with a scaler, values that are not finite in
+backward alone are an info, unless they last for more than 16 recorded steps in a row (see `worker-nonfinite`).
+
+What it may miss
+----------------
+What overflows and is clamped, masked or skipped before it reaches anything. What happens in a step or on a rank that
+was not recorded: then a weight or a received value is the earliest thing there is. The parts of a compiled region.
+Views taken by an attribute (`x.T`, `x.data`) are told by their statistics, so a value with the same counts and
+extremes is taken for a copy. A float mask that is wrong in itself, but whose -inf stays -inf, shows at the call where
+it becomes NaN.
+
+Example
+-------
+blocks.0.mlp.0.linear#0 returned 3 +inf of 2,048 elements from finite inputs on rank 0 at step 4 (train.py:31); they
+reached the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, counted, ranks_text
+from trueline.analyze.origins import Flow, Origin
+from trueline.analyze.reached import Reached, reached
+from trueline.analyze.recorded_steps import CallKey, StepRows, nonfinite_steps
+from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+CODE = "overflow-origin"
+NEEDS: tuple[str, ...] = ()
+
+Grade = Literal["critical", "high", "medium"]
+_SEVERITY: dict[Grade, Severity] = {"critical": "error", "high": "warning", "medium": "info"}
+
+_HALVINGS = 16
+"""torch.amp.GradScaler starts at 2**16 and halves at each overflow."""
+
+_MAX_PATH = 6
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one rank's step shows: its first origin that reaches something."""
+
+    flow: Flow
+    reached: Reached
+    num_more: int
+
+    @property
+    def rows(self) -> StepRows:
+        return self.flow.rows
+
+    @property
+    def origin(self) -> Origin:
+        return self.reached.origin
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the value may have come from another rank."""
+        return self.origin.kind in ("received", "reduced")
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What is equal on ranks that show the same."""
+        row = self.origin.row
+        return self.origin.kind, *self.rows.key(row), self.rows.slot[row]
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of the first step that shows an origin, and an info on a gradient scaler at work before it.
+
+    Raises ``CannotTell`` where no step was recorded, or none with statistics.
+    """
+    steps = nonfinite_steps(run)
+    recorded: list[int] = run.record_steps.tolist()
+    findings: list[Finding] = []
+    scaling: list[int] = []
+    for step in steps:
+        found = _own(_found_at(run, step))
+        if not found:
+            continue
+        follows = not scaling or recorded.index(step) == recorded.index(scaling[-1]) + 1
+        scaling = [*(scaling if follows else ()), step] if _is_scaling(run, found) else []
+        if scaling and len(scaling) <= _HALVINGS:
+            findings = findings or [_finding(run, found, scaled=True)]
+            continue
+        return [_finding(run, found, scaled=False)]
+    return findings
+
+
+def _found_at(run: Run, step: int) -> list[_Found]:
+    found: list[_Found] = []
+    for rank in run.record_ranks:
+        flow = Flow(StepRows(run, step, rank))
+        origins = reached(flow)
+        if origins:
+            found.append(_Found(flow, origins[0], len(origins) - 1))
+    return found
+
+
+def _own(found: Sequence[_Found]) -> list[_Found]:
+    """Those of the ranks that have the earliest origin, without those that received it from another rank."""
+    own = (
+        [each for each in found if not each.foreign]
+        or [each for each in found if not _was_sent(each, found)]
+        or list(found)
+    )
+    if not own:
+        return []
+    first = min(own, key=lambda each: (each.rows.micro[each.origin.row], each.origin.at))
+    return [each for each in own if each.place == first.place]
+
+
+def _was_sent(received: _Found, found: Sequence[_Found]) -> bool:
+    """Whether another rank put what is not finite into the collective that a value was received by."""
+    key = received.origin.call
+    others = [each.flow.calls.get(key) for each in found if each is not received] if key is not None else []
+    flows = [each for each in found if each is not received]
+    return any(
+        call is not None and any(each.rows.bad[i] for i in call.ins) for each, call in zip(flows, others, strict=False)
+    )
+
+
+def _is_scaling(run: Run, found: Sequence[_Found]) -> bool:
+    """Whether a gradient scaler that looks for its scale explains the origin."""
+    for each in found:
+        rows, origin = each.rows, each.origin
+        scaler = any("_amp_foreach_non_finite_check" in api for api in rows.api)
+        env = run.env.get(rows.rank)
+        if not scaler and not (env is not None and "torch.float16" in str(env.autocast)):
+            return False
+        if origin.kind not in ("backward", "unseen gradient", "reduced", "received") or rows.phase[origin.row] == "fwd":
+            return False
+    return True
+
+
+def _grade(run: Run, found: _Found) -> Grade:
+    rows, origin = found.rows, found.origin
+    if origin.kind in ("made", "turned", "backward", "param"):
+        return "critical"
+    if origin.kind in ("received", "reduced"):
+        return "critical" if set(run.record_ranks) == set(range(run.world_size)) else "high"
+    if origin.kind == "given":
+        plan = run.manifest.plan
+        everything = plan.get("names", ["*"]) == ["*"] and not plan.get("between")
+        calls = "op" in rows.kind and not any("compiled" in flags for flags in rows.flags)
+        if (rows.kind[origin.row] == "module" and not rows.module[origin.row]) or (everything and calls):
+            return "critical"
+        used = found.flow.calls.get(origin.call) if origin.call is not None else None
+        return "high" if used is not None and any(rows.bad[i] for i in used.outs) else "medium"
+    return "high"
+
+
+def _finding(run: Run, found: Sequence[_Found], *, scaled: bool) -> Finding:
+    first = found[0]
+    rows, origin = first.rows, first.origin
+    grade = _grade(run, first)
+    ranks = tuple(each.rows.rank for each in found)
+    end = {"loss": "the loss", "output": "the last output", "gradient": "gradients", "parameter": "a parameter"}
+    ended = "" if origin.kind == "param" else f"; they reached {end[first.reached.what]}"
+    skipped = ". A gradient scaler is at work: it skips such a step and lowers its scale" if scaled else ""
+    where = f"on {ranks_text(ranks)} at step {rows.step}"
+    return Finding(
+        code=CODE,
+        severity="info" if scaled else _SEVERITY[grade],
+        claim=capitalized(f"{_what(first)} {where}{_line(run, first)}{ended}{skipped}."),
+        ranks=ranks,
+        step_first=rows.step,
+        step_last=rows.step,
+        sites=_sites(found),
+        measured=float(sum(rows.counts[origin.row])),
+        expected=0.0,
+        unit="elements that are not finite",
+        false_alarm_rate=0.0,
+        evidence=_evidence(run, found, grade),
+        next=_next(first),
+    )
+
+
+def _what(found: _Found) -> str:
+    """The fact in words, up to where it was seen."""
+    rows, origin = found.rows, found.origin
+    row = origin.row
+    much = _much(rows, row)
+    name = rows.name[row]
+    if origin.kind == "made":
+        return f"{_call_text(origin.call)} returned {much} from finite inputs"
+    if origin.kind == "turned":
+        before = _much(rows, origin.maker.row) if origin.maker is not None else "infinities"
+        return f"{_call_text(origin.call)} returned {much} from a mask with {before}"
+    if origin.kind == "param":
+        return f"parameter {name} held {much} before anything used it"
+    if origin.kind == "given":
+        return f"input {rows.slot[row]} of {_call_text(origin.call)} held {much}, which no recorded call returned,"
+    if origin.kind == "backward":
+        calls = [_call_text(call) for call in (origin.call, *origin.others)]
+        made = f"the backward of {calls[0]}" if len(calls) == 1 else f"the sum of the backward of {and_text(calls)}"
+        return f"{made} passed on {much} for {_target(rows, row)} from a finite gradient"
+    if origin.kind == "unseen gradient":
+        return f"the gradient of {_target(rows, row)} had {much}, and its use was not recorded,"
+    if origin.kind == "received":
+        return f"{_call_text(origin.call)} received {much}, and sent finite values,"
+    return f"the gradient of {name} is finite after backward and had {much} when the optimizer got it"
+
+
+def _target(rows: StepRows, row: int) -> str:
+    if rows.kind[row] == "param":
+        return rows.name[row]
+    return f"{rows.slot[row]} of {rows.name[row]}#{rows.call[row]}"
+
+
+def _call_text(call: CallKey | None) -> str:
+    return "a call" if call is None else f"{call[2]}#{call[3]}"
+
+
+def _much(rows: StepRows, row: int) -> str:
+    """``12 +inf and 3 NaN of 4,096 elements``."""
+    kinds = zip(rows.counts[row], ("NaN", "+inf", "-inf"), strict=True)
+    parts = [f"{count:,} {kind}" for count, kind in kinds if count]
+    return f"{and_text(parts)} of {counted(rows.numel[row] or 0, 'element')}"
+
+
+def _row_of(found: _Found) -> int:
+    """The row that has the stack: of the call that is named, else of the value."""
+    call = found.flow.calls.get(found.origin.call) if found.origin.call is not None else None
+    return found.origin.row if call is None else call.first
+
+
+def _frames(run: Run, found: _Found) -> tuple[str, ...]:
+    number = found.rows.stack[_row_of(found)]
+    if number is None:
+        return ()
+    try:
+        return run.stack_frames(found.rows.rank, number)
+    except RunError:
+        return ()
+
+
+def _line(run: Run, found: _Found) -> str:
+    frames = _frames(run, found)
+    if not frames or found.origin.kind == "param":
+        return ""
+    return f" ({frames[0].partition(' ')[0].replace(chr(92), '/').rpartition('/')[2]})"
+
+
+def _sites(found: Sequence[_Found]) -> tuple[str, ...]:
+    """The origin on each rank, then what used it, then what it reached, of the first."""
+    first = found[0]
+    use = [_call_site(first, first.origin.call)] if first.origin.kind in ("param", "given", "backward") else []
+    own = [each.rows.site(each.origin.row) for each in found]
+    sites = [*own[: MAX_SITES - 2], *use, first.rows.site(first.reached.path[-1])]
+    return tuple(dict.fromkeys(site for site in sites if site))[:MAX_SITES]
+
+
+def _call_site(found: _Found, key: CallKey | None) -> str:
+    call = found.flow.calls.get(key) if key is not None else None
+    return "" if call is None else found.rows.site((call.outs or call.ins)[0])
+
+
+def _evidence(run: Run, found: Sequence[_Found], grade: Grade) -> dict[str, Any]:
+    first = found[0]
+    rows, origin = first.rows, first.origin
+    call = first.flow.calls.get(origin.call) if origin.call is not None else None
+    gradients = first.flow.gradients.get(origin.call, []) if origin.call is not None else []
+    looked = gradients if origin.kind == "backward" else [] if call is None else call.ins
+    takes = [i for i in looked if rows.is_out(i) == (origin.kind == "backward")]
+    path = first.reached.path
+    evidence: dict[str, Any] = {
+        "grade": grade,
+        "origin": origin.kind,
+        "site": rows.site(origin.row),
+        "counts": dict(zip(("nan", "pos_inf", "neg_inf"), rows.counts[origin.row], strict=True)),
+        "dtype": rows.dtype[origin.row],
+        "stack": list(_frames(run, first)[:5]),
+        "inputs": [{"site": rows.site(i), "dtype": rows.dtype[i], "largest_finite": rows.largest(i)} for i in takes],
+        "reached": first.reached.what,
+        "path": [rows.site(i) for i in path[:_MAX_PATH]],
+        "path_length": len(path),
+        "num_other_origins": first.num_more,
+        **_counted_calls(first.flow),
+    }
+    if origin.maker is not None:
+        evidence["mask"] = rows.site(origin.maker.row)
+    if origin.kind == "param":
+        evidence["last_finite_step"] = _last_finite(run, first)
+    return evidence
+
+
+def _counted_calls(flow: Flow) -> dict[str, int]:
+    """Calls that took values that are not finite: how many returned such, and how many returned finite ones."""
+    propagated = absorbed = 0
+    for call in flow.calls.values():
+        if any(flow.rows.bad[i] for i in call.ins) and call.outs:
+            if any(flow.rows.bad[i] for i in call.outs):
+                propagated += 1
+            else:
+                absorbed += 1
+    return {"num_propagated": propagated, "num_absorbed": absorbed}
+
+
+def _last_finite(run: Run, found: _Found) -> int | None:
+    """The last recorded step before in which the parameter was finite."""
+    name = found.rows.name[found.origin.row]
+    before = [step for step in run.record_steps.tolist() if step < found.rows.step]
+    for step in reversed(before[-_HALVINGS:]):
+        rows = StepRows(run, step, found.rows.rank)
+        seen = [i for i in range(len(rows)) if rows.phase[i] == "param" and rows.name[i] == name]
+        if seen and not any(rows.bad[i] for i in seen):
+            return int(step)
+    return None
+
+
+def _next(found: _Found) -> tuple[str, ...]:
+    rows, origin = found.rows, found.origin
+    site = Site.parse(rows.site(origin.row))
+    values = (
+        f'Record the values around it: `trueline run --plan FILE` with preset = "mix", depth = "tensor", '
+        f'steps = [{site.step}, {site.step + 1}], names = ["{site.name}*"].'
+    )
+    if origin.kind == "param":
+        return ("Load an earlier checkpoint and look for the step that wrote the value: an update, a file, or memory.",)
+    if origin.kind == "turned":
+        return ("Look at the mask for a row that leaves nothing to attend to.", values)
+    if origin.kind in ("given", "unseen gradient"):
+        return ('Record all names with preset = "mix", so that what made the value is seen.',)
+    if origin.kind in ("received", "reduced"):
+        return ("Look at the largest finite values that ranks sent: their sum may not fit into the dtype.",)
+    return (
+        f"Compare the largest finite inputs in the evidence with what {rows.dtype[origin.row]} can hold.",
+        values,
+    )
