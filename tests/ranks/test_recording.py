@@ -100,7 +100,8 @@ def test_shards_are_recorded_with_their_place_and_merge_to_the_whole(two, tmp_pa
     from trueline.tensor.fingerprint import HostFingerprint
 
     whole, _ = two.run(sharded, str(tmp_path / "run"))
-    rows = trueline.open_run(tmp_path / "run").records().to_pylist()
+    run = trueline.open_run(tmp_path / "run")
+    rows = run.records().to_pylist()
     for name, value in whole.items():
         parts = [row for row in rows if row["name"] == name]
         assert [row["rank"] for row in parts] == [0, 1]
@@ -108,9 +109,11 @@ def test_shards_are_recorded_with_their_place_and_merge_to_the_whole(two, tmp_pa
         assert place["placements"] == ["Shard(dim=0)"] or place["placements"] == ["S(0)"]
         assert place["shape"] == list(value.shape)
         assert place["offsets"][0] == parts[0]["shape"][0]
-        assert sum(row["sum"] for row in parts) == pytest.approx(value.double().sum().item(), abs=1e-6)
-        merged = sum(row["fingerprint"] for row in parts) % 2**64
-        assert merged == HostFingerprint().of(value)
+        merged = run.whole(f"0.0/r1/param/{name}#0:value")
+        assert merged.shape == tuple(value.shape)
+        assert merged.sum == pytest.approx(value.double().sum().item(), abs=1e-6)
+        assert (merged.min, merged.max) == (value.min().item(), value.max().item())
+        assert merged.fingerprint == HostFingerprint().of(value)
 
 
 def tensor_parallel(rank, world):

@@ -42,7 +42,7 @@ RECORD_COLUMNS: tuple[Column, ...] = (
     Column("shape", "list<int64>", "elements", "Shape of the value as seen (of the local shard of a DTensor)."),
     Column("mesh", "string", "", "JSON of a DTensor's mesh, placements, whole shape and offset of the shard."),
     Column("same_as", "int32", "", "Row of this step that has the numbers of this value; None where this row has."),
-    Column("numel", "int64", "elements", "Elements measured."),
+    Column("numel", "int64", "elements", "Numbers measured: the elements, or two for each complex one."),
     Column("nan", "int64", "elements", "NaN elements."),
     Column("pos_inf", "int64", "elements", "+inf elements."),
     Column("neg_inf", "int64", "elements", "-inf elements."),

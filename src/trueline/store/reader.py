@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ from trueline.schema.errors import RunError
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.site import Site
+from trueline.schema.stats import TensorStats
 from trueline.store import layout
 from trueline.store.listing import names_in
 from trueline.store.migrate import read_manifest
@@ -33,6 +35,7 @@ from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, Merg
 from trueline.store.stacks import read_stacks
 from trueline.store.tensor_reader import TensorReader
 from trueline.store.tensors import TensorValue
+from trueline.store.whole import stats_of, whole_stats
 
 
 class Run:
@@ -189,6 +192,18 @@ class Run:
         """
         return self._recorded.at(Site.parse(site) if isinstance(site, str) else site)
 
+    def whole(self, site: Site | str) -> TensorStats:
+        """The statistics at a Site over all ranks: of a DTensor its shards merged, else what that rank measured.
+
+        Raises ``RunError`` where nothing was measured there, ``MergeError`` where shards do not make up a whole.
+        """
+        site = Site.parse(site) if isinstance(site, str) else site
+        own = self.records_at(site).to_pylist()
+        if not own or (stats := stats_of(own[0])) is None:
+            raise RunError(f"Nothing was measured at '{site}' in Run '{self.path}'. Pass a site with numbers.")
+        sites = [replace(site, rank=rank) for rank in self.record_ranks] if own[0]["mesh"] else []
+        return whole_stats([row for one in sites for row in self.records_at(one).to_pylist()]) if sites else stats
+
     def tensor(self, where: Site | str | Mapping[str, Any]) -> TensorValue:
         """The stored value at a Site, or of a row of ``records``. Raises ``RunError`` where none was stored or it is
         damaged.
@@ -203,7 +218,8 @@ class Run:
             raise RunError(
                 f"No value was stored at '{site}' in Run '{self.path}'. Record with depth = \"tensor\" to keep values."
             )
-        return self._tensors.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
+        value = self._tensors.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
+        return value.shaped(tuple(rows[0]["shape"]))
 
     def tensor_problems(self) -> list[str]:
         """One line for each file of stored values that is not whole; damage within one shows when it is read."""

@@ -55,6 +55,14 @@ class TensorValue:
     shape: tuple[int, ...]
     data: NDArray[Any]
 
+    def shaped(self, shape: tuple[int, ...]) -> TensorValue:
+        """The value in another shape of as many elements, as a row that is ``same_as`` another may have it; itself
+        where only some of its rows were stored.
+        """
+        if math.prod(shape) != self.data.size or self.data.size != math.prod(self.shape):
+            return self
+        return TensorValue(self.dtype, shape, self.data.reshape(shape))
+
 
 def check_tensor(record: TensorRecord) -> None:
     """Raise ``InputError`` where the bytes of a value are not those of its dtype and shape."""

@@ -120,7 +120,7 @@ class StepBuffer:
                 flags = f"{flags},pending_sum" if flags else "pending_sum"
         same_as = tensor = numel = None
         if local is not None and note is None and self._measures:
-            local, numel = local.detach(), local.numel()
+            local, numel = local.detach(), measure.num_measured(local)
             key = self._key(local, mesh)
             same_as = self._known.get(key) if key is not None else None
             if same_as is None:
