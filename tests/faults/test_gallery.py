@@ -11,7 +11,13 @@ from trueline.testing.witness import replicas_differ
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
 FAULTS = [entry for entry in ENTRIES if isinstance(entry, Fault)]
 CONTROLS = [entry for entry in ENTRIES if isinstance(entry, Control)]
-WANTED = (*(f"D{number}" for number in range(1, 8)), *(f"R{number}" for number in range(1, 11)), "S1", "S3", "N4")
+WANTED = (
+    *(f"D{number}" for number in range(1, 8)),
+    *(f"R{number}" for number in range(1, 11)),
+    "S1",
+    "S3",
+    *(f"N{number}" for number in range(1, 5)),
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)

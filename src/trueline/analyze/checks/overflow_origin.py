@@ -50,8 +50,8 @@ it becomes NaN.
 
 Example
 -------
-blocks.0.mlp.0.linear#0 returned 3 +inf of 2,048 elements from finite inputs on rank 0 at step 4 (train.py:31); they
-reached the loss.
+Call blocks.0.mlp.0.linear#0 returned 3 +inf of 2,048 elements from finite inputs on rank 0 at step 4 (train.py:31);
+they reached the loss.
 """
 
 from __future__ import annotations
@@ -227,10 +227,10 @@ def _what(found: _Found) -> str:
     much = _much(rows, row)
     name = rows.name[row]
     if origin.kind == "made":
-        return f"{_call_text(origin.call)} returned {much} from finite inputs"
+        return f"call {_call_text(origin.call)} returned {much} from finite inputs"
     if origin.kind == "turned":
         before = _much(rows, origin.maker.row) if origin.maker is not None else "infinities"
-        return f"{_call_text(origin.call)} returned {much} from a mask with {before}"
+        return f"call {_call_text(origin.call)} returned {much} from a mask with {before}"
     if origin.kind == "param":
         return f"parameter {name} held {much} before anything used it"
     if origin.kind == "given":
@@ -242,7 +242,7 @@ def _what(found: _Found) -> str:
     if origin.kind == "unseen gradient":
         return f"the gradient of {_target(rows, row)} had {much}, and its use was not recorded,"
     if origin.kind == "received":
-        return f"{_call_text(origin.call)} received {much}, and sent finite values,"
+        return f"call {_call_text(origin.call)} received {much}, and sent finite values,"
     return f"the gradient of {name} is finite after backward and had {much} when the optimizer got it"
 
 

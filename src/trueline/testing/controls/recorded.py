@@ -1,0 +1,115 @@
+"""Healthy runs with recorded steps that hold infinities, or values that grow and overflow on purpose."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trueline.testing.entry import Control
+from trueline.testing.problems import CausalLM, Checkpointing, Regression
+from trueline.testing.seat import Seat
+from trueline.testing.sharding import sharded
+from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
+
+STEPS = 8
+
+
+class PaddedAttention(nn.Module):
+    """Causal attention by hand over padded sequences, with a mask of -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.head = nn.Linear(4, 12), nn.Linear(4, 4)
+
+    def forward(self, x_BLD: Tensor, length_B: Tensor) -> Tensor:
+        """[B, 4] from the last position of each sequence."""
+        q_BLD, k_BLD, v_BLD = self.qkv(x_BLD).chunk(3, -1)
+        num = x_BLD.shape[1]
+        hidden_BLL = torch.arange(num) >= length_B[:, None, None]
+        hidden_BLL = hidden_BLL | torch.full((num, num), -math.inf).triu(1).isinf()
+        scores_BLL = (q_BLD @ k_BLD.mT).masked_fill(hidden_BLL, -math.inf)
+        mixed_BLD = torch.softmax(scores_BLL, -1) @ v_BLD
+        return self.head(mixed_BLD[torch.arange(len(x_BLD)), length_B - 1])
+
+
+def padded(seat: Seat) -> nn.Module:
+    """Masks of -inf, and padding."""
+    problem = Regression()
+    model = wrapped(PaddedAttention())
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        length_B = torch.arange(len(batch["x"])) % 4 + 1
+        x_BLD = batch["x"].view(-1, 4, 4)
+        return functional.mse_loss(called(x_BLD, length_B), batch["y"])
+
+    optimizer = sgd(model, lr=0.01)
+    watch = seat.watch(model, optimizer, preset="mix")
+    batches = batches_of(seat, problem)
+    return fit(seat, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+
+
+def scaler(seat: Seat) -> nn.Module:
+    """Float16 autocast with a gradient scaler that starts too high: the first steps overflow and are skipped."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    optimizer = sgd(model, lr=0.01)
+    scaling = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=1000)  # type: ignore[attr-defined]
+    watch = seat.watch(model, optimizer, preset="mix")
+    for _, batch in zip(range(STEPS), batches_of(seat, problem), strict=False):
+        with watch.step(batch):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = problem.loss(model, batch)
+            watch.loss(loss.detach(), problem.tokens(batch))
+            scaling.scale(loss).backward()
+            scaling.step(optimizer)
+            scaling.update()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watch.close()
+    return model
+
+
+def language_model(seat: Seat, *, checkpointing: Checkpointing, preset: str) -> nn.Module:
+    """A language model in bfloat16 autocast, with dropout."""
+    problem = CausalLM(dropout=0.1, checkpointing=checkpointing)
+    model = wrapped(problem.model())
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return problem.loss(called, batch)
+
+    optimizer = adamw(model)
+    watch = seat.watch(model, optimizer, preset=preset)
+    batches = batches_of(seat, problem)
+    return fit(seat, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+
+
+def fsdp(seat: Seat) -> nn.Module:
+    """A language model under FSDP2."""
+    problem = CausalLM()
+    model = sharded(problem.model())
+    optimizer = adamw(model)
+    watch = seat.watch(model, optimizer, preset="mix")
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), steps=STEPS, watch=watch)
+
+
+ENTRIES = (
+    Control("healthy.recorded-padding", "masks of -inf and padding, recorded", padded),
+    Control("healthy.recorded-scaler", "a gradient scaler that starts too high, recorded", scaler),
+    Control(
+        "healthy.recorded-bfloat16",
+        "bfloat16 autocast and dropout, recorded",
+        partial(language_model, checkpointing="none", preset="ops"),
+    ),
+    Control(
+        "healthy.recorded-checkpointing",
+        "activation checkpointing, recorded",
+        partial(language_model, checkpointing="non-reentrant", preset="mix"),
+    ),
+    Control("healthy.recorded-fsdp", "FSDP2, recorded", fsdp),
+)
