@@ -179,3 +179,32 @@ def test_one_process_follows_at_its_next_step_and_records_after_its_own_nan(tmp_
     out = str(tmp_path / "poisoned")
     train(0, 1, out, {"preset": "modules", "when": ["worker-nonfinite"]}, {}, "nan")
     assert recorded_steps(trueline.open_run(out), 1) == [7, 8, 9]
+
+
+def run_ahead(rank, world, out, flag):
+    """Workers that never meet: rank 0 makes its first update when rank 1 has made 40."""
+    import time
+    from pathlib import Path
+
+    import trueline
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=out, plan={"every": 50}):
+        for step in range(60):
+            model(torch.ones(1, 2)).sum().backward()
+            while rank == 0 and not Path(flag).exists():
+                time.sleep(0.01)
+            optimizer.step()
+            if rank == 1 and step == 40:
+                Path(flag).touch()
+
+
+def test_a_worker_far_ahead_of_the_others_still_hears_what_they_agree_on(two, tmp_path):
+    import trueline
+
+    two.run(run_ahead, str(tmp_path / "run"), str(tmp_path / "flag"))
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    _, measured = run.pivot("cosine_others")
+    assert [run.steps[index] for index in range(60) if measured[index].all()] == [0, 50]

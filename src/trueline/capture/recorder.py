@@ -184,7 +184,7 @@ class Recorder:
             left = until - time.perf_counter()
             if pending is None or pending.ready() or (patience_s > 0 and pending.wait(max(left, 0.001))):
                 self._write_sum(self._written.popleft())
-            elif len(self._written) > MAX_PENDING or patience_s > 0:
+            elif sum(record.sampled for record in self._written) > MAX_PENDING or patience_s > 0:
                 late = self._written.popleft()
                 self._break("exchange", TimeoutError(f"the sum over workers of step {late.step} never arrived"))
             else:
