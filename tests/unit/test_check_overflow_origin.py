@@ -306,3 +306,52 @@ def test_records_without_statistics_cannot_tell(tmp_path):
 def test_large_finite_values_are_left_alone(tmp_path):
     hidden = lambda x: x * 1e18  # noqa: E731
     assert overflow_origin.check(recorded(tmp_path, Attention(hidden=hidden), steps=1)) == []
+
+
+def test_gradients_that_overflow_when_micro_batches_are_added_are_told_from_backward(tmp_path):
+    model = nn.Linear(4, 1, bias=False).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = trueline.watch(model, optimizer, out=str(tmp_path / "run"), plan={"preset": "mix"})
+    with watch.step():
+        for _ in range(2):  # 200 * 200 twice, and 65,504 is the largest
+            (model(torch.full((1, 4), 200.0).half()) * 200).sum().backward()
+        optimizer.step()
+    watch.close()
+    finding = only(Run(tmp_path / "run"))
+    assert finding.sites[0] == "0.1/r0/grad/weight#0:grad"
+    assert finding.evidence["origin"] == "reduced"
+
+
+def test_a_label_that_is_masked_is_the_loss_that_takes_it(tmp_path):
+    def loss_of(model, ids):
+        masked = model(ids).masked_fill(torch.arange(10) < 5, -INF)
+        return F.cross_entropy(masked.flatten(0, 1), torch.arange(8))
+
+    finding = only(recorded(tmp_path, Attention(), steps=1, loss_of=loss_of))
+    assert finding.sites[0] == "0.0/r0/fwd/cross_entropy#0:out0"
+    assert finding.evidence["mask"] == "0.0/r0/fwd/masked_fill#0:out0"
+
+
+def test_experts_that_are_not_chosen_are_no_finding(tmp_path):
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.experts = nn.Linear(8, 4), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            scores = self.router(x)
+            chosen = torch.full_like(scores, -INF).scatter(-1, scores.topk(2, -1).indices, 0.0)
+            weights = torch.softmax(scores + chosen, -1)
+            return sum(weights[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+    assert overflow_origin.check(recorded(tmp_path, Attention(hidden=Experts()))) == []
+
+
+def test_infinities_that_are_dropped_forward_still_spoil_the_gradient(tmp_path):
+    def loss_of(model, ids):
+        logits = model(ids)
+        return (logits.sum(-1) / torch.zeros(4)).nan_to_num(0, 0, 0).sum() + logits.mean()
+
+    finding = only(recorded(tmp_path, Attention(), steps=1, loss_of=loss_of))
+    assert finding.sites[0] == "0.0/r0/fwd/div#0:out0"
+    assert finding.evidence["reached"] == "gradient"

@@ -89,6 +89,7 @@ class Flow:
         self._alike: dict[tuple[object, ...], int] = {}
         self._in_place: list[CallKey] = []
         self._first_gradient: Origin | None = None
+        self._first_sent: Origin | None = None
         self._bad_params = [i for i in range(len(rows)) if rows.phase[i] == "param" and rows.bad[i]]
         self._run()
 
@@ -99,6 +100,8 @@ class Flow:
         executed: CallKey | None = None
         for i in range(len(rows)):
             if rows.kind[i] == "param" and rows.phase[i] in ("param", "grad"):
+                if rows.bad[i]:
+                    self._at_update(i)
                 continue
             if rows.phase[i] == "bwd":
                 # A call that runs during backward has its arguments on its first row; a gradient has none.
@@ -107,9 +110,6 @@ class Flow:
                     self._gradient(i)
                     continue
             self._call_row(i)
-        for i in range(len(rows)):
-            if rows.kind[i] == "param" and rows.bad[i]:
-                self._at_update(i)
 
     def _call_row(self, i: int) -> None:
         rows, key = self.rows, self.rows.key(i)
@@ -160,8 +160,9 @@ class Flow:
         if alike is not None:  # a view or copy that was not seen, such as x.T
             self._mark(i, self.marks[alike].origin, self.marks[alike])
             return
-        if rows.phase[i] in ("comm", "grad", "opt") and self._first_gradient is not None:
-            self._mark(i, self._first_gradient)
+        before = self._first_gradient if rows.phase[i] in ("comm", "grad", "opt") else self._first_sent
+        if before is not None and self._of_parameter(i, key) is None:  # what was between was not recorded
+            self._mark(i, before)
             return
         if rows.phase[i] == "comm" and rows.name[i].rpartition(".")[2] == "wait_tensor":
             self._mark(i, Origin(i, "received", i, key))
@@ -217,10 +218,13 @@ class Flow:
         elif rows.root[i] not in self.marks:
             arrived = [j for key, found in self.gradients.items() if key[2] == name for j in found]
             bad = [self.marks[rows.root[j]] for j in arrived if rows.bad[j]]
-            if bad:
-                self._mark(i, bad[0].origin, bad[0])
-            elif not arrived and self._first_gradient is not None:
-                self._mark(i, self._first_gradient)
+            alike = self._alike.get(self._look(i))
+            before = self._first_sent if arrived else self._first_gradient
+            cause = bad[0] if bad else None if alike is None else self.marks[alike]
+            if cause is not None:
+                self._mark(i, cause.origin, cause)
+            elif before is not None:
+                self._mark(i, before)
             else:
                 self._mark(i, Origin(i, "reduced", i))
 
@@ -229,6 +233,8 @@ class Flow:
     def _mark(self, i: int, origin: Origin, cause: Mark | None = None) -> None:
         root = self.rows.root[i]
         self.marks[root] = Mark(origin, i, None if cause is None else self.rows.root[cause.row])
+        if self.rows.phase[i] == "comm" and not origin.deliberate:
+            self._first_sent = self._first_sent or origin
         self._alike[self._look(i)] = root
 
     def _look(self, i: int) -> tuple[object, ...]:

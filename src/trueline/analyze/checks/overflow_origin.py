@@ -242,7 +242,7 @@ def _what(found: _Found) -> str:
     if origin.kind == "unseen gradient":
         return f"the gradient of {_target(rows, row)} had {much}, and its use was not recorded,"
     if origin.kind == "received":
-        return f"call {_call_text(origin.call)} received {much}, and sent finite values,"
+        return f"collective {_call_text(origin.call)} returned {much} from finite values"
     return f"the gradient of {name} is finite after backward and had {much} when the optimizer got it"
 
 
