@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +99,15 @@ def watched_parameters(model: nn.Module, *, patterns: tuple[str, ...]) -> list[t
     return chosen
 
 
-def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int, shards: int = 1) -> Layout:
-    """The Layout of ``watched_parameters``, and its errors."""
+def make_layout(
+    model: nn.Module, *, patterns: tuple[str, ...], max_groups: int, shards: int = 1, axes: int = 0
+) -> Layout:
+    """The Layout of ``watched_parameters``, and its errors. ``axes``: see ``Adapter``."""
     chosen = watched_parameters(model, patterns=patterns)
     names = tuple(name for name, _ in chosen)
     params = tuple(param for _, param in chosen)
-    numels = tuple(param.numel() if shards > 1 else local(param).numel() for param in params)
+    shapes = [_held(param, axes) if shards > 1 else local(param).shape for param in params]
+    numels = tuple(math.prod(shape) for shape in shapes)
     groups, group_of = _group(names, list(numels), max_groups=max_groups)
     k = sketch_length(len(groups))
     return Layout(
@@ -116,7 +120,7 @@ def make_layout(model: nn.Module, *, patterns: tuple[str, ...], max_groups: int,
         shards=shards,
         sketcher=Sketcher(
             names,
-            [_padded(param, shards) // shards for param in params],
+            [_padded(shape, shards) // shards for shape in shapes],
             group_of,
             k=k,
             shards=shards,
@@ -155,13 +159,28 @@ def _block(name: str) -> str:
     return ".".join(parts[:-1]) or name
 
 
-def _padded(param: Tensor, shards: int) -> int:
-    """Elements of a parameter once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it."""
+def _held(param: Tensor, axes: int) -> list[int]:
+    """The shape of what is reduced in shards: of a parameter that tensor parallelism has cut along the mesh's axes
+    behind the first ``axes``, this rank's piece, as ``torch.chunk`` cuts.
+    """
+    shape = list(param.shape)
+    mesh: Any = getattr(param, "device_mesh", None)
+    for axis in range(axes, mesh.ndim if mesh is not None else 0):
+        placement = param.placements[axis]  # type: ignore[attr-defined]
+        if placement.is_shard():
+            piece = -(-shape[placement.dim] // mesh.size(axis))
+            left = shape[placement.dim] - piece * mesh.get_local_rank(axis)
+            shape[placement.dim] = min(max(left, 0), piece)
+    return shape
+
+
+def _padded(shape: Sequence[int], shards: int) -> int:
+    """Elements of a tensor once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it."""
     if shards == 1:
-        return local(param).numel()
-    if param.dim() == 0:
+        return math.prod(shape)
+    if not shape:
         return shards
-    return -(-param.shape[0] // shards) * shards * (param.numel() // max(param.shape[0], 1))
+    return -(-shape[0] // shards) * shards * math.prod(shape[1:])
 
 
 def _group(

@@ -267,7 +267,11 @@ class Recorder:
 
     def _shape_layout(self) -> None:
         self.layout: Layout = make_layout(
-            self.model, patterns=self._param_names, max_groups=self.plan.max_groups, shards=self._adapter.shards
+            self.model,
+            patterns=self._param_names,
+            max_groups=self.plan.max_groups,
+            shards=self._adapter.shards,
+            axes=self._adapter.axes,
         )
         self.gradients = GradientProbe(self.layout)
         self._adapter.attach(self.gradients, self.guarded)

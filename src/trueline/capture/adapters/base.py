@@ -34,7 +34,8 @@ class Reduction:
 
 class Adapter(Protocol):
     """One training framework. ``shards`` is W, the pieces in which a gradient is reduced; ``shard`` this rank's own.
-    ``alike`` is False where the ranks of ``process_group`` hold one model together: there is nothing to compare.
+    ``alike`` is False where the ranks of ``process_group`` hold one model together: there is nothing to compare. The
+    first ``axes`` of a parameter's mesh are those that it reduces over; others are tensor parallelism.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Adapter(Protocol):
     shard: int | None
     local_is_grad: bool
     alike: bool
+    axes: int
     notes: list[str]
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:

@@ -127,6 +127,7 @@ class DdpAdapter:
     shard: int | None = None
     local_is_grad = False
     alike = True
+    axes = 0
 
     def __init__(self, ddp: nn.parallel.DistributedDataParallel, called: nn.Module | None = None) -> None:
         self.process_group: dist.ProcessGroup | None = ddp.process_group

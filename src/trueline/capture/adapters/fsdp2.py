@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.sharded import mesh_text
 from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 20
@@ -33,7 +35,6 @@ class Fsdp2Adapter:
 
     name = "fsdp2"
     local_is_grad = False
-    alike = True
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         self.notes: list[str] = []
@@ -48,9 +49,13 @@ class Fsdp2Adapter:
         self.shards = mesh.size(mesh.ndim - 1) if mesh is not None else 1
         self.shard: int | None = mesh.get_local_rank(mesh.ndim - 1) if mesh is not None else 0
         self.replicas = mesh.size() // self.shards if mesh is not None else 1
+        self.axes: int = mesh.ndim if mesh is not None else 0
+        self.alike = True
         self.process_group = process_group
         if mesh is not None and mesh.ndim == 1 and process_group is None:
             self.process_group = mesh.get_group()
+        if mesh is not None:
+            self._note_cut(model)
         self._dtype = "torch.float32"
         for group in self._groups:
             self._take_over(group)
@@ -67,6 +72,25 @@ class Fsdp2Adapter:
     def detach(self) -> None:
         """Stop looking; the wrappers stay and only pass on."""
         self._probe = None
+
+    def _note_cut(self, model: nn.Module) -> None:
+        """Say who is compared where parameters are cut by tensor parallelism besides FSDP."""
+        cut = next((p for p in model.parameters() if isinstance(p, DTensor) and p.device_mesh.ndim > self.axes), None)
+        if cut is None:
+            return
+        whole = mesh_text([cut.device_mesh])
+        if self.process_group is None:
+            self.alike = False
+            self.notes.append(
+                f"parameters are cut by tensor parallelism too ({whole}), so not all ranks are workers: none are "
+                "compared and gradients are not watched. Pass the process_group of ranks that hold the same cut."
+            )
+            return
+        ranks = ", ".join(map(str, dist.get_process_group_ranks(self.process_group)))
+        self.notes.append(
+            f"parameters are cut by tensor parallelism too ({whole}): ranks {ranks}, which hold the same cut, are "
+            "compared with each other; ranks that hold another one write Runs of their own."
+        )
 
     def _take_over(self, group: Any) -> None:
         original_comm = group._reduce_scatter_comm

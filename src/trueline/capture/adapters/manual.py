@@ -55,6 +55,7 @@ class ManualAdapter:
     shard: int | None = None
     local_is_grad = False
     alike = True
+    axes = 0
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
         self.process_group = process_group

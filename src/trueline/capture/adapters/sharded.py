@@ -40,6 +40,7 @@ class ShardedAdapter:
     shard: int | None = None
     local_is_grad = False
     alike = False
+    axes = 0
 
     def __init__(self, process_group: dist.ProcessGroup | None, meshes: list[DeviceMesh]) -> None:
         self.process_group = process_group
@@ -47,7 +48,7 @@ class ShardedAdapter:
         several = max(mesh.size() for mesh in meshes) < size or any(mesh.ndim > 1 for mesh in meshes)
         hint = " To compare workers that hold the same shards, pass their process_group." if several else ""
         self.notes: list[str] = [
-            f"{size} ranks hold one model together ({_shapes(meshes)}) and are not compared with each other; their "
+            f"{size} ranks hold one model together ({mesh_text(meshes)}) and are not compared with each other; their "
             f"gradients are not watched, their steps can be recorded.{hint}"
         ]
 
@@ -71,8 +72,8 @@ class DataParallelShards(ManualAdapter):
         super().__init__(model, process_group)
         ranks = dist.get_process_group_ranks(process_group)
         self.notes.append(
-            f"ranks {', '.join(map(str, ranks))} hold the same shards of a model ({_shapes(meshes)}) and are compared "
-            "with each other; the ranks that hold its other shards write Runs of their own."
+            f"ranks {', '.join(map(str, ranks))} hold the same shards of a model ({mesh_text(meshes)}) and are "
+            "compared with each other; the ranks that hold its other shards write Runs of their own."
         )
 
 
@@ -81,7 +82,7 @@ def _is_across(process_group: dist.ProcessGroup, mesh: DeviceMesh) -> bool:
     return len(set(dist.get_process_group_ranks(process_group)) & set(mesh.mesh.flatten().tolist())) == 1
 
 
-def _shapes(meshes: list[DeviceMesh]) -> str:
+def mesh_text(meshes: list[DeviceMesh]) -> str:
     """The meshes that parameters are laid out on, such as ``tp = 2``."""
     texts = [
         " x ".join(f"{name} = {size}" for name, size in zip(_names(mesh), mesh.shape, strict=True)) for mesh in meshes

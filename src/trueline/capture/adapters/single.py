@@ -24,6 +24,7 @@ class SingleAdapter:
     shard: int | None = None
     local_is_grad = True
     alike = True
+    axes = 0
     process_group: dist.ProcessGroup | None = None
 
     def __init__(self, model: nn.Module) -> None:
