@@ -118,3 +118,38 @@ def test_the_first_interval_is_short_enough_to_learn_what_plain_steps_cost():
     assert intervals[-1] == 9
     assert max(intervals) == 9
     assert 5 in intervals
+
+
+def test_another_plan_changes_the_interval_and_not_which_steps_are_watched():
+    schedule = Schedule(Plan(every=3, steps=(2, 20)))
+    taken = []
+    for step in range(30):
+        if step == 9:
+            schedule.follow(Plan(preset="mix", every=2, steps=(0, None)), step=step)
+        if schedule.samples(step):
+            taken.append(step)
+    assert taken == [2, 5, 8, 9, 11, 13, 15, 17, 19]
+    assert schedule.first == 2
+
+
+@given(st.integers(0, 12))
+def test_ranks_that_read_more_or_fewer_sums_before_another_plan_sample_alike(read_before):
+    """Sums of steps before the change may arrive on either side of it."""
+    schedule = Schedule(Plan())
+    taken = []
+    for step in range(12):
+        schedule.samples(step)
+    for late in (False, True):
+        if late:
+            schedule.follow(Plan(), step=12)
+        for step in range(12):
+            if (step >= read_before) is late and schedule.counts(step):
+                schedule.spent(plain_s=0.0, sampled_s=ALLOWANCE_S, step_s=0.1)
+                schedule.decide(step, interval=1)
+    taken = [step for step in range(12, 200) if schedule.samples(step)]
+    assert taken == list(range(12, 200))
+
+
+def test_steps_that_are_not_watched_tell_of_a_changed_plan_now_and_then():
+    schedule = Schedule(Plan(steps=(15, 32)))
+    assert [step for step in range(60) if schedule.beats(step)] == [0, 10, 40, 50]

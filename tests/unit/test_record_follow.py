@@ -1,0 +1,58 @@
+"""One session records by one Plan after another: what was counted and stored under the first holds for the next."""
+
+from __future__ import annotations
+
+import torch
+from tests.unit.recording import Recording
+from torch import nn
+
+from trueline.schema.plan import Plan
+
+
+def run(recording, model, number):
+    """The rows of one step; none where it is not recorded."""
+    before = len(recording.steps)
+    recording.step(number, lambda: model(torch.ones(2, 4)).sum().backward())
+    return recording.steps[before] if len(recording.steps) > before else []
+
+
+def start(plan):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return Recording(model, plan), model
+
+
+def test_what_is_recorded_follows_the_plan_and_ends_and_begins_with_it():
+    recording, model = start({"preset": "modules"})
+    assert {row["kind"] for row in run(recording, model, 0)} >= {"module"}
+    recording.session.follow(None)
+    assert not recording.session.wants(1)
+    recording.session.follow(Plan.load({"preset": "ops", "depth": "fingerprint", "phases": ["fwd"]}))
+    rows = run(recording, model, 2)
+    assert {row["kind"] for row in rows} == {"op"}
+    assert {row["phase"] for row in rows} == {"fwd"}
+    assert all("fingerprint" in row for row in rows)
+
+
+def test_stored_bytes_of_all_plans_count_for_the_cap():
+    """Every input and output is float32 [2, 4]: 32 bytes."""
+    recording, model = start({"preset": "modules", "depth": "tensor"})
+    run(recording, model, 0)
+    stored = sum(len(record.data) for record in recording.tensors.values())
+    assert stored > 0
+    for number, (spare, more) in enumerate([(31, 0), (32, 1)], start=1):
+        recording.tensors.clear()
+        plan = {"preset": "modules", "depth": "tensor", "phases": ["fwd"], "max_bytes": stored + spare}
+        recording.session.follow(Plan.load(plan))
+        run(recording, model, number)
+        assert len(recording.tensors) == more
+
+
+def test_a_call_stack_keeps_its_number():
+    recording, model = start({"preset": "modules"})
+    numbers = []
+    for number, plan in enumerate([{"preset": "modules"}, {"preset": "modules", "depth": "fingerprint"}]):
+        recording.session.follow(Plan.load(plan))
+        numbers.append({row["stack"] for row in run(recording, model, number)})
+    assert numbers[0] == numbers[1]
+    assert numbers[0] - {None} == set(recording.stacks)
