@@ -109,7 +109,8 @@ def test_all_ranks_begin_and_end_at_the_same_step(request, tmp_path, world, plan
         (2, ends, "workers"),
     ]
     assert recorded_steps(run, world) == list(range(begins, ends))
-    assert run.manifest.plan["preset"] == "workers"
+    presets = [run.manifest.plan_at(step)["preset"] for step in (0, begins - 1, begins, ends - 1, ends)]
+    assert presets == ["workers", "workers", "mix", "mix", "workers"]
     assert trueline.check(out).exit_code == 0
 
 

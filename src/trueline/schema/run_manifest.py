@@ -39,6 +39,10 @@ class Manifest(BaseModel):
     notes: list[str] = Field(default_factory=list, description="what could not be watched, and why; one line each")
     resumed_from: list[int] = Field(default_factory=list[int], description="world sizes of earlier starts of this Run")
 
+    def plan_at(self, step: int) -> dict[str, Any]:
+        """The Plan that was in force at ``step``, by which it was recorded if it was."""
+        return next((entry.plan for entry in reversed(self.plans) if entry.step <= step), self.plan)
+
 
 class GroupSpec(BaseModel):
     """A set of parameters that share one norm and one sketch, so that a Finding can say where."""

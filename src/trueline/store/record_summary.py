@@ -30,14 +30,15 @@ def summarize_records(run: Run) -> dict[str, Any] | None:
         return None
     steps = run.record_steps
     rows = run.records(steps=[int(steps[-1])], columns=_SITE_COLUMNS).to_pylist()
+    plan = run.manifest.plan_at(int(steps[-1]))
     phases: dict[str, int] = {}
     for row in rows:
         phases[row["phase"] or ""] = phases.get(row["phase"] or "", 0) + 1
     return {
         "steps": {"count": len(steps), "first": int(steps[0]), "last": int(steps[-1])},
         "ranks": run.record_ranks,
-        "preset": run.manifest.plan.get("preset"),
-        "depth": run.manifest.plan.get("depth"),
+        "preset": plan.get("preset"),
+        "depth": plan.get("depth"),
         "rows_last_step": len(rows),
         "phases_last_step": phases,
         "sites_last_step": len({_place(row) for row in rows}),
