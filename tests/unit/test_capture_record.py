@@ -251,11 +251,26 @@ def test_names_phases_and_between_choose_what_is_recorded():
     assert all(name.startswith("second.") for name in names)
     assert phases == {"fwd", "bwd", "param", "grad"}
     assert recorded(phases=["fwd"])[1] == {"fwd"}
+    assert recorded(phases=["bwd"])[0] == recorded(phases=["fwd", "bwd"])[0]
+    assert recorded(phases=["bwd"])[1] == {"bwd"}
     names, _ = recorded(between=["first.relu", "second.up"], phases=["fwd"])
     assert names == {
         *("first.relu", "first.dropout", "first.dropout.dropout", "first.down", "first.down.linear", "first.add"),
         *("Net.mul", "second", "second.up", "second.up.linear"),
     }
+
+
+def test_nothing_is_recorded_while_the_session_is_paused():
+    model, _, x = made()
+    recording = Recording(model, {"preset": "mix", "phases": ["fwd"]})
+
+    def run():
+        recording.session.pause()
+        model(x)
+        recording.session.resume()
+        model.first(x)
+
+    assert {row["name"].split(".")[0] for row in recording.step(0, run)} == {"first"}
 
 
 def test_arguments_that_are_no_tensors_and_the_call_stack_are_kept():
@@ -314,9 +329,9 @@ def test_tensors_are_stored_once_and_as_they_were():
     model, optimizer, x = made()
     recording = Recording(model, {"preset": "mix", "depth": "tensor"}, optimizer)
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
-    rows = by_site(recording.step(0, lambda: trained(model, optimizer, x)))
-    row = rows["0/param/first.up.weight#0:value"]
-    kept = recording.tensors[row["tensor"]]
+    step = recording.step(0, lambda: trained(model, optimizer, x))
+    rows = by_site(step)
+    kept = recording.tensors[step[rows["0/param/first.up.weight#0:value"]["same_as"]]["tensor"]]
     assert (kept.dtype, kept.shape) == ("F32", (12, 6))
     assert np.array_equal(np.frombuffer(kept.data, dtype=np.float32).reshape(12, 6), before["first.up.weight"])
     assert rows["0/fwd/first.up#0:out0"]["tensor"] is None  # the same as the op's

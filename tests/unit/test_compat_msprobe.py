@@ -97,7 +97,7 @@ def test_structure_is_of_modules_and_calls_unless_a_level_is_given():
     [
         (["all"], ("fwd", "bwd", "param", "grad", "opt", "comm")),
         (["forward"], ("fwd", "param", "opt", "comm")),
-        (["backward"], ("fwd", "bwd", "grad")),
+        (["backward"], ("bwd", "grad")),
         (["forward", "backward"], ("fwd", "bwd", "param", "grad", "opt", "comm")),
         (["input", "output"], ("fwd", "bwd", "param", "grad", "opt", "comm")),
         (["forward", "input", "output"], ("fwd", "param", "opt", "comm")),
@@ -157,7 +157,7 @@ def test_a_listed_name_is_a_glob_over_modules_and_calls(level, entry, names):
     ("entries", "phases"),
     [
         (["Module.conv1.Conv2d.forward.0"], ("fwd", "param")),
-        (["Module.conv1.Conv2d.backward.0"], ("fwd", "bwd", "grad")),
+        (["Module.conv1.Conv2d.backward.0"], ("bwd", "grad")),
         (["Module.conv1.Conv2d.forward.0", "Module.fc2.Linear.backward.0"], ("fwd", "bwd", "param", "grad")),
         (["Module.conv1.Conv2d.forward.0", "fc2"], ("fwd", "bwd", "param", "grad")),
     ],
@@ -422,7 +422,7 @@ def test_backward_data_alone_has_the_gradients_of_modules(debug):
     debugger.step()
     rows = recorded(debugger, "phase", "name", "slot", "sum")
     assert ("bwd", "0", "out0", 1.0) in rows
-    assert {phase for phase, *_ in rows} == {"fwd", "bwd", "grad"}
+    assert {phase for phase, *_ in rows} == {"bwd", "grad"}
 
 
 def test_several_models_are_recorded_under_their_place_in_the_list(debug):

@@ -84,7 +84,11 @@ class Plan(BaseModel):
     between: tuple[str, str] | None = Field(
         default=None, description="globs over site names: record from the first to the last call that match, inclusive"
     )
-    depth: Depth = Field(default="stats", description="each includes the one before; tensor stores the values")
+    depth: Depth = Field(
+        default="stats",
+        description="structure: what was called; stats: and statistics of every value; fingerprint: and one of its "
+        "bits; tensor: statistics and the values themselves",
+    )
     stacks: bool = Field(default=True, description="keep the call stack of every op, user code only")
     first_rows: int | None = Field(default=None, ge=1, description="store only so many rows of a tensor's first dim")
     exponents: bool = Field(default=False, description="keep a histogram of the exponents of every value")

@@ -65,7 +65,9 @@ class Described:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """As ``described``."""
         try:
-            key = (tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]))
+            key: Any = len(args)
+            if kwargs or not all(isinstance(value, Tensor) for value in args):
+                key = (tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]))
             text = self._known.get(key)
         except TypeError:  # something that cannot be hashed
             return described(args, kwargs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,13 @@ from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, Tensor
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device
+from trueline.tensor.lanes import SMALL
 from trueline.tensor.memory import alias
 
 _MEASURED_FIRST = 2_048
+_WIDENED = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Dtypes of which a few numbers are measured in a wider copy, so that nothing needs an alias."""
+
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
 _functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
@@ -48,19 +52,8 @@ class Call:
     flags: str = ""
 
 
-class _Row(NamedTuple):
-    call: Call
-    phase: str
-    slot: str
-    flags: str
-    dtype: str
-    shape: torch.Size
-    numel: int | None
-    args: str | None
-    mesh: str | None
-    same_as: int | None
-    tensor: str | None
-    note: str | None
+_ROW = ("phase", "slot", "flags", "dtype", "shape", "numel", "args", "mesh", "same_as", "tensor", "note")
+"""What a row has of its own, behind its Call: plain tuples, as thousands are made a step."""
 
 
 class StepBuffer:
@@ -80,7 +73,7 @@ class StepBuffer:
     def follow(self, plan: Plan) -> None:
         """Measure and store as ``plan`` says from the next step on; what was stored before counts for its cap."""
         self._measures = plan.depth != "structure"
-        self._fingerprints = plan.depth in ("fingerprint", "tensor")
+        self._fingerprints = plan.depth == "fingerprint"
         self._stores = plan.depth == "tensor"
         self._orders = plan.depth in ("fingerprint", "tensor")
         self._first_rows = plan.first_rows
@@ -91,7 +84,7 @@ class StepBuffer:
     def begin(self, step: int) -> None:
         """Nothing has been seen of ``step`` yet."""
         self.step = step
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[Any, ...]] = []
         self._measured: list[int] = []
         self._fingerprint_M: list[int] = []
         self._exponents_M: list[Any] = []
@@ -111,8 +104,8 @@ class StepBuffer:
 
     def see(self, call: Call, slot: str, x: Tensor, *, phase: str | None = None, note: str | None = None) -> None:
         """Add the row of one value of a call, and measure it unless it was already. ``note``: why it must not be."""
-        phase = phase or call.phase
-        flags, mesh, local, whole = call.flags, None, x, _WHOLE
+        rows, local = self._rows, x
+        phase, flags, mesh, whole = phase or call.phase, call.flags, None, _WHOLE
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_meta or _functorch_wrapped(x):
             seen = opened(x)
             local, mesh, whole, note = seen.local, seen.mesh, seen.whole, note or seen.note
@@ -120,18 +113,17 @@ class StepBuffer:
                 flags = f"{flags},pending_sum" if flags else "pending_sum"
         same_as = tensor = numel = None
         if local is not None and note is None and self._measures:
-            local, numel = local.detach(), measure.num_measured(local)
+            numel = local.numel() if not local.is_complex() else 2 * local.numel()
             key = self._key(local, mesh)
             same_as = self._known.get(key) if key is not None else None
             if same_as is None:
                 if key is not None:
-                    self._known[key] = len(self._rows)
-                tensor = self._measure(local, call, phase, slot, whole)
+                    self._known[key] = len(rows)
+                tensor = self._measure(local.detach(), call, phase, slot, whole)
         shape = x.shape if local is None else local.shape
+        dtype = self._texts.get(x.dtype) or self._text(x.dtype)
         args, call.args = call.args, None
-        self._rows.append(
-            _Row(call, phase, slot, flags, self._text(x.dtype), shape, numel, args, mesh, same_as, tensor, note)
-        )
+        rows.append((call, phase, slot, flags, dtype, shape, numel, args, mesh, same_as, tensor, note))
 
     @property
     def empty(self) -> bool:
@@ -175,7 +167,8 @@ class StepBuffer:
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
         if self._on_host(x):
-            x = alias(x)
+            if self._fingerprints or x.numel() > SMALL or x.dtype not in _WIDENED:
+                x = alias(x)
             self._meter.stats_into(x, self._stats_MS[index])
             if self._fingerprint is not None:
                 self._fingerprint_M.append(self._fingerprint.of(x, **whole))
@@ -217,15 +210,13 @@ class StepBuffer:
         return record.key
 
     def _text(self, dtype: torch.dtype) -> str:
-        text = self._texts.get(dtype)
-        if text is None:
-            text = self._texts[dtype] = str(dtype).removeprefix("torch.")
+        text = self._texts[dtype] = str(dtype).removeprefix("torch.")
         return text
 
     def _columns(self) -> dict[str, tuple[Any, ...]]:
         """Columns of equal length; one that equals that of the step before is the same object."""
         rows = self._rows
-        calls = [row.call for row in rows]
+        calls = [row[0] for row in rows]
         columns: dict[str, tuple[Any, ...]] = {
             "micro": tuple(call.micro for call in calls),
             "name": tuple(call.name for call in calls),
@@ -235,7 +226,7 @@ class StepBuffer:
             "module": tuple(call.module for call in calls),
             "stack": tuple(call.stack for call in calls),
         }
-        columns |= dict(zip(_Row._fields[1:], zip(*(row[1:] for row in rows), strict=True), strict=True))
+        columns |= dict(zip(_ROW, zip(*(row[1:] for row in rows), strict=True), strict=True))
         for name, values in columns.items():
             if self._before.get(name) == values:
                 columns[name] = self._before[name]

@@ -12,6 +12,7 @@ class Selection:
 
     def __init__(self, plan: Plan) -> None:
         self.phases = frozenset(plan.phases) | {"save"}
+        self._begun = self.phases | ({"fwd"} if "bwd" in self.phases else frozenset())
         self._globs = plan.names
         self._between = plan.between
         self._known: dict[str, bool] = {}
@@ -29,10 +30,12 @@ class Selection:
         return wanted
 
     def enters(self, phase: str, name: str) -> bool:
-        """Whether a call that begins now is recorded; it may be the one that opens the stretch."""
+        """Whether a call that begins now is recorded, or in phase fwd its gradients alone; it may be the one that opens
+        the stretch.
+        """
         if self._between is not None and not self._inside and fnmatch.fnmatchcase(name, self._between[0]):
             self._inside = True
-        return self._inside and phase in self.phases and self.wants(name)
+        return self._inside and phase in self._begun and self.wants(name)
 
     def leaves(self, name: str) -> None:
         """A call has ended; it may be the one that closes the stretch."""

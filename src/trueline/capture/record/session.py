@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
@@ -79,6 +80,7 @@ class Session:
         self._gradients = GradientHooks(self._gradient)
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
+        self._update: tuple[FrameType, int] | None = None
         self._quiet = 0
         self._open = False
 
@@ -131,7 +133,9 @@ class Session:
         if not self._open or not gradients_ready:
             return
         with _Guard(self):
-            self._buffer.forget()
+            self._update = self._update_frame()
+            if dist.is_available() and dist.is_initialized():
+                self._buffer.forget()  # a reduction in C++ leaves no trace in the version of a gradient
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
                 if self._selection.enters("param", name):
@@ -204,7 +208,7 @@ class Session:
         stack = self._stack(frame)
         if hasattr(module, "_orig_mod"):
             remove(self._mode)  # dynamo would trace it into the graph
-        if self._modules_too and self._selection.enters("fwd", name):
+        if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
             with _Guard(self):
                 kind = type(unwrap(module))
                 call = self._call("fwd", name, kind="module", api=f"{kind.__module__}.{kind.__qualname__}")
@@ -268,8 +272,10 @@ class Session:
         return result
 
     def _see(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
+        seen = call.phase in self._selection.phases
         for slot, x in slots:
-            self._buffer.see(call, slot, x, note=note)
+            if seen:
+                self._buffer.see(call, slot, x, note=note)
             self._watch_gradient(call, slot, x)
 
     def _gradient(self, places: list[Place], gradient: Tensor) -> None:
@@ -330,7 +336,17 @@ class Session:
     def _stack(self, frame: FrameType) -> int | None:
         if not self._plan.stacks:
             return None
-        return self._stacks.take(frame, self._running[-1].within if self._running else None)
+        return self._stacks.take(frame, self._running[-1].within if self._running else self._update)
+
+    def _update_frame(self) -> tuple[FrameType, int] | None:
+        """The frame of the optimizer's step that runs just now and the number of its stack, below which the stacks of
+        all calls in it are the same.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__") != "torch.optim.optimizer":
+            frame = frame.f_back
+        stack = None if frame is None else self._stack(frame)
+        return None if frame is None or stack is None else (frame, stack)
 
     def _watch_gradient(self, call: Call, slot: str, x: Tensor) -> None:
         if x.requires_grad and "bwd" in self._selection.phases and torch.is_grad_enabled():
@@ -354,6 +370,7 @@ class Session:
     def _unhook(self) -> None:
         self._open = False
         self._running = []
+        self._update = None
         remove(self._mode)
         self._backward.detach()
         self._modules.detach()

@@ -30,33 +30,45 @@ class Stacks:
         """Stacks seen for the first time; whoever writes them takes them out."""
         self._ids: dict[tuple[Any, ...], int] = {}
         self._frames: list[tuple[str, ...]] = []
-        self._shown: dict[CodeType, bool] = {}
+        self._codes: dict[int, CodeType | None] = {}
+        """Code that was met, by id, as hashing code is slow; None where it is left out. That is kept alive as well, so
+        that no id is used twice.
+        """
+        self._left_out: list[CodeType] = []
 
     def take(self, frame: FrameType | None, within: tuple[FrameType, int] | None = None) -> int:
         """The number of the stack that ends in ``frame``; ``within`` is a frame below it and the number of its stack,
         which saves the way down from there.
         """
-        shown, key, base = self._shown, [], -1
+        codes, key, base = self._codes, [], -1
         while frame is not None:
             if within is not None and frame is within[0]:
                 base = within[1]
                 break
             code = frame.f_code
-            show = shown.get(code)
-            if show is None:
-                show = shown[code] = _is_shown(code.co_filename)
-            if show:
-                key.append((code, frame.f_lasti))
+            number = id(code)
+            if number not in codes:
+                self._meet(code)
+            if codes[number] is not None:
+                key.append(number)
+                key.append(frame.f_lasti)
             frame = frame.f_back
         found = (base, *key)
-        number = self._ids.get(found)
-        if number is None:
-            number = self._ids[found] = len(self._ids)
+        stack = self._ids.get(found)
+        if stack is None:
+            stack = self._ids[found] = len(self._ids)
             below = self._frames[base] if base >= 0 else ()
-            frames = (*(_text(code, lasti) for code, lasti in key), *below)[:MAX_FRAMES]
+            pairs = zip(key[::2], key[1::2], strict=True)
+            frames = (*(_text(codes[code], lasti) for code, lasti in pairs), *below)[:MAX_FRAMES]
             self._frames.append(frames)
-            self.new.append(StackRecord(number, frames))
-        return number
+            self.new.append(StackRecord(stack, frames))
+        return stack
+
+    def _meet(self, code: CodeType) -> None:
+        shown = _is_shown(code.co_filename)
+        self._codes[id(code)] = code if shown else None
+        if not shown:
+            self._left_out.append(code)
 
 
 def _is_shown(file: str) -> bool:

@@ -36,7 +36,7 @@ def plan_of(settings: Settings, modules: Mapping[str, str]) -> dict[str, Any]:
         found = [_listed(entry, settings.level, modules) for entry in settings.listed]
         plan["names"] = tuple(dict.fromkeys(glob for globs, _ in found for glob in globs))
         phases = _only(phases, ways={way for _, way in found})
-    plan["phases"] = phases if "fwd" in phases else ("fwd", *phases)  # gradients are those of values that were seen
+    plan["phases"] = phases
     return plan
 
 
