@@ -23,6 +23,7 @@ from trueline.capture.record.buffer import Call, StepBuffer, Unwritten
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_modes, is_on, remove
 from trueline.capture.record.gradients import GradientHooks, Place
+from trueline.capture.record.guard import Guard
 from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks
@@ -116,7 +117,7 @@ class Session:
         self._selection.begin()
         self._buffer.begin(step)
         self._gradients = GradientHooks(self._gradient)
-        with _Guard(self):
+        with Guard(self):
             self._modules.attach()
             if self._functions_too:
                 self._backward.attach()
@@ -132,7 +133,7 @@ class Session:
         """
         if not self._open or not gradients_ready:
             return
-        with _Guard(self):
+        with Guard(self):
             self._update = self._update_frame()
             if dist.is_available() and dist.is_initialized():
                 self._buffer.forget()  # a reduction in C++ leaves no trace in the version of a gradient
@@ -149,10 +150,10 @@ class Session:
         remove(self._mode)
         if not self._open:
             return
-        with _Guard(self):
+        with Guard(self):
             self._collectives.finish()
         self._unhook()
-        with _Guard(self):
+        with Guard(self):
             if self._buffer.empty:
                 self._note(
                     f"Nothing of step {self._buffer.step} has one of the names {list(self._plan.names)} in the phases "
@@ -165,7 +166,7 @@ class Session:
 
     def drain(self, *, wait: bool = False) -> None:
         """Write the steps that have reached the host, or with ``wait`` all."""
-        with _Guard(self):
+        with Guard(self):
             while self._unwritten and (wait or self._unwritten[0].ready()):
                 step = self._unwritten.popleft()
                 step.wait()
@@ -181,7 +182,7 @@ class Session:
         """Record ``value`` under ``name`` with its gradient, where a step is being recorded."""
         if not self._open or not self._selection.enters("save", name):
             return
-        with _Guard(self):
+        with Guard(self):
             call = self._call("save", name, kind="value", frame=sys._getframe(2))
             self._buffer.see(call, "value", value)
             self._watch_gradient(call, "value", value)
@@ -209,7 +210,7 @@ class Session:
         if hasattr(module, "_orig_mod"):
             remove(self._mode)  # dynamo would trace it into the graph
         if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
-            with _Guard(self):
+            with Guard(self):
                 kind = type(unwrap(module))
                 call = self._call("fwd", name, kind="module", api=f"{kind.__module__}.{kind.__qualname__}")
                 call.module = self._running[-1].name if self._running else ""
@@ -227,7 +228,7 @@ class Session:
             pass
         call = ended.call
         if call is not None and output is not None:
-            with _Guard(self):
+            with Guard(self):
                 self._see(call, arguments.outputs(output))
         self._selection.leaves(name)
         if ended.pushed and in_backward():
@@ -252,7 +253,7 @@ class Session:
         if not self._open or self._quiet or not self._selection.enters(phase, name):
             return func(*args, **kwargs)
         call, waits = None, []
-        with _Guard(self):
+        with Guard(self):
             call = self._call(phase, name, kind="op", api=function.api)
             call.module, call.stack = module, self._stack(frame)
             call.flags = ",".join(filter(None, (call.flags, function.flags)))
@@ -262,7 +263,7 @@ class Session:
             self._see(call, slots if not waits else [(slot, x) for slot, x in slots if not is_under_way(x)])
         result = func(*args, **kwargs)
         if call is not None and self._open:
-            with _Guard(self):
+            with Guard(self):
                 note = "memory that is not initialised" if function.uninitialised else None
                 if function.collective and function.name != "wait_tensor":
                     note = UNDER_WAY
@@ -280,14 +281,14 @@ class Session:
 
     def _gradient(self, places: list[Place], gradient: Tensor) -> None:
         self._phase = "grad"
-        with _Guard(self):
+        with Guard(self):
             for call, slot in places:
                 self._buffer.see(call, slot, gradient, phase="bwd")
 
     def _begin_collective(self, name: str, args: str, slots: arguments.Slots) -> Call | None:
         if not self._open or self._quiet or not self._selection.enters("comm", name):
             return None
-        with _Guard(self):
+        with Guard(self):
             call = self._call("comm", name, kind="collective", api=f"torch.distributed.{name}", frame=sys._getframe(3))
             call.args = args
             self._buffer.forget()
@@ -298,7 +299,7 @@ class Session:
 
     def _end_collective(self, call: Call, slots: arguments.Slots) -> None:
         if self._open:
-            with _Guard(self):
+            with Guard(self):
                 self._buffer.forget()
                 for slot, x in slots:
                     self._buffer.see(call, slot, x)
@@ -383,25 +384,3 @@ class Session:
         self._unhook()
         self._buffer.begin(self._buffer.step)
         self._failed(error)
-
-
-class _Guard:
-    """Turns an exception of ours into the end of recording: training goes on. No mode of anyone sees what we do."""
-
-    __slots__ = ("_dispatch", "_function", "_session")
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        self._function = torch._C.DisableTorchFunction()
-        self._function.__enter__()
-        self._dispatch = torch._C._DisableTorchDispatch()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        del self._dispatch
-        self._function.__exit__(kind, error, trace)
-        if isinstance(error, Exception):
-            self._session.fail(error)
-            return True
-        return False

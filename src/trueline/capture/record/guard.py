@@ -1,0 +1,37 @@
+"""What is around everything that a recorder does inside a hook."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Fails(Protocol):
+    """Something that can be told that it has failed."""
+
+    def fail(self, error: Exception) -> None:
+        """Stop for good."""
+        ...
+
+
+class Guard:
+    """Turns an exception of ours into the end of recording: training goes on. No mode of anyone sees what we do."""
+
+    __slots__ = ("_dispatch", "_function", "_session")
+
+    def __init__(self, session: Fails) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._function = torch._C.DisableTorchFunction()
+        self._function.__enter__()
+        self._dispatch = torch._C._DisableTorchDispatch()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        del self._dispatch
+        self._function.__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            self._session.fail(error)
+            return True
+        return False
