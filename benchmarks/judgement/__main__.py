@@ -1,6 +1,6 @@
 """Measure how the judgement of workers performs, and rewrite benchmarks/judgement/README.md.
 
-    python -m benchmarks.judgement [agreement healthy simulated power curves intervals] [--quick] [--cache DIR]
+    python -m benchmarks.judgement [agreement healthy memory simulated power curves intervals] [--quick] [--cache DIR]
 
 Each part leaves its numbers in a JSON file beside this one; the tables are written from all of them. Trainings are kept
 under the cache directory and are not repeated. ``--quick`` runs a small piece of every part and writes nothing.
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from benchmarks import place
-from benchmarks.judgement import agreement, cache, curves, healthy, intervals, power, simulated, tables
+from benchmarks.judgement import agreement, cache, curves, healthy, intervals, memory, power, simulated, tables
 
 import trueline.analyze
 
@@ -30,6 +30,7 @@ Part = Callable[[Path, bool], dict[str, Any]]
 PARTS: dict[str, Part] = {
     "agreement": lambda folder, quick: agreement.measure(quick=quick),
     "healthy": lambda folder, quick: healthy.measure(folder, quick=quick),
+    "memory": lambda folder, quick: memory.measure(folder, quick=quick),
     "simulated": lambda folder, quick: simulated.measure(quick=quick),
     "power": lambda folder, quick: power.measure(folder, quick=quick),
     "curves": lambda folder, quick: curves.measure(quick=quick),

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.judgement.cache import Job, said, train_all
 from benchmarks.judgement.judging import Told, judged, series_of
 from benchmarks.judgement.rivals import RULES, alarms
-from benchmarks.judgement.workloads import HEALTHY, OUTSIDE, Workload
+from benchmarks.judgement.workloads import HEALTHY, Workload
 
 from trueline.schema.plan import FALSE_ALARMS
 
@@ -34,15 +34,12 @@ def jobs(kinds: tuple[Workload, ...], *, quick: bool) -> list[Job]:
 
 
 def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Alarms of the checks, and of other rules, by kind of training and number of workers; and outside the null."""
-    outside = _measure(jobs(OUTSIDE, quick=quick), folder)
-    return _measure(jobs(HEALTHY, quick=quick), folder) | {
-        "outside": outside["rows"],
-        "outside_alarms": outside["alarms"],
-    }
+    """Alarms of the checks, and of other rules, by kind of training and number of workers."""
+    return alarms_in(jobs(HEALTHY, quick=quick), folder)
 
 
-def _measure(wanted: list[Job], folder: Path) -> dict[str, Any]:
+def alarms_in(wanted: list[Job], folder: Path) -> dict[str, Any]:
+    """The same of these trainings."""
     train_all(wanted, folder)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     details: list[dict[str, Any]] = []

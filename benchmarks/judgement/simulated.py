@@ -7,7 +7,6 @@ ln(10,000 N) within a run, so at most one may be expected in 10,000 steps. Lette
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -88,30 +87,14 @@ NOISE: dict[str, Callable[[Draw, tuple[int, int, int]], Floats]] = {
 }
 
 
-def persistent(draw: Draw, shape: tuple[int, int, int], *, memory: float) -> Floats:
-    """Normal values each of whose workers remembers its own last value with weight ``memory``: outside the null."""
-    noise = draw.standard_normal(shape)
-    out = np.empty(shape)
-    out[0] = noise[0]
-    for step in range(1, shape[0]):
-        out[step] = memory * out[step - 1] + math.sqrt(1 - memory**2) * noise[step]
-    return out
-
-
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Alarms by noise and number of workers, and what breaks the promise."""
+    """Alarms by noise and number of workers."""
     rows = [
         _count(name, NOISE[name], workers, num_steps // len(NOISE) // (100 if quick else 1), seed=seed)
         for workers, num_steps in STEPS.items()
         for seed, name in enumerate(NOISE)
     ]
-    num_steps = 2_000 if quick else 200_000
-    broken = [
-        _count(f"{memory:g}", functools.partial(persistent, memory=memory), workers, num_steps, seed=int(100 * memory))
-        for memory in (0.2, 0.5, 0.8)
-        for workers in (2, 8)
-    ]
-    return {"rows": rows, "outside": broken}
+    return {"rows": rows}
 
 
 def _count(

@@ -80,13 +80,11 @@ def healthy(found: Found) -> str:
             "What alarmed under the default promise:",
             _table(["code", "severity", "training", "workers", "alarms"], listed),
         ]
-    if found["outside"]:
-        tables += [OUTSIDE_TRAINING, _alarm_table(found["outside"], "workers", "workers")]
     return _section("False alarms in healthy trainings", HEALTHY, found, "\n\n".join(tables))
 
 
 def simulated(found: Found) -> str:
-    """False alarms in simulations, by noise and number of workers, and what breaks the promise."""
+    """False alarms in simulations, by noise and number of workers."""
     rows = found["rows"]
     sizes = sorted({row["workers"] for row in rows})
     table = []
@@ -97,14 +95,33 @@ def simulated(found: Found) -> str:
     every = [_total([row for row in rows if row["workers"] == n]) for n in sizes]
     table.append(["all", *(_rate(*one) for one in every), _rate(*_total(rows))])
     head = ["noise", *(f"N = {n}" for n in sizes), "alarms per 10,000 steps (95 %)"]
-    broken = [
-        [row["noise"], row["workers"], _short(row["steps"]), row["alarms"], _rate(row["alarms"], row["steps"])]
-        for row in found["outside"]
-    ]
-    outside = _table(["memory", "workers", "steps", "alarms", "per 10,000 steps (95 %)"], broken)
     steps = sum(row["steps"] for row in rows)
     text = SIMULATED.format(millions=steps / 1e6)
-    return _section("False alarms in simulations", text, found, "\n\n".join([_table(head, table), OUTSIDE, outside]))
+    return _section("False alarms in simulations", text, found, _table(head, table))
+
+
+def memory(found: Found) -> str:
+    """Workers that remember: trainings in order, simulations, and delays of faults."""
+    rows = []
+    for row in found["simulated"]:
+        ratio = "{1:.1f} ({0:.1f} – {2:.1f})".format(*row["ratios"])
+        cells = [
+            f"{_rate(row['alarms'][promise], row['steps'])} [{10_000 * row['without'][promise] / row['steps']:.2f}]"
+            for promise in reversed(row["alarms"])
+        ]
+        rows.append([row["noise"], row["workers"], row["length"], _short(row["steps"]), ratio, *cells])
+    promises = [f"promise {promise}" for promise in reversed(found["simulated"][0]["alarms"])]
+    simulated = _table(["memory", "N", "steps of a run", "steps", "divided by", *promises], rows)
+    delays = _table(["fault", "delays", "alarms before"], [_remembered(row) for row in found["power"]])
+    trainings = _alarm_table(found["rows"], "workers", "workers")
+    body = [trainings, MEMORY_SIMULATED, simulated, MEMORY_POWER.format(**found["setting"]), delays]
+    return _section("Workers that remember", MEMORY, found, "\n\n".join(body))
+
+
+def _remembered(row: Found) -> list[Any]:
+    """One fault in order: what was seen of each run."""
+    delays = ", ".join("–" if run["delay"] is None else str(run["delay"]) for run in row["runs"])
+    return [row["fault"], delays, sum(run["early"] for run in row["runs"])]
 
 
 def power(found: Found) -> str:
@@ -217,6 +234,7 @@ def intervals(found: Found) -> str:
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "agreement": agreement,
     "healthy": healthy,
+    "memory": memory,
     "simulated": simulated,
     "power": power,
     "curves": curves,
@@ -252,14 +270,19 @@ looser ones, at which there is more to be counted. One alarm is one finding in o
 10,000 steps with the exact 95 % interval of a Poisson count, which must not lie above the promise. The last columns are
 rules that people use (`rivals.py`), alarms per 10,000 steps, those within 50 steps of each other counted once."""
 
-OUTSIDE_TRAINING = """Outside the null: a language model that reads documents in order, so that what a worker reads
-next depends on what it, and no other, has just read. No promise is made here:"""
+MEMORY = """Healthy workers that each read documents in order: what one reads next depends on what it, and no other,
+has just read. How long they remember is measured on each run (`analyze/memory.py`), and evidence is divided by it; the
+promise is then approximate. A language model on running text:"""
+
+MEMORY_SIMULATED = """Simulated, one statistic with the whole promise for itself. Workers remember their own last value
+(an autoregression), or part of the variance stays for a document. Divided by: median (10 % – 90 %) over the runs.
+Cells: alarms per 10,000 steps, and in brackets those that there would be if nothing were divided."""
+
+MEMORY_POWER = """Faults of one worker (rank 1) of {workers} that read documents in order, from step {start} on.
+Delay: steps from the start to the first alarm of the run so far, looked at after 4, 5, 6, 7, 8, 10, 12 … steps."""
 
 SIMULATED = """One statistic by the code of the checks, with the whole promise for itself: {millions:.1f} million
 steps. An alarm is a worker whose detector passes ln(10,000 N) within a run of at most 10,000 steps."""
-
-OUTSIDE = """Outside the null: normal noise of which each worker remembers its own (an autoregression), so that a
-worker that was high stays high for a while. No promise is made here, and none is kept:"""
 
 POWER = """One worker (rank 1) of N is made wrong from step 100 on, in {seeds} seeds each. Delay: steps from the
 start of the fault to the alarm, median (90 % point); "–" is beyond the steps watched (300, or 1,000 for weak faults

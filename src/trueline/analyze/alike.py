@@ -5,13 +5,19 @@ T steps, N workers, R of the steps, M of the workers, B bets.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from trueline.analyze import parts
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.exchangeability import Floats, Ints
 from trueline.analyze.kept import kept
+from trueline.analyze.memory import Memory, longest, memory_of
 from trueline.analyze.series import WorkerSeries
+
+Remembered = Literal["loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens"]
+"""The series of which it is asked how long workers remember, by their names in ``WorkerSeries``."""
 
 NUM_PART_DETECTORS = 5
 """That the promise's share of parts is split over, per declared group: batches too close together, and agreement place
@@ -44,6 +50,28 @@ def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, 
     return rows, chosen[rows]
 
 
+def memory_among(series: WorkerSeries, of: Remembered, members: tuple[int, ...], group: int | None = None) -> Memory:
+    """How long ``members`` (one declared group) remember a series, or one parameter group of it.
+
+    What workers remember is what they read, and all that is measured on it shows it more or less clearly: so it is the
+    longest memory of their losses, gradient norms and directions. Of two workers a fault of one may look like memory
+    where it does not come at once, so there each series answers for itself; as numbers of tokens always do.
+    """
+    if of == "tokens" or len(members) == 2:
+        return _own_memory(series, of, members, group)
+    whole: tuple[Remembered, ...] = ("loss", "log_norm", "cosine")
+    return longest(_own_memory(series, each, members) for each in whole)
+
+
+@kept
+def _own_memory(series: WorkerSeries, of: Remembered, members: tuple[int, ...], group: int | None = None) -> Memory:
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    values_TN = getattr(series, of) if group is None else getattr(series, of)[:, :, group]
+    if of == "tokens":
+        values_TN = np.log(np.where(values_TN > 0, values_TN, np.nan))
+    return memory_of(series.compared(values_TN)[declared.index(members)][:, list(members)])
+
+
 def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> parts.Parts:
     """The parts of ``members``, by index of the step, at which none of them reads again what only it has read before
     (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal seen again is no new evidence.
@@ -58,12 +86,13 @@ def parts_alarm(
     *,
     bets: tuple[float, ...],
     threshold: float,
+    memory: Memory,
     allowance: float = parts.ALLOWANCE,
 ) -> tuple[Alarm, Ints] | None:
     """The alarm of the detector that re-deals parts, and the indices of the steps that its own indices count: those
-    that say something. None where it stays below ``threshold``.
+    that say something. None where it stays below ``threshold``. ``memory`` is that of the workers' losses.
     """
-    return _alarm(parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance), threshold)
+    return _alarm(parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance) / memory.ratio, threshold)
 
 
 def whole_alarm(
@@ -75,7 +104,8 @@ def whole_alarm(
 
 @kept
 def _evidence(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
-    return parts.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
+    log_e_TB = parts.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
+    return log_e_TB / memory_among(series, "loss", members).ratio
 
 
 def _alarm(log_e_TB: Floats, threshold: float) -> tuple[Alarm, Ints] | None:

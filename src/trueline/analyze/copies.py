@@ -15,9 +15,18 @@ import numpy as np
 
 from trueline.analyze import pairs, parts
 from trueline.analyze.alarms import Alarm, alarm_of
-from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of, whole_alarm
+from trueline.analyze.alike import (
+    alike_groups,
+    compared_among,
+    memory_among,
+    num_part_detectors,
+    parts_alarm,
+    parts_of,
+    whole_alarm,
+)
 from trueline.analyze.exchangeability import Floats, Ints
 from trueline.analyze.kept import kept
+from trueline.analyze.memory import Memory
 from trueline.analyze.outliers import named_outliers
 from trueline.analyze.promise import Promise, Statistic
 from trueline.analyze.series import WorkerSeries
@@ -73,11 +82,12 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
     among = num_part_detectors(series)
     threshold = promise.log_threshold("parts", among=among)
     dealt = parts_of(series, members)
-    alarmed = _places_alarm(dealt, series, threshold)
+    memory = memory_among(series, "loss", members)
+    alarmed = _places_alarm(dealt, series, threshold, memory)
     if alarmed is None:
         return []
     bare = parts.without_profile(dealt)
-    if _places_alarm(bare, series, threshold) is None:
+    if _places_alarm(bare, series, threshold, memory) is None:
         return []
     alarm, rows = alarmed
     correlation_MM, number = parts.place_correlations(bare, rows[alarm.first : alarm.last + 1].tolist())
@@ -100,8 +110,12 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
     return _connected(found)
 
 
-def _places_alarm(dealt: parts.Parts, series: WorkerSeries, threshold: float) -> tuple[Alarm, Ints] | None:
-    return parts_alarm(parts.by_place(dealt), series.steps, bets=parts.HIGH_BETS, threshold=threshold, allowance=1.0)
+def _places_alarm(
+    dealt: parts.Parts, series: WorkerSeries, threshold: float, memory: Memory
+) -> tuple[Alarm, Ints] | None:
+    return parts_alarm(
+        parts.by_place(dealt), series.steps, bets=parts.HIGH_BETS, threshold=threshold, memory=memory, allowance=1.0
+    )
 
 
 def _fisher(correlation: float, number: int) -> tuple[float, float]:
@@ -119,9 +133,10 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
     every = pairs.pairs_of(len(members))
     found: list[Copies] = []
     for statistic, rows, values_RMC in pair_columns(series, members):
-        above = _above(pairs.heights(values_RMC), threshold)
+        memory = memory_among(series, "loss", members)  # of three workers or more, that of all they show
+        above = _above(pairs.heights(values_RMC, memory_ratio=memory.ratio), threshold)
         off = _far_off(series, promise, members, rows) if above else {}
-        for p, alarm in _pair_alarms(values_RMC, above, off, threshold):
+        for p, alarm in _pair_alarms(values_RMC, above, off, threshold, memory):
             window = slice(alarm.first, alarm.last + 1)
             measured = pairs.closeness(values_RMC[window], *every[p])
             if measured <= CLOSE and _parts_allow(series, members, every[p], rows[window]):
@@ -139,7 +154,7 @@ def _above(heights_P: Floats, threshold: float) -> list[int]:
 
 
 def _pair_alarms(
-    values_RMC: Floats, above: Sequence[int], off: Mapping[int, int], threshold: float
+    values_RMC: Floats, above: Sequence[int], off: Mapping[int, int], threshold: float, memory: Memory
 ) -> list[tuple[int, Alarm]]:
     """The pairs that alarm, also without the other workers that are ``off`` (place, and row from which on).
 
@@ -157,7 +172,7 @@ def _pair_alarms(
         rest_RMC = values_RMC.copy()
         for place in absent:
             rest_RMC[off[place] :, place] = np.nan
-        log_e_RKB = pairs.log_e_of_pairs(rest_RMC, chosen)
+        log_e_RKB = pairs.log_e_of_pairs(rest_RMC, chosen) / memory.ratio
         alarms = {p: alarm_of(log_e_RKB[:, k], threshold=threshold) for k, p in enumerate(chosen)}
         found |= {p: alarm for p, alarm in alarms.items() if alarm is not None}
     return [(p, found[p]) for p in above if p in found]
@@ -202,7 +217,8 @@ def whole_batches(
     kept = [m for m, n in enumerate(members) if series.ranks[n] not in copies]
     if copies and len(kept) > 1:
         rest = {t: tuple(arrays[m] for m in kept) for t, arrays in dealt.items()}
-        if parts_alarm(rest, series.steps, bets=parts.LOW_BETS, threshold=threshold) is None:
+        memory = memory_among(series, "loss", members)
+        if parts_alarm(rest, series.steps, bets=parts.LOW_BETS, threshold=threshold, memory=memory) is None:
             return None
     alarm, rows = alarmed
     spread = parts.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())

@@ -47,31 +47,38 @@ def scores(values_TN: Floats) -> Floats:
     2 + √(2 ln N), two spreads beyond the largest of N normal values, so that one heavy-tailed value cannot outweigh
     a history. Where all workers are equal the scores are 0.
     """
-    residual = values_TN - _median(values_TN)[..., None]
-    count = np.count_nonzero(np.isfinite(values_TN), axis=-1)
-    unit = _pooled(_spread(residual, count))[..., None]
+    residual = values_TN - medians(values_TN)[..., None]
+    unit = pooled_spread(residual)[..., None]
     limit = 2 + math.sqrt(2 * math.log(max(values_TN.shape[-1], 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(unit > 0, residual / unit, np.where(residual == 0, 0.0, np.sign(residual) * limit))
     return np.where(np.isfinite(values_TN), np.clip(np.nan_to_num(z, nan=0.0), -limit, limit), np.nan)
 
 
-def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0) -> Floats:
+def pooled_spread(residual_TN: Floats) -> Floats:
+    """[T, ...] the spread of the residuals of a step over workers, its median over the last ``SPREAD_STEPS`` steps."""
+    return _pooled(_spread(residual_TN, np.count_nonzero(np.isfinite(residual_TN), axis=-1)))
+
+
+def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memory_N: Floats | float = 1.0) -> Floats:
     """[T, ..., N, B] natural logs of the e-values of every worker and bet; 0 where a worker has no one to compare with.
 
     ``allowance`` is a lasting shift, in spreads, that is no fault (see ``series.allowance``): a bet λ is charged
     |λ| * allowance, which keeps its expectation at most 1 when a worker's scores are shifted by no more than that.
+    ``memory`` [..., N] (1 or more; see ``analyze.memory``) divides the logs.
     """
     measured = np.isfinite(scores_TN)
     alone = np.count_nonzero(measured, axis=-1) < 2
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
+    memory = np.asarray(memory_N, dtype=np.float64)
     out = np.zeros((*scores_TN.shape, len(BETS)))
     count = np.maximum(np.count_nonzero(measured, axis=-1), 1)[..., None]
     for b, bet in enumerate(BETS):
         exponent = np.where(measured, bet * scores_TN, -np.inf)
         top = np.where(alone, 0.0, np.max(exponent, axis=-1, initial=-np.inf))[..., None]
         log_mean = top + np.log(np.maximum(np.exp(exponent - top).sum(axis=-1, keepdims=True), 1e-300) / count)
-        out[..., b] = np.where(measured & ~alone[..., None], exponent - log_mean - abs(bet) * allowance, 0.0)
+        log_e = exponent - log_mean - abs(bet) * allowance
+        out[..., b] = np.where(measured & ~alone[..., None], log_e / memory, 0.0)
     return out
 
 
@@ -80,14 +87,15 @@ def log_detector(log_e_TNB: Floats) -> Floats:
     return np.logaddexp.reduce(log_detectors(log_e_TNB), axis=-1) - math.log(log_e_TNB.shape[-1])
 
 
-def log_heights(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0) -> Floats:
+def log_heights(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memory_N: Floats | float = 1.0) -> Floats:
     """[T, ..., N] ``log_detector`` of ``log_e_values`` of the scores, without holding all bets of all steps at once."""
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     out = np.empty_like(scores_TN)
     before: Floats | None = None
     for start in range(0, len(scores_TN), _CHUNK_STEPS):
         part = slice(start, start + _CHUNK_STEPS)
-        log_m = log_detectors(log_e_values(scores_TN[part], allowance_TN=allowance[part]), before=before)
+        log_e = log_e_values(scores_TN[part], allowance_TN=allowance[part], memory_N=memory_N)
+        log_m = log_detectors(log_e, before=before)
         out[part] = np.logaddexp.reduce(log_m, axis=-1) - math.log(len(BETS))
         before = log_m[-1]
     return out
@@ -117,7 +125,7 @@ def false_alarm_rate(log_height: float, *, num_steps: int, weight: float) -> flo
     return min(1.0, math.exp(min(math.log(max(num_steps, 1)) - log_height - math.log(weight), 0.0)))
 
 
-def _median(values: Floats) -> Floats:
+def medians(values: Floats) -> Floats:
     """Median over the last axis of what was measured; NaN where nothing was."""
     ordered = np.sort(values, axis=-1)  # NaN last
     count = np.count_nonzero(np.isfinite(values), axis=-1)
@@ -131,7 +139,7 @@ def _spread(residual: Floats, count: Ints) -> Floats:
     """[T, ...] median absolute residual in units of a normal standard deviation; up to three workers, where a median
     would drop the odd one, the root mean square.
     """
-    robust = _median(np.abs(residual)) / 0.6744897501960817  # the 75 % point of the normal law
+    robust = medians(np.abs(residual)) / 0.6744897501960817  # the 75 % point of the normal law
     with np.errstate(invalid="ignore", divide="ignore"):
         plain = np.sqrt(np.nansum(np.square(residual), axis=-1) / np.maximum(count - 1, 1))
     return np.where(count > 1, np.where(count > 3, robust, plain), np.nan)
@@ -143,5 +151,5 @@ def _pooled(spread_T: Floats) -> Floats:
     padding = np.full((SPREAD_STEPS - 1, *spread_T.shape[1:]), np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([padding, spread_T]), SPREAD_STEPS, axis=0)
     for start in range(0, len(spread_T), _CHUNK_STEPS):
-        out[start : start + _CHUNK_STEPS] = _median(windows[start : start + _CHUNK_STEPS])
+        out[start : start + _CHUNK_STEPS] = medians(windows[start : start + _CHUNK_STEPS])
     return out

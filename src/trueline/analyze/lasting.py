@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.exchangeability import Bools, Floats
+from trueline.analyze.memory import NONE, Memory
 
 MEMORIES: tuple[float, ...] = (10.0, 50.0, 250.0)
 """Steps that the means of the past reach back; each is a bet."""
@@ -47,19 +48,21 @@ class LastingSpread:
     noise: float
 
 
-def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0) -> Floats:
+def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memory: Memory = NONE) -> Floats:
     """[T, B] natural logs of the e-values of every step and memory; 0 before there is a past.
 
     ``scores_TN`` [T, N] are ``exchangeability.scores``, NaN where not measured. ``allowance`` [T, N] is a lasting
     shift in spreads that is no fault: what two workers differ by is brought that much nearer to 0 for both, on the side
-    that is bet on, which keeps the expectation at most 1 for shifts up to it.
+    that is bet on, which keeps the expectation at most 1 for shifts up to it. Where workers remember (``memory``), the
+    past ends as many steps ago as they do, it reaches back V times as far, and the logs are divided by V.
     """
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     measured_TN = np.isfinite(scores_TN)
     known_TN = np.where(measured_TN, scores_TN, 0.0)
     out = np.zeros((len(scores_TN), len(MEMORIES)))
-    for b, memory in enumerate(MEMORIES):
-        out[:, b] = _log_e(_past_means(known_TN, measured_TN, memory), scores_TN, allowance)
+    for b, steps in enumerate(MEMORIES):
+        past_TN = _past_means(known_TN, measured_TN, steps, memory)
+        out[:, b] = _log_e(past_TN, scores_TN, allowance) / memory.ratio
     return out
 
 
@@ -105,16 +108,16 @@ def lasting_spread(values_TN: Floats) -> LastingSpread | None:
     )
 
 
-def _past_means(known_TN: Floats, measured_TN: Bools, memory: float) -> Floats:
-    """[T, N] the mean score of each worker at the steps before each."""
-    keep = math.exp(-1 / memory)
+def _past_means(known_TN: Floats, measured_TN: Bools, steps: float, memory: Memory) -> Floats:
+    """[T, N] the mean score of each worker at the steps before each, less those that it still remembers."""
+    keep = math.exp(-1 / (steps * memory.ratio))
     out = np.empty_like(known_TN)
     total, weight = np.zeros(known_TN.shape[1]), np.zeros(known_TN.shape[1])
     for t, (known_N, measured_N) in enumerate(zip(known_TN, measured_TN, strict=True)):
-        out[t] = total / (weight + _PRIOR_STEPS)
+        out[t] = total / (weight + _PRIOR_STEPS * memory.ratio)
         total = keep * total + known_N
         weight = keep * weight + measured_N
-    return out
+    return np.concatenate([np.zeros((memory.reach, known_TN.shape[1])), out])[: len(out)]
 
 
 def _log_e(mean_TN: Floats, scores_TN: Floats, allowance_TN: Floats) -> Floats:

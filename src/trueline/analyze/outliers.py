@@ -30,10 +30,12 @@ from typing import Literal
 import numpy as np
 
 from trueline.analyze.alarms import Alarm, alarm_of
+from trueline.analyze.alike import Remembered, memory_among
 from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, t_two_sided
 from trueline.analyze.evidence import Floats, Ints
 from trueline.analyze.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.analyze.kept import kept
+from trueline.analyze.memory import NONE, Memory
 from trueline.analyze.promise import Promise, Statistic
 from trueline.analyze.series import WorkerSeries
 from trueline.analyze.stats_tests import NAMING_LEVEL
@@ -45,6 +47,12 @@ _STATISTICS: dict[Quantity, tuple[Statistic, Statistic | None]] = {
     "loss": ("loss", None),
     "norm": ("norm", "norm-groups"),
     "direction": ("direction", "direction-groups"),
+}
+
+_REMEMBERED: dict[Quantity, tuple[Remembered, Remembered]] = {
+    "loss": ("loss", "loss"),
+    "norm": ("log_norm", "group_log_norm"),
+    "direction": ("cosine", "group_cosine"),
 }
 
 _NAMES: dict[Quantity, str] = {
@@ -84,7 +92,8 @@ class Outlier:
 
     ``group`` is the parameter group whose detector is furthest above its threshold, None for the whole. ``undecided``
     says that ``others`` may as well be the ones that are off. ``decided_by`` tells how of two workers one was named.
-    ``ongoing`` says that the detector has not come down from its height by the last step.
+    ``ongoing`` says that the detector has not come down from its height by the last step. ``memory`` is the workers',
+    by the detector that alarmed.
     """
 
     quantity: Quantity
@@ -100,6 +109,7 @@ class Outlier:
     group: int | None = None
     undecided: bool = False
     decided_by: str = ""
+    memory: Memory = NONE
 
     @property
     def concerned(self) -> tuple[int, ...]:
@@ -113,7 +123,9 @@ class Outlier:
 
 @dataclass(frozen=True)
 class _Field:
-    """The values of one declared group of workers: [R, D, M], with what each detector must reach [D]."""
+    """The values of one declared group of workers: [R, D, M], with what each detector must reach [D], and how long
+    workers remember by each.
+    """
 
     rows: Ints
     members: tuple[int, ...]
@@ -121,6 +133,7 @@ class _Field:
     allowance: Floats
     thresholds: Floats
     weights: Floats
+    memories: tuple[Memory, ...]
 
 
 def whole_and_groups(series: WorkerSeries, quantity: Quantity) -> tuple[Floats, Floats]:
@@ -159,13 +172,15 @@ def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estima
 
     Steps up to the alarm were selected because they look unlike; those after it were not. So the effect is measured
     on the steps between the alarm and the height of the evidence, or, where these are few, on all with a wider error.
+    Where workers remember, a step says as much less as its evidence is divided by.
     """
+    wider = math.sqrt(outlier.memory.ratio)
     after = values_TN[outlier.crossed + 1 : outlier.last + 1]
     fresh = measure(after, outlier.workers, outlier.others)
     if fresh.num_steps >= _ENOUGH_AFTER:
-        return fresh
+        return replace(fresh, error=wider * fresh.error)
     selected = measure(values_TN[outlier.first : outlier.last + 1], outlier.workers, outlier.others)
-    return replace(selected, error=_SELECTED * selected.error)
+    return replace(selected, error=wider * _SELECTED * selected.error)
 
 
 def _fields(series: WorkerSeries, promise: Promise, quantity: Quantity) -> list[_Field]:
@@ -185,8 +200,16 @@ def _fields(series: WorkerSeries, promise: Promise, quantity: Quantity) -> list[
         values_TDM = compared_TDN[:, :, list(members)]
         rows = np.flatnonzero(np.any(np.count_nonzero(np.isfinite(values_TDM), axis=2) > 1, axis=1))
         allowance = series.allowance[rows][:, None, list(members)]
-        fields.append(_Field(rows, members, values_TDM[rows], allowance, thresholds, weights))
+        memories = _memories(series, quantity, members, groups_TNG.shape[2])
+        fields.append(_Field(rows, members, values_TDM[rows], allowance, thresholds, weights, memories))
     return fields
+
+
+def _memories(series: WorkerSeries, quantity: Quantity, members: tuple[int, ...], groups: int) -> tuple[Memory, ...]:
+    """[D] how long ``members`` remember, by the whole and by each parameter group."""
+    whole, each = _REMEMBERED[quantity]
+    by_group = [memory_among(series, each, members, g) for g in range(groups)]
+    return (memory_among(series, whole, members), *by_group)
 
 
 def fewest_steps(threshold: float, *, num_workers: int) -> int:
@@ -201,7 +224,11 @@ def fewest_steps(threshold: float, *, num_workers: int) -> int:
 def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
     """Raise ``CannotTell`` where no worker could have alarmed had it been the last at every step."""
     needs = [
-        (fewest_steps(float(each.thresholds[0]), num_workers=len(each.members)), len(each.rows), len(each.members))
+        (
+            math.ceil(each.memories[0].ratio * fewest_steps(float(each.thresholds[0]), num_workers=len(each.members))),
+            len(each.rows),
+            len(each.members),
+        )
         for each in fields
         if len(each.members) > 1
     ]
@@ -232,10 +259,11 @@ def _of_field(each: _Field, quantity: Quantity) -> list[Outlier]:
 def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | None:
     """The worker whose detector is furthest above its threshold, or None where none reaches it."""
     z = scores(values)
-    heights_RDM = np.where(np.isfinite(z), log_heights(z, allowance_TN=each.allowance), -np.inf)
+    ratio_D1 = np.array([[memory.ratio] for memory in each.memories])
+    heights_RDM = np.where(np.isfinite(z), log_heights(z, allowance_TN=each.allowance, memory_N=ratio_D1), -np.inf)
     excess_DM = heights_RDM.max(axis=0, initial=-np.inf) - each.thresholds[:, None]
     detector, place = (int(index) for index in np.unravel_index(int(np.argmax(excess_DM)), excess_DM.shape))
-    alarm = _alarm(each, z[:, detector], place, threshold=float(each.thresholds[detector]))
+    alarm = _alarm(each, z[:, detector], place, detector)
     if alarm is None:
         return None
     return Outlier(
@@ -252,10 +280,11 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
         ),
         ongoing=bool(heights_RDM[-1, detector, place] > alarm.log_height - _COME_DOWN),
         group=detector - 1 if detector else None,
+        memory=each.memories[detector],
     )
 
 
-def _alarm(each: _Field, z_RM: Floats, place: int, *, threshold: float) -> Alarm | None:
+def _alarm(each: _Field, z_RM: Floats, place: int, detector: int) -> Alarm | None:
     """The alarm of one detector; its start is that of the bet which is highest in the end.
 
     The bet that is highest when the alarm is raised has seen less: over 80 runs of a shift of 3 spreads and normal
@@ -263,13 +292,15 @@ def _alarm(each: _Field, z_RM: Floats, place: int, *, threshold: float) -> Alarm
     """
     pieces = range(0, len(z_RM), _PIECE_STEPS)
     log_e = [
-        log_e_values(z_RM[start : start + _PIECE_STEPS], allowance_TN=each.allowance[start : start + _PIECE_STEPS, 0])[
-            :, place
-        ]
+        log_e_values(
+            z_RM[start : start + _PIECE_STEPS],
+            allowance_TN=each.allowance[start : start + _PIECE_STEPS, 0],
+            memory_N=each.memories[detector].ratio,
+        )[:, place]
         for start in pieces
     ]
     log_e_RB = np.concatenate(log_e) if log_e else np.zeros((0, len(BETS)))
-    alarm = alarm_of(log_e_RB, threshold=threshold)
+    alarm = alarm_of(log_e_RB, threshold=float(each.thresholds[detector]))
     if alarm is None or alarm.first_of_highest > alarm.crossed:
         return alarm
     return replace(alarm, first=alarm.first_of_highest)

@@ -71,16 +71,17 @@ def log_e_values(distances_TP: Floats) -> Floats:
     return np.log(_e_values(distances_TP))
 
 
-def heights(values_TNC: Floats) -> Floats:
+def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
     """[P] natural log of the highest that each pair's e-detector (averaged over the bets) is in T steps, at most 460.
 
-    In blocks of steps, so that 64 workers and 10,000 steps fit in memory.
+    The logs of the e-values are divided by ``memory_ratio`` (see ``analyze.memory``). In blocks of steps, so that 64
+    workers and 10,000 steps fit in memory.
     """
     num_pairs = math.comb(values_TNC.shape[1], 2)
     state, best = np.zeros((num_pairs, len(CLOSENESS))), np.zeros(num_pairs)
     for block in _blocks(values_TNC):
         for e_PB in _e_values(distances(block)):
-            state = np.minimum((state + 1) * e_PB, _HIGHEST)
+            state = np.minimum((state + 1) * e_PB ** (1 / memory_ratio), _HIGHEST)
             best = np.maximum(best, state.mean(axis=1))
     with np.errstate(divide="ignore"):
         return np.log(best)

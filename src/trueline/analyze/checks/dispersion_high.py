@@ -57,9 +57,18 @@ import numpy as np
 
 from trueline.analyze import lasting, parts
 from trueline.analyze.alarms import Alarm, alarm_of, steps_needed
-from trueline.analyze.alike import alike_groups, compared_among, num_part_detectors, parts_alarm, parts_of, whole_alarm
+from trueline.analyze.alike import (
+    alike_groups,
+    compared_among,
+    memory_among,
+    num_part_detectors,
+    parts_alarm,
+    parts_of,
+    whole_alarm,
+)
 from trueline.analyze.evidence import Floats, Ints, capitalized, ranks_text, sites_of
 from trueline.analyze.exchangeability import scores
+from trueline.analyze.memory import Memory
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -139,13 +148,14 @@ def _lasting(series: WorkerSeries, members: tuple[int, ...], quantity: str, thre
     if not len(rows):
         return None
     allowance_RM = series.allowance[rows][:, list(members)]
-    alarm = _lasting_alarm(values_RM, allowance_RM, threshold)
+    memory = memory_among(series, "loss" if quantity == "losses" else "log_norm", members)
+    alarm = _lasting_alarm(values_RM, allowance_RM, threshold, memory)
     if alarm is None:
         return None
     alarm = replace(alarm, first=max(alarm.first - 1, 0))  # a bet rests on the steps before
     window_RM = values_RM[alarm.first : alarm.last + 1]
     rest = [m for m in range(len(members)) if m != lasting.farthest(window_RM)]
-    if len(members) > 2 and _lasting_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold) is None:
+    if len(members) > 2 and _lasting_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold, memory) is None:
         return None
     steps = rows[alarm.first : alarm.last + 1].tolist()
     dealt = parts.spread_ratio(parts_of(series, members), steps) if quantity == "losses" else None
@@ -161,8 +171,8 @@ def _lasting(series: WorkerSeries, members: tuple[int, ...], quantity: str, thre
     )
 
 
-def _lasting_alarm(values_RM: Floats, allowance_RM: Floats, threshold: float) -> Alarm | None:
-    log_e = lasting.log_e_values(scores(values_RM), allowance_TN=allowance_RM)
+def _lasting_alarm(values_RM: Floats, allowance_RM: Floats, threshold: float, memory: Memory) -> Alarm | None:
+    log_e = lasting.log_e_values(scores(values_RM), allowance_TN=allowance_RM, memory=memory)
     return alarm_of(log_e, threshold=threshold)
 
 
@@ -178,7 +188,8 @@ def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float)
         means_RM = np.array([[float(np.nanmean(array)) for array in dealt[t]] for t in steps])
         odd = lasting.farthest(means_RM)
         rest = {t: tuple(array for m, array in enumerate(arrays) if m != odd) for t, arrays in dealt.items()}
-        if parts_alarm(rest, series.steps, bets=parts.HIGH_BETS, threshold=threshold) is None:
+        memory = memory_among(series, "loss", members)
+        if parts_alarm(rest, series.steps, bets=parts.HIGH_BETS, threshold=threshold, memory=memory) is None:
             return None
     effect = parts.spread_ratio(dealt, steps)
     return None if effect is None else _excess("losses of parts dealt out anew", "info", effect, (series, rows, alarm))

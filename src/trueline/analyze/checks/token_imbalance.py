@@ -59,7 +59,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.alarms import Alarm, alarm_of, steps_needed
-from trueline.analyze.alike import alike_groups, compared_among
+from trueline.analyze.alike import alike_groups, compared_among, memory_among
 from trueline.analyze.evidence import Floats, Ints, envs_of, ranks_text, sites_of
 from trueline.analyze.exchangeability import log_e_values, scores
 from trueline.analyze.promise import Promise, promise_of
@@ -196,7 +196,7 @@ def _lasting(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -
         return None
     among = _num_lasting(series)
     threshold = promise.log_threshold("tokens", among=among)
-    log_e_RMB = log_e_values(scores(values_RM))
+    log_e_RMB = log_e_values(scores(values_RM), memory_N=memory_among(series, "tokens", members).ratio)
     alarms = [alarm_of(log_e_RMB[:, m], threshold=threshold) for m in range(len(members))]
     found = [_imbalance(series, members, rows, alarm, among, lasting=True) for alarm in alarms if alarm is not None]
     large = [each for each in found if each.large]
@@ -208,7 +208,8 @@ def _wild(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _
     factors_T = noise_factors(_counts(series, members))
     rows = np.flatnonzero(np.isfinite(factors_T)).astype(np.int64)
     among = 2 * len(alike_groups(series))
-    alarm = alarm_of(log_noise_e_values(factors_T[rows]), threshold=promise.log_threshold("tokens", among=among))
+    log_e_RB = log_noise_e_values(factors_T[rows]) / memory_among(series, "tokens", members).ratio
+    alarm = alarm_of(log_e_RB, threshold=promise.log_threshold("tokens", among=among))
     if alarm is None:
         return None
     imbalance = _imbalance(series, members, rows, alarm, among, lasting=False)
