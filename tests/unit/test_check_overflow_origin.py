@@ -258,6 +258,7 @@ def test_views_by_attribute_do_not_hide_where_it_began(tmp_path, depth):
     hidden = lambda x: (overflow(x).mT.mT).T.T if x.dim() == 2 else overflow(x).mT.mT  # noqa: E731
     finding = only(recorded(tmp_path, Attention(hidden=hidden), steps=1, depth=depth))
     assert finding.sites[0] == "0.0/r0/fwd/Attention.mul#1:out0"
+    assert finding.evidence["reached"] == "loss"
 
 
 def test_what_an_optimizer_divides_by_zero_is_named(tmp_path):
@@ -355,3 +356,65 @@ def test_infinities_that_are_dropped_forward_still_spoil_the_gradient(tmp_path):
     finding = only(recorded(tmp_path, Attention(), steps=1, loss_of=loss_of))
     assert finding.sites[0] == "0.0/r0/fwd/div#0:out0"
     assert finding.evidence["reached"] == "gradient"
+
+
+def test_outputs_that_are_nan_are_left_alone_where_the_loss_and_gradients_do_not_see_them(tmp_path):
+    class Padded(Attention):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            return logits, logits.detach() * math.nan
+
+    loss_of = lambda model, ids: model(ids)[0].square().mean()  # noqa: E731
+    run = recorded(tmp_path, Padded(), loss_of=loss_of)
+    assert (run.records(names=["Padded"], columns=["nan"])["nan"].to_numpy() > 0).any()
+    assert overflow_origin.check(run) == []
+
+
+def test_a_mask_from_outside_that_leaves_nothing_is_the_softmax_too(tmp_path):
+    mask = torch.full((4, 4), -INF).triu(0)
+    finding = only(recorded(tmp_path, Attention(mask=lambda scores: scores + mask), steps=1))
+    assert finding.sites[0] == "0.0/r0/fwd/Attention.softmax#0:out0"
+    assert finding.evidence["mask"].startswith("0.0/r0/fwd/Attention.add#0:in")
+
+
+def test_a_value_that_is_set_by_index_names_the_setting(tmp_path):
+    def hidden(x):
+        bias = torch.zeros(8, dtype=torch.float16)
+        bias[2] = 1e5  # 65,504 is the largest
+        return x + bias
+
+    finding = only(recorded(tmp_path, Attention(hidden=hidden), steps=1))
+    assert finding.claim.startswith("Call Attention.setitem#0 returned 1 +inf of 8 elements from finite inputs")
+    assert finding.evidence["stack"][0].endswith("hidden")
+
+
+def test_calls_that_hand_a_gradient_on_are_not_blamed_for_it(tmp_path):
+    def loss_of(model, ids):
+        zero = (model.up.weight * 0).sum()
+        return model(ids).square().mean() + (zero + zero.sqrt()).view(1).sum()
+
+    finding = only(recorded(tmp_path, Attention(), steps=1, loss_of=loss_of))
+    assert finding.claim.startswith("The backward of sqrt#0 passed on 1 +inf of 1 element")
+
+
+def test_a_weight_under_two_names_is_named_by_the_first(tmp_path):
+    model = Attention()
+    model.tied = nn.Linear(8, 8)
+    model.tied.weight = model.up.weight
+    model.up = nn.Identity()  # nothing calls the first owner
+    model.first = nn.ParameterDict({"weight": model.tied.weight})
+    model._modules = {name: model._modules[name] for name in ("embed", "up", "first", "tied", "head")}
+    model.hidden = model.tied
+    model.tied.weight.data[0, 0] = INF
+    finding = only(recorded(tmp_path, model, steps=1))
+    assert finding.sites[:2] == ("0.0/r0/param/first.weight#0:value", "0.0/r0/fwd/tied.linear#0:out0")
+
+
+def test_modules_alone_without_gradients_follow_what_lies_between_them(tmp_path):
+    class Overflows(nn.Module):
+        def forward(self, x):
+            return overflow(x)
+
+    finding = only(recorded(tmp_path, Attention(hidden=Overflows()), steps=1, preset="modules", phases=["fwd"]))
+    assert finding.sites[0] == "0.0/r0/fwd/hidden#0:out0"
+    assert finding.evidence["reached"] == "output"

@@ -34,7 +34,7 @@ STATISTICAL = (
     "worker-loss-outlier",
     "worker-scale",
 )
-RECORDED = ("overflow-origin",)
+RECORDED = ("overflow-origin", "range-saturation")
 """Checks that need recorded steps, which none of these Runs has."""
 
 CODES = tuple(sorted(EXACT + STATISTICAL + RECORDED))

@@ -90,6 +90,7 @@ class Flow:
         self._in_place: list[CallKey] = []
         self._first_gradient: Origin | None = None
         self._first_sent: Origin | None = None
+        self._kinds = frozenset(rows.kind)
         self._bad_params = [i for i in range(len(rows)) if rows.phase[i] == "param" and rows.bad[i]]
         self._run()
 
@@ -161,6 +162,8 @@ class Flow:
             self._mark(i, self.marks[alike].origin, self.marks[alike])
             return
         before = self._first_gradient if rows.phase[i] in ("comm", "grad", "opt") else self._first_sent
+        if before is None and "op" not in self._kinds and rows.module[i]:
+            before = next((mark.origin for mark in self.marks.values() if not mark.origin.deliberate), None)
         if before is not None and self._of_parameter(i, key) is None:  # what was between was not recorded
             self._mark(i, before)
             return

@@ -82,33 +82,37 @@ class StepRows:
         return str(Site(self.step, micro, self.rank, phase, name, call, self.slot[index]))
 
 
+def require_statistics(run: Run) -> None:
+    """Raise ``CannotTell`` where nothing was recorded, or no statistics were."""
+    if not run.has_records:
+        raise CannotTell("no step was recorded; record some with `trueline run --plan mix -- COMMAND`")
+    for steps in chunks(run.record_steps.tolist()):
+        table = cast(Any, run).records(steps=steps, columns=["nan"], resolve=False)
+        if table["nan"].null_count < len(table):
+            return
+    raise CannotTell('the recorded steps have no statistics; record with depth = "stats" or more, as `--plan mix` does')
+
+
 def nonfinite_steps(run: Run) -> list[int]:
     """The recorded steps, ascending, that may hold more than masks: with a value that is not finite outside of the
     forward pass, or of one element, or without any gradient that could tell.
 
     Raises ``CannotTell`` where nothing was recorded, or no statistics were.
     """
-    if not run.has_records:
-        raise CannotTell("no step was recorded; record some with `trueline run --plan mix -- COMMAND`")
+    require_statistics(run)
     found: list[int] = []
-    measured = False
-    for steps in _chunks(run.record_steps.tolist()):
+    for steps in chunks(run.record_steps.tolist()):
         columns = ["step", "phase", "numel", "nan", "pos_inf", "neg_inf"]
         table = cast(Any, run).records(steps=steps, columns=columns, resolve=False)
         step_R = np.asarray(table["step"].to_numpy(), dtype=np.int64)
         phase_R = np.asarray(table["phase"].to_pylist(), dtype=object)
         counts_R = [np.asarray(table[name].to_numpy(), dtype=np.float64) for name in columns[3:]]
         numel_R = np.asarray(table["numel"].to_numpy(), dtype=np.float64)
-        measured |= any(not np.isnan(count).all() for count in counts_R)
         bad_R = np.any([count > 0 for count in counts_R], axis=0)
         telling_R = bad_R & ((phase_R != "fwd") | (numel_R == 1))
         with_gradient = np.unique(step_R[phase_R == "bwd"])
         telling_R |= bad_R & ~np.isin(step_R, with_gradient)
         found += [int(step) for step in np.unique(step_R[telling_R])]
-    if not measured:
-        raise CannotTell(
-            'the recorded steps have no statistics; record with depth = "stats" or more, as `--plan mix` does'
-        )
     return found
 
 
@@ -119,6 +123,7 @@ def _texts(column: Sequence[str | None]) -> list[str]:
     return [text or "" for text in column]
 
 
-def _chunks(steps: Sequence[int]) -> Iterator[Sequence[int]]:
+def chunks(steps: Sequence[int]) -> Iterator[Sequence[int]]:
+    """``steps`` in stretches that are looked through at a time."""
     for start in range(0, len(steps), _AT_A_TIME):
         yield steps[start : start + _AT_A_TIME]

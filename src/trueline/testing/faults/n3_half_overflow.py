@@ -2,8 +2,9 @@
 
 Who had it: models trained in bfloat16 and then run in float16; activations with outlier channels that grow during
 training (BLOOM, OPT). Weights and inputs fit, their product does not.
-Planted: under float16 autocast the weight of one linear grows by four every step, until its output exceeds 65,504.
-Twin: it grows by four for two steps only.
+Planted: under float16 autocast the weight of one linear grows, at first by 2^9 and then by two every step, until its
+output exceeds 65,504. The steps before it are within a factor of two of that.
+Twin: after the first growth it doubles twice and stays.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ from torch import Tensor, nn
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
-from trueline.testing.training import STEPS, adamw, batches_of, fit, wrapped
+from trueline.testing.training import adamw, batches_of, fit, wrapped
 from trueline.testing.witness import nonfinite
 
-FIRST_GROWTH = 2
-TRIGGER = 9
+STEPS = 14
+TRIGGER = 6
 LINEAR = "blocks.1.mlp.0"
 
 
 def half_overflow(seat: Seat, faulty: bool) -> nn.Module:
-    """Outputs of about 1 times 4^8 do not fit."""
+    """Outputs of about 2 begin to grow; within five doublings after the first growth they do not fit."""
     problem = CausalLM()
     model = wrapped(problem.model())
     weight = model.module.get_parameter(f"{LINEAR}.weight")
 
     def grow(step: int) -> None:
-        if FIRST_GROWTH <= step < (STEPS if faulty else FIRST_GROWTH + 2):
-            with torch.no_grad():
-                weight.mul_(4.0)
+        with torch.no_grad():
+            if step == 1:
+                weight.mul_(2.0**9)
+            elif step > 1 and (faulty or step < 4):
+                weight.mul_(2.0)
 
     def loss_of(called: nn.Module, batch: object) -> Tensor:
         with torch.autocast("cpu", dtype=torch.float16):
@@ -40,7 +43,15 @@ def half_overflow(seat: Seat, faulty: bool) -> nn.Module:
     optimizer = adamw(model, lr=1e-4)
     watch = seat.watch(model, optimizer, preset="mix")
     return fit(
-        seat, model, optimizer, problem, batches_of(seat, problem), loss_of=loss_of, after_step=grow, watch=watch
+        seat,
+        model,
+        optimizer,
+        problem,
+        batches_of(seat, problem),
+        steps=STEPS,
+        loss_of=loss_of,
+        after_step=grow,
+        watch=watch,
     )
 
 
@@ -49,7 +60,7 @@ ENTRIES = (
         "N3",
         "float16 overflow inside one linear",
         half_overflow,
-        ("overflow-origin", "worker-nonfinite"),
+        ("overflow-origin", "range-saturation", "worker-nonfinite"),
         nonfinite,
         step=TRIGGER,
         within=2,
