@@ -255,7 +255,7 @@ def test_micro_batches_name_the_first_that_is_not_finite(tmp_path):
 
 @pytest.mark.parametrize("depth", ["stats", "fingerprint"])
 def test_views_by_attribute_do_not_hide_where_it_began(tmp_path, depth):
-    hidden = lambda x: (overflow(x).mT.mT).T.T if x.dim() == 2 else overflow(x).mT.mT  # noqa: E731
+    hidden = lambda x: overflow(x).mT.contiguous().mT.contiguous()  # noqa: E731
     finding = only(recorded(tmp_path, Attention(hidden=hidden), steps=1, depth=depth))
     assert finding.sites[0] == "0.0/r0/fwd/Attention.mul#1:out0"
     assert finding.evidence["reached"] == "loss"
@@ -362,10 +362,11 @@ def test_outputs_that_are_nan_are_left_alone_where_the_loss_and_gradients_do_not
     class Padded(Attention):
         def forward(self, ids):
             logits = super().forward(ids)
-            return logits, logits.detach() * math.nan
+            zero = logits.detach() * 0
+            return logits, zero / zero
 
     loss_of = lambda model, ids: model(ids)[0].square().mean()  # noqa: E731
-    run = recorded(tmp_path, Padded(), loss_of=loss_of)
+    run = recorded(tmp_path, Padded(mask=MASKS["where with a tensor"]), loss_of=loss_of)
     assert (run.records(names=["Padded"], columns=["nan"])["nan"].to_numpy() > 0).any()
     assert overflow_origin.check(run) == []
 

@@ -1,4 +1,4 @@
-"""overflow-origin has nothing to say of healthy transformers, whatever masks and precision they train with."""
+"""Overflow checks have nothing to say of healthy transformers, whatever masks and precision they train with."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import transformers
 from tests.unit.test_record_transformers import SMALL, language_model, vision_model
 
 import trueline
-from trueline.analyze.checks import overflow_origin
+from trueline.analyze.checks import overflow_origin, range_saturation
 from trueline.store.reader import Run
 
 
@@ -52,9 +52,9 @@ MODELS = {
 }
 
 
-def trained(model, batch, out, *, autocast=None, preset="mix", depth="stats"):
+def trained(model, batch, out, *, autocast=None, preset="mix", depth="stats", optimizer_of=torch.optim.AdamW):
     torch.manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = optimizer_of(model.parameters(), lr=1e-3)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": preset, "depth": depth})
     for _ in range(2):
         with watch.step(batch):
@@ -66,7 +66,8 @@ def trained(model, batch, out, *, autocast=None, preset="mix", depth="stats"):
     watch.close()
     run = Run(out)
     assert len(run.record_steps) == 2
-    return overflow_origin.check(run)
+    near = [finding for finding in range_saturation.check(run) if finding.severity == "warning"]
+    return overflow_origin.check(run) + near
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -91,11 +92,23 @@ def test_a_healthy_model_with_checkpointing_is_left_alone(tmp_path, name):
     assert trained(model, batch, str(tmp_path / "run"), depth="fingerprint") == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["Llama eager, padded left", "Mixtral", "ViT"])
-def test_a_healthy_model_all_in_bfloat16_is_left_alone(tmp_path, name):
+def test_a_healthy_model_all_in_sixteen_bits_is_left_alone(tmp_path, name, dtype):
+    torch.manual_seed(0)
     model, batch = MODELS[name]()
-    batch = {key: value.bfloat16() if value.is_floating_point() else value for key, value in batch.items()}
-    assert trained(model.bfloat16(), batch, str(tmp_path / "run"), preset="ops") == []
+    batch = {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
+    out = str(tmp_path / "run")
+    assert trained(model.to(dtype), batch, out, preset="ops", optimizer_of=torch.optim.SGD) == []
+
+
+def test_adam_whose_epsilon_is_zero_in_float16_is_found(tmp_path):
+    # Its default of 1e-8 is below the smallest number of float16: a second moment that sinks to zero divides by it.
+    torch.manual_seed(0)
+    model, batch = causal("Llama")
+    (finding,) = trained(model.half(), batch, str(tmp_path / "run"), preset="ops")
+    assert "/opt/AdamW.addcdiv_" in finding.sites[0]
+    assert not all(param.isfinite().all() for param in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["Llama eager, padded left", "Mixtral", "ViT"])
