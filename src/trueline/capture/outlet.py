@@ -38,6 +38,23 @@ class Outlet:
             except OSError as error:
                 self._lose(error)
 
+    def degraded(self, part: str, error: Exception) -> None:
+        """Say that watching of ``part`` ended with an exception of ours."""
+        _log.debug("trueline: %s failed", part, exc_info=error)
+        what = f"{type(error).__name__}: {error}"
+        claim = f"Watching of {part} stopped on rank {self._rank} at step {self.step}: {what}."
+        _log.warning("trueline: %s Training goes on.", claim)
+        self.write(
+            Finding(
+                code="watch-degraded",
+                severity="info",
+                claim=claim,
+                ranks=(self._rank,),
+                step_first=self.step,
+                next=("Report this with the message above; the other signals are still recorded.",),
+            )
+        )
+
     def close(self) -> None:
         """As ``Sink.close``, once."""
         sink, self._sink = self._sink, None

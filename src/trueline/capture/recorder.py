@@ -7,9 +7,7 @@ read a step or more later and written as the second piece of the row. No step ev
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 
 from trueline.capture import derive, exchange, rows
 from trueline.capture.adapters.base import Adapter
+from trueline.capture.backlog import Backlog
 from trueline.capture.exact import exact_cosines
 from trueline.capture.exchange import Team
 from trueline.capture.host_copy import HostCopy
@@ -28,7 +27,7 @@ from trueline.capture.identity import Identity
 from trueline.capture.layout import Layout, device_of, local, make_layout
 from trueline.capture.live import Change, Live
 from trueline.capture.outlet import Outlet
-from trueline.capture.probes.batch import Batch
+from trueline.capture.probes.batch import Batch, digests_of
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.loss import LossProbe
@@ -36,19 +35,13 @@ from trueline.capture.probes.optimizer import hyper_parameters
 from trueline.capture.probes.parts import STEPS_AT_START, PartProbe
 from trueline.capture.probes.replicas import buffer_digests, param_digests
 from trueline.capture.probes.streams import rng_digests
-from trueline.capture.record.start import Idle, make_session, require_ranks, require_sites
+from trueline.capture.record.start import Idle, make_session, require_fitting
 from trueline.capture.schedule import BEAT, Recheck, Schedule
-from trueline.capture.step_record import StepRecord, any_decides
+from trueline.capture.step_record import StepRecord
 from trueline.capture.triggers import nonfinite_in, seen_in_row
-from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
 from trueline.schema.run_manifest import Manifest
-
-_log = logging.getLogger("trueline")
-
-MAX_PENDING = 16
-"""Steps whose sum is still awaited before the oldest is given up: with this many outstanding a worker is gone."""
 
 
 class Recorder:
@@ -73,7 +66,7 @@ class Recorder:
             folder=getattr(sink, "path", None),
             rank=team.rank,
             ranks=team.ranks,
-            accepts=self._require,
+            accepts=partial(require_fitting, model),
             report=self._outlet.write,
         )
         self._make_session = partial(
@@ -92,8 +85,7 @@ class Recorder:
         self._step = 0
         self._own_s = 0.0
         self._ended_at = time.perf_counter()
-        self._written: deque[StepRecord] = deque()
-        self._unwritten: deque[StepRecord] = deque()
+        self._backlog = Backlog()
         self._shape_layout()
         self._identity = Identity(manifest, adapter=adapter, team=team)
         self._open()
@@ -154,7 +146,7 @@ class Recorder:
             self._end_row()
         elif self._schedule.beats(self._step):
             row, nothing = {"step": self._step}, HostCopy({})
-            self._unwritten.append(StepRecord(row, nothing, BEAT // 2, passes=self.passes, sampled=True, beat=True))
+            self._backlog.add(StepRecord(row, nothing, BEAT // 2, passes=self.passes, sampled=True, beat=True))
         self._step += 1
         self._outlet.step = self._step
         with self.guarded("exchange"):
@@ -165,30 +157,16 @@ class Recorder:
         """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and
         with ``decides_at`` only for sums that have a say in that step.
         """
-        until = time.perf_counter() + patience_s
-        while self._unwritten:
-            waits = patience_s > 0 and (decides_at is None or any_decides(self._unwritten, decides_at))
-            if not waits and not self._unwritten[0].copy.ready():
-                break
-            record = self._unwritten.popleft()
-            record.copy.wait()
+        until = time.perf_counter() + patience_s if patience_s > 0 else None
+        for record in self._backlog.rows(until=until, decides_at=decides_at):
             self._write_row(record)
-            self._written.append(record)
         if "exchange" in self._broken:
-            self._written.clear()
-        while self._written:
-            oldest = self._written[0]
-            pending = oldest.pending
-            if decides_at is not None and not any_decides(self._written, decides_at):
-                return
-            left = until - time.perf_counter()
-            if pending is None or pending.ready() or (patience_s > 0 and pending.wait(max(left, 0.001))):
-                self._write_sum(self._written.popleft())
-            elif sum(record.sampled for record in self._written) > MAX_PENDING or patience_s > 0:
-                late = self._written.popleft()
-                self._break("exchange", TimeoutError(f"the sum over workers of step {late.step} never arrived"))
+            self._backlog.forget_sums()
+        for record, arrived in self._backlog.sums(until=until, decides_at=decides_at):
+            if arrived:
+                self._write_sum(record)
             else:
-                return
+                self._break("exchange", TimeoutError(f"the sum over workers of step {record.step} never arrived"))
 
     def stop_exchange(self) -> None:
         """The process groups go away: read the sums that are under way, and start no more."""
@@ -236,8 +214,7 @@ class Recorder:
 
         Such a sum is two samples old, so it is there; a rank that is gone costs ``PATIENCE_S`` once, then sums stop.
         """
-        decisive = any_decides((*self._written, *self._unwritten), self._step)
-        if decisive and self.team.group is not None and "exchange" not in self._broken:
+        if self._backlog.decides(self._step) and self.team.group is not None and "exchange" not in self._broken:
             with self.guarded("exchange"):
                 self.drain(patience_s=exchange.PATIENCE_S, decides_at=self._step)
 
@@ -261,10 +238,6 @@ class Recorder:
         else:
             self.session.follow(change.records)
 
-    def _require(self, plan: Plan) -> None:
-        require_ranks(plan)
-        require_sites(self.model, plan)
-
     def _shape_layout(self) -> None:
         self.layout: Layout = make_layout(
             self.model,
@@ -286,11 +259,7 @@ class Recorder:
             with self.guarded("gradients"), torch.no_grad():
                 self._gather_gradients()
         with self.guarded("row"):
-            if self._batches:
-                self._staged["sample_digests"] = torch.cat([batch.samples for batch in self._batches])
-                targets = [batch.targets for batch in self._batches if batch.targets is not None]
-                if targets:
-                    self._staged["target_digests"] = torch.cat(targets)
+            self._staged |= digests_of(self._batches)
             self._staged |= self.loss.result(self._batches) | self.parts.result()
             self._record = StepRecord(
                 self._row,
@@ -320,7 +289,9 @@ class Recorder:
         if record.pending is not None or self.team.group is None or not record.sampled or "exchange" in self._broken:
             return
         with self.guarded("exchange"):
-            sums = np.zeros(0) if record.beat or not self._adapter.alike else self._sums_of(record)
+            sums = np.zeros(0)
+            if self._adapter.alike and not record.beat:
+                sums = record.part_of_sum(self.layout, self._adapter.shards, workers=self.team.size)
             scalars = derive.scalars(
                 record.own or derive.NOTHING,
                 step=record.step,
@@ -330,13 +301,6 @@ class Recorder:
                 seen=self._live.triggers.tell(),
             )
             record.pending = exchange.start(self.team, step=record.step, scalars=scalars, sums=sums)
-
-    def _sums_of(self, record: StepRecord) -> derive.Array:
-        record.own = rows.own_measurement(record.copy.host, self.layout)
-        record.reduced_norm2 = rows.reduced_norm2(record.copy.host, self.layout)
-        sharded = self._adapter.shards > 1
-        replicas = self.team.size // self._adapter.shards if sharded else 1
-        return derive.pack(record.own, reduced_norm2=record.reduced_norm2, sharded=sharded, replicas=replicas)
 
     def _look_at(self, record: StepRecord) -> None:
         """Note what this rank alone sees amiss in what has reached the host. One process tells itself at once."""
@@ -364,7 +328,7 @@ class Recorder:
         }
         self._spent["sampled" if self._sampled else "plain"] = own_s
         self._spent["step"] = step_s
-        self._unwritten.append(self._record)
+        self._backlog.add(self._record)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -373,8 +337,7 @@ class Recorder:
         if record.beat:
             return
         host = record.copy.host
-        columns = dict(record.row)
-        columns |= rows.gradient_columns(host, self.layout, sharded=self._adapter.shards > 1)
+        columns = record.row | rows.gradient_columns(host, self.layout, sharded=self._adapter.shards > 1)
         columns |= rows.digest_columns(host) | self.parts.columns(host)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
@@ -393,22 +356,13 @@ class Recorder:
         self._live.triggers.hear(seen, step=record.step, known=record.known)
         if record.own is not None:
             sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
-            self._write_shared(record, record.own, sums)
+            self._write_shared(record, sums)
         if not record.beat:
             self._follow_budget(scalars, record)
 
-    def _write_shared(self, record: StepRecord, own: derive.Own, sums: derive.Sums) -> None:
+    def _write_shared(self, record: StepRecord, sums: derive.Sums) -> None:
         reduction = self._adapter.reduction()
-        columns = derive.columns(
-            own,
-            sums,
-            reduced_norm2=record.reduced_norm2,
-            sharded=self._adapter.shards > 1,
-            numel=np.array([spec.numel for spec in self.layout.groups], dtype=np.float64),
-            dtype=reduction.dtype,
-            roundings=reduction.roundings,
-            seen=reduction.seen,
-        )
+        columns = record.columns_of(sums, self.layout, reduction, sharded=self._adapter.shards > 1)
         straight, mean = derive.is_mean(columns)
         self._recheck.heard(straight=straight, mean=mean)
         if self.plan.when:
@@ -447,19 +401,6 @@ class Recorder:
         if part in self._broken:
             return
         self._broken.add(part)
-        _log.debug("trueline: %s failed", part, exc_info=error)
         if part == "gradients":
             self.gradients.begin(active=False)
-        what = f"{type(error).__name__}: {error}"
-        claim = f"Watching of {part} stopped on rank {self.team.rank} at step {self._step}: {what}."
-        _log.warning("trueline: %s Training goes on.", claim)
-        self._outlet.write(
-            Finding(
-                code="watch-degraded",
-                severity="info",
-                claim=claim,
-                ranks=(self.team.rank,),
-                step_first=self._step,
-                next=("Report this with the message above; the other signals are still recorded.",),
-            )
-        )
+        self._outlet.degraded(part, error)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from trueline.capture import derive, rows
+from trueline.capture.adapters.base import Reduction
 from trueline.capture.derive import Array, Own
 from trueline.capture.exchange import Pending
 from trueline.capture.host_copy import HostCopy
+from trueline.capture.layout import Layout
 
 
 @dataclass
@@ -39,7 +43,26 @@ class StepRecord:
         """The first step that may depend on what its sum says: two samples later every rank has it."""
         return self.step + 2 * self.interval
 
+    def part_of_sum(self, layout: Layout, shards: int, *, workers: int) -> Array:
+        """What this worker adds to the sum (``derive.pack``), from what has reached the host."""
+        self.own = rows.own_measurement(self.copy.host, layout)
+        self.reduced_norm2 = rows.reduced_norm2(self.copy.host, layout)
+        sharded = shards > 1
+        replicas = workers // shards if sharded else 1
+        return derive.pack(self.own, reduced_norm2=self.reduced_norm2, sharded=sharded, replicas=replicas)
 
-def any_decides(records: Iterable[StepRecord], step: int) -> bool:
-    """Whether the sum of one of these has a say in what happens at ``step``."""
-    return any(record.sampled and record.known <= step for record in records)
+    def columns_of(
+        self, sums: derive.Sums, layout: Layout, reduction: Reduction, *, sharded: bool
+    ) -> dict[str, object]:
+        """The columns that the sum over workers adds to the row (``derive.columns``)."""
+        assert self.own is not None
+        return derive.columns(
+            self.own,
+            sums,
+            reduced_norm2=self.reduced_norm2,
+            sharded=sharded,
+            numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
+            dtype=reduction.dtype,
+            roundings=reduction.roundings,
+            seen=reduction.seen,
+        )

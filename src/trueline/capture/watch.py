@@ -24,7 +24,7 @@ from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap, watched_parameters
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
-from trueline.capture.record.start import require_ranks, require_sites
+from trueline.capture.record.start import require_fitting
 from trueline.capture.recorder import Recorder
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
@@ -60,8 +60,7 @@ class Watch:
         self.run_path = run_path
         self._optimizers = _as_refs(optimizer)
         watched_parameters(model, patterns=plan.param_names)
-        require_sites(model, plan)
-        require_ranks(plan)
+        require_fitting(model, plan)
         adapter = choose_adapter(model, process_group)
         team = make_team(adapter.process_group or process_group)
         sink = _open_together(team, make_sink)

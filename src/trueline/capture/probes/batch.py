@@ -6,7 +6,7 @@ Letters: B samples, T positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,15 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
+
+
+def digests_of(batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """``sample_digests`` and ``target_digests`` of a step's micro-batches, int64; absent where there are none."""
+    found = {
+        "sample_digests": [batch.samples for batch in batches],
+        "target_digests": [batch.targets for batch in batches if batch.targets is not None],
+    }
+    return {name: torch.cat(parts) for name, parts in found.items() if parts}
 
 
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from trueline.capture.record.session import Session
 
 
-def require_sites(model: nn.Module, plan: Plan) -> None:
+def require_fitting(model: nn.Module, plan: Plan) -> None:
+    """Raise ``PlanError`` where the plan names what this job has none of: ranks, modules or parameters."""
+    _require_ranks(plan)
+    _require_sites(model, plan)
+
+
+def _require_sites(model: nn.Module, plan: Plan) -> None:
     """Raise ``PlanError`` where modules are to be recorded and no module or parameter has a name that is asked for.
 
     Names of calls are not known before they are made: of these the session tells after its first step.
@@ -36,7 +42,7 @@ def require_sites(model: nn.Module, plan: Plan) -> None:
             )
 
 
-def require_ranks(plan: Plan) -> None:
+def _require_ranks(plan: Plan) -> None:
     """Raise ``PlanError`` where the plan declares a rank that there is none of."""
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
