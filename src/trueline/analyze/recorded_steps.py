@@ -95,23 +95,27 @@ def require_statistics(run: Run) -> None:
 
 def nonfinite_steps(run: Run) -> list[int]:
     """The recorded steps, ascending, that may hold more than masks: with a value that is not finite outside of the
-    forward pass, or of one element, or without any gradient that could tell.
+    forward pass, or one of a single element that may be a loss, or without any gradient that could tell.
 
     Raises ``CannotTell`` where nothing was recorded, or no statistics were.
     """
     require_statistics(run)
     found: list[int] = []
     for steps in chunks(run.record_steps.tolist()):
-        columns = ["step", "phase", "numel", "nan", "pos_inf", "neg_inf"]
+        columns = ["step", "phase", "name", "numel", "nan", "pos_inf", "neg_inf"]
         table = cast(Any, run).records(steps=steps, columns=columns, resolve=False)
         step_R = np.asarray(table["step"].to_numpy(), dtype=np.int64)
         phase_R = np.asarray(table["phase"].to_pylist(), dtype=object)
-        counts_R = [np.asarray(table[name].to_numpy(), dtype=np.float64) for name in columns[3:]]
+        counts_R = [np.asarray(table[name].to_numpy(), dtype=np.float64) for name in columns[4:]]
         numel_R = np.asarray(table["numel"].to_numpy(), dtype=np.float64)
         bad_R = np.any([count > 0 for count in counts_R], axis=0)
-        telling_R = bad_R & ((phase_R != "fwd") | (numel_R == 1))
-        with_gradient = np.unique(step_R[phase_R == "bwd"])
-        telling_R |= bad_R & ~np.isin(step_R, with_gradient)
+        name_R = np.asarray(table["name"].to_pylist(), dtype=object)
+        backward_R = phase_R == "bwd"
+        with_gradient = set(name_R[backward_R].tolist())
+        telling_R = bad_R & (phase_R != "fwd")
+        for row in np.flatnonzero(bad_R & ~telling_R & (numel_R == 1)).tolist():
+            telling_R[row] = name_R[row] in with_gradient
+        telling_R |= bad_R & ~np.isin(step_R, np.unique(step_R[backward_R]))
         found += [int(step) for step in np.unique(step_R[telling_R])]
     return found
 
