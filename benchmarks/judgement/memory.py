@@ -31,6 +31,9 @@ SEEDS, START, STEPS = 4, 500, 1500
 FAULTY = ("loss × 1.1", "loss × 2", "20% of the labels random")
 WORKERS = 8
 
+CUTS = (100, 250, 500, 1000)
+"""Steps after which the healthy trainings are judged as well."""
+
 SIMULATED = 100_000
 """Steps of each kind of noise, number of workers and length of the Run."""
 
@@ -78,7 +81,21 @@ def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
         for workers, steps in sizes
     ]
     setting = {"workers": WORKERS, "start": START}
-    return trainings | {"simulated": rows, "power": _power(folder, quick), "setting": setting}
+    found = {"simulated": rows, "power": _power(folder, quick), "setting": setting, "cut": cut(folder, quick=quick)}
+    return trainings | found
+
+
+def cut(folder: Path, *, quick: bool) -> list[dict[str, int]]:
+    """Alarms under the default promise in what there is of the healthy trainings in order after ``CUTS`` steps."""
+    jobs = healthy.jobs(OUTSIDE, quick=quick)
+    return [
+        {
+            "length": length,
+            "runs": len(jobs),
+            "alarms": sum(len(judged(series_of(job.recorded(folder), num_steps=length))) for job in jobs),
+        }
+        for length in CUTS[: 1 if quick else None]
+    ]
 
 
 def _count(name: str, workers: int, length: int, num_steps: int, *, seed: int) -> dict[str, Any]:

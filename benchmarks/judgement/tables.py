@@ -95,8 +95,7 @@ def simulated(found: Found) -> str:
     every = [_total([row for row in rows if row["workers"] == n]) for n in sizes]
     table.append(["all", *(_rate(*one) for one in every), _rate(*_total(rows))])
     head = ["noise", *(f"N = {n}" for n in sizes), "alarms per 10,000 steps (95 %)"]
-    steps = sum(row["steps"] for row in rows)
-    text = SIMULATED.format(millions=steps / 1e6)
+    text = SIMULATED.format(millions=sum(row["steps"] for row in rows) / 1e6)
     return _section("False alarms in simulations", text, found, _table(head, table))
 
 
@@ -110,18 +109,19 @@ def memory(found: Found) -> str:
             for promise in reversed(row["alarms"])
         ]
         rows.append([row["noise"], row["workers"], row["length"], _short(row["steps"]), ratio, *cells])
-    promises = [f"promise {promise}" for promise in reversed(found["simulated"][0]["alarms"])]
-    simulated = _table(["memory", "N", "steps of a run", "steps", "divided by", *promises], rows)
-    delays = _table(["fault", "delays", "alarms before"], [_remembered(row) for row in found["power"]])
-    trainings = _alarm_table(found["rows"], "workers", "workers")
-    body = [trainings, MEMORY_SIMULATED, simulated, MEMORY_POWER.format(**found["setting"]), delays]
+    head = ["memory", "N", "steps of a run", "steps", "divided by", "promise 0.1", "promise 1", "promise 10"]
+    delays = _table(["fault", "delays", "name rank 1", "name others"], [_remembered(row) for row in found["power"]])
+    early = _table(["steps so far", "runs", "alarms, promise 0.1"], [list(row.values()) for row in found["cut"]])
+    body = [_alarm_table(found["rows"], "workers", "workers"), MEMORY_CUT, early]
+    body += [MEMORY_SIMULATED, _table(head, rows), MEMORY_POWER.format(**found["setting"]), delays]
     return _section("Workers that remember", MEMORY, found, "\n\n".join(body))
 
 
 def _remembered(row: Found) -> list[Any]:
-    """One fault in order: what was seen of each run."""
+    """One fault in order."""
     delays = ", ".join("–" if run["delay"] is None else str(run["delay"]) for run in row["runs"])
-    return [row["fault"], delays, sum(run["early"] for run in row["runs"])]
+    told = [one["ranks"] == [1] for run in row["runs"] for one in run["told"]]
+    return [row["fault"], delays, sum(told), len(told) - sum(told)]
 
 
 def power(found: Found) -> str:
@@ -270,16 +270,18 @@ looser ones, at which there is more to be counted. One alarm is one finding in o
 10,000 steps with the exact 95 % interval of a Poisson count, which must not lie above the promise. The last columns are
 rules that people use (`rivals.py`), alarms per 10,000 steps, those within 50 steps of each other counted once."""
 
-MEMORY = """Healthy workers that each read documents in order: what one reads next depends on what it, and no other,
-has just read. How long they remember is measured on each run (`analyze/memory.py`), and evidence is divided by it; the
-promise is then approximate. A language model on running text:"""
+MEMORY = """Healthy workers that each read documents in order. How long they remember is measured on each run
+(`analyze/memory.py`), and evidence is divided by it; the promise is then approximate. A language model:"""
+
+MEMORY_CUT = "The same when fewer steps were recorded, which do not show yet how long workers remember:"
 
 MEMORY_SIMULATED = """Simulated, one statistic with the whole promise for itself. Workers remember their own last value
 (an autoregression), or part of the variance stays for a document. Divided by: median (10 % – 90 %) over the runs.
 Cells: alarms per 10,000 steps, and in brackets those that there would be if nothing were divided."""
 
 MEMORY_POWER = """Faults of one worker (rank 1) of {workers} that read documents in order, from step {start} on.
-Delay: steps from the start to the first alarm of the run so far, looked at after 4, 5, 6, 7, 8, 10, 12 … steps."""
+Delay: steps from the start to the first alarm of the run so far, on whatever rank (seen after 4, 5, 6, 7, 8, 10 …
+steps). Findings: of all runs, at their ends; those that name others are false."""
 
 SIMULATED = """One statistic by the code of the checks, with the whole promise for itself: {millions:.1f} million
 steps. An alarm is a worker whose detector passes ln(10,000 N) within a run of at most 10,000 steps."""

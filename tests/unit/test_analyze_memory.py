@@ -71,8 +71,14 @@ def test_workers_of_a_mixture_each_do_not_remember() -> None:
     assert memory_of(values) == NONE
 
 
-def test_counts_that_differ_at_one_worker_alone_are_no_memory() -> None:
-    values = np.zeros((400, 8))
+def test_values_that_differ_at_one_worker_alone_are_no_memory() -> None:
+    values = np.zeros((STEPS, 8))
+    values[:, 1] = remembering(np.random.default_rng(0), 1, weight=0.9)[:, 0]
+    assert memory_of(values) == NONE
+
+
+def test_counts_that_change_once_at_one_worker_are_no_memory() -> None:
+    values = np.zeros((400, 2))
     values[100:, 1] = -2.0
     assert memory_of(values) == NONE
 

@@ -36,7 +36,9 @@ several answers to one prompt. Statistics that take samples as independent are t
 
 What it may miss
 ----------------
-Workers that each read long documents from end to end differ for as long as a document lasts, and may be reported.
+Workers that each read documents from end to end differ for as long as a document lasts: then evidence is divided by how
+long they remember (`analyze/memory.py`), and lasting differences are found later. Documents that last longer than a
+40th of the Run may still be reported.
 Workers in different groups of `plan.worker_groups` are not compared. Differences that come and go within a few steps.
 With two workers every difference is one worker's as much as both's: then only losses are looked at here, the outlier
 checks say the same about one of them, and each step can win at most ln 2.
