@@ -57,6 +57,19 @@ def gathered(rank, world_size, out):
     train(out, loss_of, after_backward=reduce)
 
 
+def gathered_after_more_calls(rank, world_size, out):
+    def loss_of(model, bad):
+        mine = model(torch.ones(3, 4))
+        for _ in range(30 if rank == BAD_RANK else 0):
+            mine = mine * 1.0
+        mine = mine * 1e20 * (1e20 if bad and rank == BAD_RANK else 1e-20)
+        all_of = [torch.zeros(3, 4) for _ in range(world_size)]
+        dist.all_gather(all_of, mine.detach())
+        return (mine - torch.stack(all_of).mean(0) / 2).square().mean()
+
+    train(out, loss_of, after_backward=reduce)
+
+
 def reduced_functionally(rank, world_size, out):
     def loss_of(model, bad):
         mine = model(sample(rank, bad))
@@ -101,6 +114,11 @@ def test_the_rank_that_sent_it_is_named_and_not_those_that_received_it(ranks, tm
     finding = finding_of(ranks, fn, tmp_path)
     assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/fwd/Linear#0:in0")
     assert finding.severity == "error"
+
+
+def test_a_rank_that_has_run_more_calls_is_still_the_one_that_sent_it(ranks, tmp_path):
+    finding = finding_of(ranks, gathered_after_more_calls, tmp_path)
+    assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/fwd/mul#31:out0")
 
 
 def test_a_value_that_is_sent_before_anything_is_recorded_is_named_at_the_collective(ranks, tmp_path):

@@ -358,6 +358,18 @@ def test_infinities_that_are_dropped_forward_still_spoil_the_gradient(tmp_path):
     assert finding.evidence["reached"] == "gradient"
 
 
+class MasksItsGradient(torch.autograd.Function):
+    """Attention kernels in Python mask again in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.softmax(torch.zeros(8).masked_fill(torch.arange(8) > 3, -INF), -1)
+
+
 def test_outputs_that_are_nan_are_left_alone_where_the_loss_and_gradients_do_not_see_them(tmp_path):
     class Padded(Attention):
         def forward(self, ids):
@@ -366,8 +378,9 @@ def test_outputs_that_are_nan_are_left_alone_where_the_loss_and_gradients_do_not
             return logits, zero / zero
 
     loss_of = lambda model, ids: model(ids)[0].square().mean()  # noqa: E731
-    run = recorded(tmp_path, Padded(mask=MASKS["where with a tensor"]), loss_of=loss_of)
+    run = recorded(tmp_path, Padded(hidden=MasksItsGradient.apply), loss_of=loss_of)
     assert (run.records(names=["Padded"], columns=["nan"])["nan"].to_numpy() > 0).any()
+    assert (run.records(phases=["bwd"], columns=["neg_inf"])["neg_inf"].to_numpy() > 0).any()
     assert overflow_origin.check(run) == []
 
 
@@ -409,6 +422,25 @@ def test_a_weight_under_two_names_is_named_by_the_first(tmp_path):
     model.tied.weight.data[0, 0] = INF
     finding = only(recorded(tmp_path, model, steps=1))
     assert finding.sites[:2] == ("0.0/r0/param/first.weight#0:value", "0.0/r0/fwd/tied.linear#0:out0")
+
+
+def test_a_module_is_not_blamed_for_what_one_inside_it_returned(tmp_path):
+    class Overflows(nn.Module):
+        def forward(self, x):
+            return overflow(x)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Overflows()
+
+        def forward(self, x):
+            return self.inner(x) * 0.5
+
+    model = nn.Sequential(nn.Embedding(10, 8), Block())
+    loss_of = lambda model, ids: model(ids).square().mean()  # noqa: E731
+    finding = only(recorded(tmp_path, model, steps=1, loss_of=loss_of, preset="modules", phases=["fwd"]))
+    assert finding.sites[0] == "0.0/r0/fwd/1.inner#0:out0"
 
 
 def test_modules_alone_without_gradients_follow_what_lies_between_them(tmp_path):

@@ -84,6 +84,8 @@ def test_masks_and_what_comes_from_large_inputs_are_left_alone(tmp_path):
     lowest = torch.finfo(torch.float16).min
     mask = lambda x: torch.softmax(x + torch.tensor([lowest, 0.0], dtype=torch.float16), -1)  # noqa: E731
     assert warnings(recorded(tmp_path, Product(1.0, torch.float16, mask))) == []
+    (tmp_path / "b").mkdir()
+    assert warnings(recorded(tmp_path / "b", Product(40_000.0, torch.float16))) == []
 
 
 def test_gradients_below_the_smallest_normal_number_are_an_info_and_larger_ones_are_not(tmp_path):
