@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trueline.store.summary import summarize
 from trueline.testing.ranks import Ranks
 
 STEPS = 42
@@ -178,6 +179,7 @@ def test_one_process_follows_at_its_next_step_and_records_after_its_own_nan(tmp_
     run = trueline.open_run(out)
     assert [entry.step for entry in run.manifest.plans] == [6]
     assert recorded_steps(run, 1) == [6, 7, 8]
+    assert summarize(run)["records"]["preset"] == "ops", "not what the job started with"
     out = str(tmp_path / "poisoned")
     train(0, 1, out, {"preset": "modules", "when": ["worker-nonfinite"]}, {}, "nan")
     assert recorded_steps(trueline.open_run(out), 1) == [7, 8, 9]
