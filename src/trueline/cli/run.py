@@ -16,7 +16,9 @@ SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspe
 def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
     out: Annotated[str, typer.Option(help="Where the Run goes; must not exist yet.")] = "runs/latest",
-    plan: Annotated[str | None, typer.Option(help="A preset (workers, modules, ops, mix), or a TOML or JSON file.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="A preset (workers, modules, ops, mix), or a TOML or JSON file.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
 ) -> None:
     """Run a training command under watch, with no change to the script.
