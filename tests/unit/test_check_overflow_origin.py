@@ -451,3 +451,17 @@ def test_modules_alone_without_gradients_follow_what_lies_between_them(tmp_path)
     finding = only(recorded(tmp_path, Attention(hidden=Overflows()), steps=1, preset="modules", phases=["fwd"]))
     assert finding.sites[0] == "0.0/r0/fwd/hidden#0:out0"
     assert finding.evidence["reached"] == "output"
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_memory_that_a_call_is_to_write_into_is_no_origin(tmp_path, overflows):
+    def hidden(x):
+        parts = [torch.zeros(4) / torch.zeros(4) for _ in range(2)]  # as memory may hold before it is written
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(parts)):  # as FSDP2 does
+            torch.split_with_sizes_copy(torch.ones(8), [4, 4], out=parts)
+        y = x * torch.cat(parts)
+        return overflow(y) if overflows else y
+
+    run = recorded(tmp_path, Attention(hidden=hidden), steps=1)
+    sites = [finding.sites[0] for finding in overflow_origin.check(run)]
+    assert sites == (["0.0/r0/fwd/Attention.mul#2:out0"] if overflows else [])

@@ -4,6 +4,7 @@ values that are not finite.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -55,8 +56,11 @@ class StepRows:
         self.max: list[float | None] = columns["max"]
         place = {row: index for index, row in enumerate(columns["row"])}
         self.root: list[int] = [place.get(same, index) for index, same in enumerate(columns["same_as"])]
+        # What a call is to write into was measured before it did; FSDP hides the change from the version of the value.
+        unwritten = {self.root[i] for i, slot in enumerate(self.slot) if _TO_WRITE.fullmatch(slot)}
         self.bad: list[int] = [
-            NAN * (nan > 0) | POS_INF * (pos > 0) | NEG_INF * (neg > 0) for nan, pos, neg in self.counts
+            0 if root in unwritten else NAN * (nan > 0) | POS_INF * (pos > 0) | NEG_INF * (neg > 0)
+            for root, (nan, pos, neg) in zip(self.root, self.counts, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -68,8 +72,7 @@ class StepRows:
 
     def is_out(self, index: int) -> bool:
         """Whether a row is of a value that its call returned."""
-        slot = self.slot[index]
-        return slot.startswith("out") and slot[3:4] in _AFTER_OUT
+        return _RETURNED.fullmatch(self.slot[index]) is not None
 
     def largest(self, index: int) -> float | None:
         """The largest magnitude of the finite numbers of a row; None where none is finite or measured."""
@@ -120,7 +123,11 @@ def nonfinite_steps(run: Run) -> list[int]:
     return found
 
 
-_AFTER_OUT = frozenset({*"0123456789", "."})
+_RETURNED = re.compile(r"out(\d.*|\.\D.*)")
+"""Slots of ``capture.record.arguments.outputs``: ``out0``, ``out0.2``, ``out.logits``."""
+
+_TO_WRITE = re.compile(r"out(\.\d.*)?")
+"""Slots of the argument ``out``, a tensor or a list of them."""
 
 
 def _texts(column: Sequence[str | None]) -> list[str]:

@@ -44,6 +44,7 @@ What it may miss
 ----------------
 What overflows and is clamped, masked or skipped before it reaches anything. What happens in a step or on a rank that
 was not recorded: then a weight or a received value is the earliest thing there is. The parts of a compiled region.
+What memory holds that a call is to write into (`out=`) is not looked at: a weight under FSDP2 is judged by its shard.
 Views taken by an attribute (`x.T`, `x.data`) are told by their statistics, so a value with the same counts and
 extremes is taken for a copy. A float mask that is wrong in itself, but whose -inf stays -inf, shows at the call where
 it becomes NaN.
