@@ -87,6 +87,13 @@ def test_too_few_steps_say_nothing() -> None:
     assert memory_of(remembering(np.random.default_rng(0), 8, weight=0.95, steps=31)) == NONE
 
 
+def test_two_workers_need_more_steps_for_a_growing_fault_is_no_memory() -> None:
+    values = np.random.default_rng(0).standard_normal((400, 2))
+    values[100:, 1] += np.linspace(0, 8, 300)
+    assert memory_of(values) == NONE
+    assert memory_of(remembering(np.random.default_rng(0), 2, weight=0.8, steps=500)) != NONE
+
+
 def test_steps_that_were_not_sampled_do_not_count() -> None:
     values = remembering(np.random.default_rng(0), 8, weight=0.8)
     sparse = np.full((10 * STEPS, 8), np.nan)

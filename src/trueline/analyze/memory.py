@@ -39,6 +39,10 @@ ERRORS = 5.0
 FEWEST_STEPS = 32
 """Steps below which nothing is estimated, and V is 1."""
 
+FEWEST_OF_TWO = 500
+"""The same for two workers. There every fault is in all there is to measure by, and one that grows over some steps
+cannot be told from memory in a short Run; a Run that shows no memory yet must not hide a fault."""
+
 _RANGE = 32
 """The largest lag is one such part of the Run: longer sums are lost in what taking out the levels takes with them."""
 
@@ -86,6 +90,8 @@ def memory_of(values_TN: Floats) -> Memory:
         return NONE
     residual_TN = residual_TN - medians(residual_TN)[:, None]
     measured_N = np.flatnonzero(np.isfinite(residual_TN).any(axis=0))
+    if len(measured_N) == 2 and len(residual_TN) < FEWEST_OF_TWO:
+        return NONE
     chosen = np.linspace(0, len(measured_N) - 1, min(len(measured_N), _MOST_WORKERS)).round().astype(np.int64)
     correlation_J = _autocorrelation(_steady(residual_TN[:, measured_N[chosen]]))
     return _judged(correlation_J, num_steps=len(residual_TN), num_workers=len(chosen))
