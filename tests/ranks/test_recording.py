@@ -116,6 +116,16 @@ def test_shards_are_recorded_with_their_place_and_merge_to_the_whole(two, tmp_pa
         assert merged.fingerprint == HostFingerprint().of(value)
 
 
+def test_what_fsdp_does_to_gather_parameters_is_not_recorded_as_ops(two, tmp_path):
+    import trueline
+
+    two.run(train, CASES["fsdp2"], str(tmp_path / "run"), {"preset": "ops", "steps": [0, 1]})
+    run = trueline.open_run(tmp_path / "run")
+    names = {row["name"].rpartition(".")[2] for row in run.records(phases=["fwd", "bwd"]).to_pylist()}
+    assert "linear" in names
+    assert not {name for name in names if "copy" in name or "chunk" in name or "split" in name}
+
+
 def tensor_parallel(rank, world):
     from tests.unit.recording import Recording
     from torch.distributed.device_mesh import init_device_mesh

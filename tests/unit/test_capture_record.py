@@ -390,6 +390,32 @@ def test_a_compiled_module_is_recorded_at_its_seam_and_noted():
     assert any("first is compiled" in note for note in recording.notes)
 
 
+def test_a_step_that_no_update_ends_is_written_at_the_end():
+    model, _, x = made()
+    recording = Recording(model, {"preset": "modules"})
+    recording.session.open_step(0)
+    with torch.no_grad():
+        model(x)
+    recording.session.detach()
+    assert {row["name"] for row in recording.steps[0] if row["phase"] == "fwd"} >= {"Net", "first.up"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiling_while_a_step_is_recorded_sees_no_tensors_without_values(whole):
+    """Compilers run autograd and torch functions on fake tensors while they trace."""
+    bare, optimizer, x = made()
+    trained(bare, optimizer, x)
+    model, optimizer, x = made()
+    compiled = torch.compile(model, backend="aot_eager") if whole else model
+    if not whole:
+        model.first = torch.compile(model.first, backend="aot_eager")
+    recording = Recording(compiled, {"preset": "mix"}, optimizer)
+    rows = recording.step(0, lambda: trained(compiled, optimizer, x))
+    assert not [row["note"] for row in rows if "values in other tensors" in (row["note"] or "")]
+    for a, b in zip(bare.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5)
+
+
 def test_an_exception_of_the_users_passes_and_leaves_nothing_behind():
     class Raises(nn.Module):
         def forward(self, x):

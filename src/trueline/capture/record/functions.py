@@ -52,7 +52,7 @@ _PLUMBING = (
 )
 """Callers that move values without computing any: FSDP, a DataLoader's collating, checkpointing, and us."""
 
-_WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor")
+_WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops")
 """Modules in which the function itself stands, between us and its caller."""
 
 
@@ -96,7 +96,7 @@ class FunctionCalls(TorchFunctionMode):
         function = self._known.get(func)
         if function is None:
             function = self._known[func] = Function(func)
-        if not function.name:
+        if not function.name or is_tracing():
             return func(*args, **kwargs)
         frame = sys._getframe(1)
         if function.collective:
@@ -126,7 +126,7 @@ class BackwardCalls:
 
         @functools.wraps(run)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if is_on(self._mode):
+            if is_on(self._mode) or is_tracing():
                 return run(*args, **kwargs)
             with self._mode:
                 return run(*args, **kwargs)
@@ -138,6 +138,11 @@ class BackwardCalls:
         if self._original is not None:
             torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
             self._original = None
+
+
+def is_tracing() -> bool:
+    """Whether a compiler traces with tensors that hold no values."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
 
 
 def is_on(mode: TorchFunctionMode) -> bool:

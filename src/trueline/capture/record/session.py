@@ -174,7 +174,9 @@ class Session:
                     self._write(record)
 
     def detach(self) -> None:
-        """Write what is left. A step that is still open is dropped: it is not whole."""
+        """Write what is left, also of a step that no update has ended: an evaluation, or the one that raised."""
+        if self._open and not self._buffer.empty:
+            self.close_step()
         self._unhook()
         self.drain(wait=True)
 
