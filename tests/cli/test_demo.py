@@ -145,7 +145,9 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch, cap
 def start_and_wait_for_training(folder, data):
     """A long demo that has trained its first steps, and the processes of its workers."""
     call = [*CALL, "--workers", "2", "--steps", "5000", "--batch-size", "2", "--data", data, "--out", "out"]
-    running = subprocess.Popen(call, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        call, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    )
     parent = psutil.Process(running.pid)
     while running.poll() is None:
         journals = list((folder / "out").glob("s1-1/journal/*"))
@@ -157,6 +159,11 @@ def start_and_wait_for_training(folder, data):
     opened = {process: [file.path for file in process.open_files()] for process in processes}
     workers = [process for process, paths in opened.items() if any("journal" in path for path in paths)]
     return running, processes, workers
+
+
+def heed_interrupts():
+    """Shells start what runs in the background with SIGINT ignored, and so the tests themselves, maybe."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def all_gone(processes):
