@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -28,15 +29,21 @@ def three():
 
 
 def train(rank, world, out, plan, edits, fault=None):
+    """``trained`` with a plan file that is looked at after every step, as the steps here take milliseconds."""
+    from trueline.capture import live
+
+    with mock.patch.object(live, "LOOK_S", 0.0):
+        return trained(rank, world, out, plan, edits, fault)
+
+
+def trained(rank, world, out, plan, edits, fault):
     """Losses and weights of ``STEPS`` steps. The first rank puts ``edits[step]`` into the plan file after that step. A
     ``fault`` comes at step 6: a NaN in the batch of rank 1, or in a loop that reduces by itself, twice the gradient on
     rank 1, or no reduction at all.
     """
     import trueline
-    from trueline.capture import live
     from trueline.schema.plan_files import plan_path
 
-    live.LOOK_S = 0.0
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     by_hand = fault in ("doubled", "not reduced")

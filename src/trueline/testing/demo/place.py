@@ -13,7 +13,9 @@ from trueline.testing.demo.settings import SETTINGS
 
 MARKER = "demo.json"
 REPORT = "report.html"
-RUN_ENTRIES = frozenset({"manifest.json", "env", "workers", "records", "journal", "tensors", "stacks"})
+RUN_ENTRIES = frozenset(
+    {"manifest.json", "plan.json", "plans", "env", "workers", "records", "journal", "tensors", "stacks"}
+)
 
 
 def require_free(out: Path, *, overwrite: bool) -> None:
