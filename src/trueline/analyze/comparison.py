@@ -1,0 +1,110 @@
+"""What comparing two runs gives: a judgement for each pair of values, findings on top, and what could not be compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trueline.schema.finding import Finding
+
+SCHEMA = 1
+"""Of the document that ``Comparison.to_json`` makes; raised when a field changes meaning."""
+
+Judgement = Literal["equal", "within", "beyond", "propagated", "not-comparable"]
+JUDGEMENTS: tuple[Judgement, ...] = ("equal", "within", "beyond", "propagated", "not-comparable")
+"""``equal``: the same bits, as far as was recorded. ``within``: rounding explains the difference. ``beyond``: it does
+not, and neither do the inputs. ``propagated``: it does not, but the inputs differ by as much already.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One value of a run beside its twin of the reference; ``site`` or ``ref_site`` is None where one has no twin.
+
+    ``measured`` and ``expected`` are relative L2 differences (0 equal, 1 as large as the value): what was seen, a lower
+    estimate where only statistics were recorded, and what rounding explains; ``times`` is their quotient. ``how`` the
+    difference was measured: ``tensor``, ``fingerprint``, ``statistics``, or '' where it was not. ``place`` is the order
+    of execution in the step. ``details`` are further numbers of the difference, for people who want them.
+    """
+
+    step: int
+    rank: int | None
+    place: int
+    site: str | None
+    ref_site: str | None
+    judgement: Judgement
+    kind: str
+    api: str
+    dtype: str
+    ref_dtype: str
+    shape: tuple[int, ...]
+    measured: float | None = None
+    expected: float | None = None
+    times: float | None = None
+    how: str = ""
+    note: str = ""
+    where: str = ""
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """How one step of one rank (None: merged) compares. ``loss_rel`` is the relative difference of the loss."""
+
+    step: int
+    rank: int | None
+    counts: Mapping[Judgement, int]
+    first_site: str | None = None
+    largest_times: float | None = None
+    loss_rel: float | None = None
+    detailed: bool = True
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside a reference. ``rows`` are in the order of steps, ranks and execution; ``missing`` counts values
+    without twin by reason; ``first`` is the row that is to blame, None where nothing is.
+    """
+
+    run: str
+    ref: str
+    findings: tuple[Finding, ...]
+    rows: Sequence[Judged]
+    steps: Sequence[StepSummary]
+    first: Judged | None = None
+    missing: Mapping[str, int] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Rows by judgement."""
+        return Counter(row.judgement for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """0 the same, or rounding explains it; 1 different; 3 nothing that was aligned could be compared."""
+        if any(finding.severity != "info" for finding in self.findings):
+            return 1
+        return 0 if any(row.judgement in ("equal", "within") for row in self.rows) else 3
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "ref": self.ref,
+            "findings": [finding.to_json() for finding in self.findings],
+            "first": None if self.first is None else _plain(self.first),
+            "counts": {name: self.counts.get(name, 0) for name in JUDGEMENTS},
+            "missing": dict(self.missing or {}),
+            "steps": [{**asdict(step), "counts": dict(step.counts)} for step in self.steps],
+            "rows": [_plain(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def _plain(row: Judged) -> dict[str, Any]:
+    document = asdict(row)
+    return {**document, "shape": list(row.shape), "details": dict(row.details or {})}
