@@ -1,4 +1,4 @@
-"""What comparing two runs gives: a judgement for each pair of values, findings on top, and what could not be compared."""
+"""What comparing two runs gives: a judgement for each pair of values, findings on top, and what had no twin."""
 
 from __future__ import annotations
 

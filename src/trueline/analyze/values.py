@@ -1,4 +1,4 @@
-"""One run's recorded step as `compare` sees it: values in the order of execution, and the calls that took and gave them.
+"""A recorded step as `compare` sees it: values in the order of execution, and the calls that took and gave them.
 
 A value is what one row of ``Run.records`` tells, or what the rows of several ranks or micro-batches tell together.
 """
@@ -16,7 +16,8 @@ from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 
 _RETURNED = re.compile(r"out(\d.*|\.\D.*)")
-"""Slots of what a call returned, as ``capture.record.arguments.outputs`` names them: ``out0``, ``out0.2``, ``out.x``."""
+"""Slots of what a call returned, as ``capture.record.arguments.outputs`` names them: ``out0``, ``out0.2``, ``out.x``.
+"""
 
 Loader = Callable[[], NDArray[np.generic]]
 """Reads a stored value whole, as an array of its shape: float64 for what NumPy has no type for (bfloat16, float8)."""
