@@ -63,7 +63,8 @@ def command(
 
 
 def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunReading]:
-    from trueline.view.report import read_runs, render, save
+    from trueline.view.output import save
+    from trueline.view.report import read_runs, render
 
     readings = read_runs([str(run) for run in runs])
     save(page, render(readings))

@@ -23,7 +23,8 @@ def command(
     from rich.console import Console
 
     from trueline.cli.document import print_document
-    from trueline.view.report import read_runs, render, save, writable_target
+    from trueline.view.output import save, writable_target
+    from trueline.view.report import read_runs, render
 
     target = writable_target(out, overwrite=overwrite)
     with Console(stderr=True).status("Reading and checking"):
