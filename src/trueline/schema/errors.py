@@ -33,3 +33,7 @@ class CaptureError(TruelineError):
 
 class CannotTell(TruelineError):
     """The question is sound but the data needed to answer it is missing; the CLI exits with 3."""
+
+
+class AlignmentError(InputError):
+    """Nothing of two Runs belongs together."""

@@ -1,0 +1,115 @@
+"""One recorded step of one rank, read as values."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from trueline.analyze.values import Loader, StepValues, Value
+from trueline.schema.site import Site
+from trueline.schema.stats import TensorStats
+from trueline.store.numbers import numbers
+from trueline.store.reader import Run
+from trueline.store.whole import stats_of
+
+_COLUMNS = (
+    *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "args", "stack", "flags", "dtype"),
+    *("shape", "mesh", "same_as", "numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum"),
+    *("sum_sq", "fingerprint", "exponents", "tensor", "note"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Where a rank's part of a DTensor lies, as the column ``mesh`` of a row says; an entry an axis of the mesh, but
+    ``shape`` (of the whole) and ``offsets`` (None where the part is no contiguous block), which have one a dim.
+    """
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    coordinate: tuple[int, ...]
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A step as one rank recorded it; ``meshes`` has those of its values that are parts of DTensors, by index.
+    ``whole`` is False where the Plan asked for the first rows of stored values only.
+    """
+
+    values: list[Value]
+    meshes: dict[int, Mesh]
+    whole: bool
+
+
+def read_step(run: Run, step: int, rank: int) -> StepValues:
+    """The values of a step on a rank, in the order in which they were seen; none where it recorded none.
+
+    Raises ``RunError`` where a part is gone since the Run was opened.
+    """
+    return StepValues(run.path, step, (rank,), read_rank_step(run, step, rank).values)
+
+
+def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
+    """As ``read_step``, with what it takes to merge the step with those of other ranks."""
+    table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    place = {row["row"]: index for index, row in enumerate(rows)}
+    measured = [stats_of(row) if row["same_as"] is None else None for row in rows]
+    values: list[Value] = []
+    for index, row in enumerate(rows):
+        root = place.get(row["same_as"], index)
+        shape = tuple(row["shape"] or ())
+        key = rows[root]["tensor"]
+        values.append(
+            Value(
+                index=index,
+                root=root,
+                ranks=(rank,),
+                site=Site(
+                    step, row["micro"] or 0, rank, row["phase"] or "", row["name"] or "", row["call"] or 0, row["slot"]
+                ),
+                kind=row["kind"] or "",
+                api=row["api"] or "",
+                module=row["module"] or "",
+                flags=_flags(row["flags"] or ""),
+                dtype=row["dtype"] or "",
+                shape=shape,
+                args=row["args"],
+                stack=row["stack"],
+                stats=_in_shape(measured[root], shape),
+                load=None if key is None else _loader(run, step, rank, key, shape),
+                note=row["note"] or "",
+            )
+        )
+    meshes = {index: _mesh(row["mesh"]) for index, row in enumerate(rows) if row["mesh"] is not None}
+    return RankStep(values, meshes, run.manifest.plan_at(step).get("first_rows") is None)
+
+
+@functools.cache
+def _flags(text: str) -> frozenset[str]:
+    return frozenset(text.split(",")) if text else frozenset()
+
+
+@functools.lru_cache(maxsize=4096)
+def _mesh(text: str) -> Mesh:
+    place = json.loads(text)
+    offsets = place["offsets"]
+    sizes, names, coordinate, placements, shape = (
+        tuple(place[key]) for key in ("mesh", "names", "coordinate", "placements", "shape")
+    )
+    return Mesh(sizes, names, coordinate, placements, shape, None if offsets is None else tuple(offsets))
+
+
+def _in_shape(stats: TensorStats | None, shape: tuple[int, ...]) -> TensorStats | None:
+    """The statistics of a view; a row that is the same as another has a shape of its own."""
+    return stats if stats is None or stats.shape == shape else replace(stats, shape=shape)
+
+
+def _loader(run: Run, step: int, rank: int, key: str, shape: tuple[int, ...]) -> Loader:
+    row = {"step": step, "rank": rank, "tensor": key, "shape": shape}
+    return lambda: numbers(run.tensor(row))
