@@ -11,6 +11,8 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trueline.testing.ranks import RankError, Ranks, run_ranks
 
@@ -48,6 +50,22 @@ def unpicklable(rank: int, world_size: int) -> object:
     return lambda: rank
 
 
+def leave_groups_behind(rank: int, world_size: int) -> None:
+    model = torch.nn.Linear(1, 1)
+    model.group, model.itself = dist.new_group([0, 1]), [model]
+
+
+def double_over_mesh(rank: int, world_size: int) -> list[float]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    shards = DTensor.from_local(torch.tensor([rank // 2 + 1.0]), mesh, [Shard(0), Replicate()])
+    return (shards * 2).full_tensor().tolist()
+
+
+def num_gloo_threads(rank: int, world_size: int) -> int:
+    threads = Path("/proc/self/task").glob("*/comm")
+    return sum(thread.read_text().startswith("gloo") for thread in threads)
+
+
 def gone(pids: tuple[int, ...]) -> bool:
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
     return not alive
@@ -67,6 +85,20 @@ def test_processes_are_reused_between_runs():
     with Ranks(2) as ranks:
         first, second = ranks.run(own_place, ""), ranks.run(own_place, "")
     assert [answer[4] for answer in first] == [answer[4] for answer in second]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_groups_of_earlier_tasks_keep_no_threads():
+    with Ranks(2) as ranks:
+        own = ranks.run(num_gloo_threads)
+        for _ in range(3):
+            ranks.run(leave_groups_behind)
+        assert ranks.run(num_gloo_threads) == own
+
+
+def test_meshes_that_torch_remembers_from_earlier_tasks_still_work():
+    with Ranks(4) as ranks:
+        assert [ranks.run(double_over_mesh) for _ in range(2)] == [[[2.0, 4.0]] * 4] * 2
 
 
 def test_failure_of_one_rank_is_told_with_its_traceback_and_stops_all():

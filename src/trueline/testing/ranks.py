@@ -8,6 +8,7 @@ there is no port to race for.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -34,6 +35,10 @@ GRACE_S = 1.0
 """How long the other ranks may take to say what they saw, once one has failed."""
 
 LOG_TAIL_BYTES = 2000
+
+KEPT_GROUPS = ("default_pg", "mesh_")
+"""How descriptions of groups begin that a rank keeps: its own group, and those of device meshes, which torch caches by
+value."""
 
 
 class RankError(TruelineError):
@@ -203,6 +208,7 @@ def _log_path(folder: str, rank: int) -> Path:
 def _serve(rank: int, world_size: int, pipe: Connection, folder: str, timeout_s: float) -> None:
     """The life of one rank: join the group, do what the pipe says, leave when it closes."""
     _die_with_parent()
+    gc.freeze()  # what was imported before the fork is never garbage, and a hundred times what a task leaves behind
     with _output_to(_log_path(folder, rank)):
         try:
             _join_group(rank, world_size, folder, timeout_s)
@@ -222,6 +228,7 @@ def _serve(rank: int, world_size: int, pipe: Connection, folder: str, timeout_s:
 
 def _answer(rank: int, world_size: int, task: bytes) -> bytes:
     try:
+        _leave_groups()
         fn, args = pickle.loads(task)
         return pickle.dumps(fn(rank, world_size, *args))
     except BaseException:
@@ -236,6 +243,20 @@ def _join_group(rank: int, world_size: int, folder: str, timeout_s: float) -> No
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+
+
+def _leave_groups() -> None:
+    """Destroy the groups of earlier tasks, which all ranks have ended by now.
+
+    Each keeps three threads, of which gloo's wakes every 10 ms (`gloo/transport/tcp/loop.cc`): with the hundreds that a
+    gallery makes, an idle pool would slow down everything else on the machine.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _world
+
+    for group in [group for group in _world.pg_map if not group.group_desc.startswith(KEPT_GROUPS)]:
+        dist.destroy_process_group(group)
+    gc.collect()  # a group ends with the last object that refers to it, and models refer to themselves
 
 
 def _die_with_parent() -> None:
