@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,29 @@ RECORD_COLUMNS: tuple[Column, ...] = (
 )
 
 
+SAFETENSORS_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "float64": "F64",
+        "float32": "F32",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "int64": "I64",
+        "int32": "I32",
+        "int16": "I16",
+        "int8": "I8",
+        "uint8": "U8",
+        "uint16": "U16",
+        "uint32": "U32",
+        "uint64": "U64",
+        "bool": "BOOL",
+        "complex64": "C64",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+    }
+)
+"""The name of a dtype in a safetensors header (huggingface/safetensors, ``Dtype``) by torch's without 'torch.'."""
+
+
 @dataclass(frozen=True)
 class StepRecords:
     """The R rows of one step on one rank, of which M were measured. The last that is written of a step.
@@ -71,8 +95,8 @@ class StepRecords:
     ``columns`` are the columns that are neither statistics nor ``step``, ``rank``, ``row``, each of length R; one that
     is left out is None throughout. A column equal to that of the step before may be the same object, which a Sink may
     use. ``measured_M`` (int32) are rows, ascending; ``stats_MS`` (float64, S as ``STAT_NAMES``) their statistics, with
-    NaN for the extremes where nothing is finite; ``fingerprint_M`` uint64; ``exponents_ME`` int64 [M, 256]; each None
-    where the Plan does not ask for it.
+    NaN for the extremes where nothing is finite, and for whatever was not measured in rows whose NaN count is NaN;
+    ``fingerprint_M`` uint64; ``exponents_ME`` int64 [M, 256]; each None where the Plan does not ask for it.
     """
 
     step: int

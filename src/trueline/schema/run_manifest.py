@@ -37,6 +37,15 @@ class Manifest(BaseModel):
     plan: dict[str, Any] = Field(default_factory=dict, description="as the job started")
     plans: list[PlanRevision] = Field(default_factory=list[PlanRevision], description="what followed it, in order")
     notes: list[str] = Field(default_factory=list, description="what could not be watched, and why; one line each")
+    source: dict[str, Any] = Field(
+        default_factory=dict,
+        description="of an imported Run, what was read: format, path, and what the files say of themselves",
+    )
+    fingerprint: str = Field(
+        default="trueline",
+        description="how the fingerprints of records were made (trueline, msprobe-crc32, msprobe-xor): those of two "
+        "Runs say something about each other only where it is the same",
+    )
     resumed_from: list[int] = Field(default_factory=list[int], description="world sizes of earlier starts of this Run")
 
     def plan_at(self, step: int) -> dict[str, Any]:

@@ -151,6 +151,7 @@ def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:
     unmeasured_R[records.measured_M] = False
     columns: dict[str, pa.Array] = {}
     if records.stats_MS is not None:
+        uncounted_M = np.isnan(records.stats_MS[:, 0])
         for index, name in enumerate(STAT_NAMES):
             values_R = np.zeros(num_rows)
             values_R[records.measured_M] = records.stats_MS[:, index]
@@ -158,7 +159,9 @@ def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:
                 absent_R = unmeasured_R | ~np.isfinite(values_R)
                 columns[name] = pa.array(np.where(absent_R, 0, values_R).astype(np.int64), mask=absent_R)
             else:
-                columns[name] = pa.array(values_R, mask=unmeasured_R, from_pandas=False)
+                absent_R = unmeasured_R.copy()
+                absent_R[records.measured_M] = uncounted_M & np.isnan(records.stats_MS[:, index])
+                columns[name] = pa.array(values_R, mask=absent_R, from_pandas=False)
     if records.fingerprint_M is not None:
         fingerprint_R = np.zeros(num_rows, dtype=np.uint64)
         fingerprint_R[records.measured_M] = records.fingerprint_M

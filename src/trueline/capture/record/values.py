@@ -14,32 +14,14 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from trueline.capture.host_copy import HostCopy
-from trueline.schema.records import TensorRecord
+from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord
 from trueline.tensor.measure import unmeasurable
 
 UNDER_WAY = "a collective that is still under way"
 
 PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 
-SAFETENSORS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""The names of dtypes in a safetensors header (huggingface/safetensors, ``Dtype``)."""
+SAFETENSORS = {getattr(torch, name): code for name, code in SAFETENSORS_NAMES.items()}
 
 
 class Seen(NamedTuple):
