@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trueline.analyze.matching import Side, Twins, matched, values_beside
-from trueline.analyze.naming import NameMap
+from trueline.analyze.naming import NameMap, vocabularies
 from trueline.analyze.values import Call, StepValues, Value
 from trueline.schema.errors import AlignmentError
 
@@ -34,7 +34,8 @@ def align(mine: StepValues, theirs: StepValues, names: NameMap) -> Alignment:
 
     Raises ``AlignmentError`` where nothing of the two models aligns.
     """
-    one, other = Side(mine, names.plain), Side(theirs, names.plain)
+    words, other_words = vocabularies(mine.values, theirs.values, names)
+    one, other = Side(mine, words), Side(theirs, other_words)
     twins = matched(one, other)
     pairs: list[Pair] = []
     for call, twin in twins:

@@ -87,7 +87,11 @@ class Looks:
 
 
 def op_of(call: Call) -> str:
-    """What a call computes, whichever way it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``."""
+    """What a call computes, whichever way it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``. Of a
+    module that is said by its place, whatever FSDP or a subclass makes of its class.
+    """
+    if call.first.kind == "module":
+        return "module"
     op = call.op.strip("_")
     return _IN_PLACE.get(op, op)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.numbers import numbers
 from trueline.store.reader import Run
-from trueline.store.whole import stats_of
+from trueline.store.whole import Place, place_of, stats_of
 
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "args", "stack", "flags", "dtype"),
@@ -21,28 +20,14 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """Where a rank's part of a DTensor lies, as the column ``mesh`` of a row says; an entry an axis of the mesh, but
-    ``shape`` (of the whole) and ``offsets`` (None where the part is no contiguous block), which have one a dim.
-    """
-
-    sizes: tuple[int, ...]
-    names: tuple[str, ...]
-    coordinate: tuple[int, ...]
-    placements: tuple[str, ...]
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...] | None
-
-
 @dataclass(frozen=True)
 class RankStep:
-    """A step as one rank recorded it; ``meshes`` has those of its values that are parts of DTensors, by index.
+    """A step as one rank recorded it; ``places`` says of parts of DTensors where they lie, by index of the value.
     ``whole`` is False where the Plan asked for the first rows of stored values only.
     """
 
     values: list[Value]
-    meshes: dict[int, Mesh]
+    places: dict[int, Place]
     whole: bool
 
 
@@ -86,23 +71,13 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
                 note=row["note"] or "",
             )
         )
-    meshes = {index: _mesh(row["mesh"]) for index, row in enumerate(rows) if row["mesh"] is not None}
-    return RankStep(values, meshes, run.manifest.plan_at(step).get("first_rows") is None)
+    places = {index: place_of(row["mesh"]) for index, row in enumerate(rows) if row["mesh"] is not None}
+    return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
 
 
 @functools.cache
 def _flags(text: str) -> frozenset[str]:
     return frozenset(text.split(",")) if text else frozenset()
-
-
-@functools.lru_cache(maxsize=4096)
-def _mesh(text: str) -> Mesh:
-    place = json.loads(text)
-    offsets = place["offsets"]
-    sizes, names, coordinate, placements, shape = (
-        tuple(place[key]) for key in ("mesh", "names", "coordinate", "placements", "shape")
-    )
-    return Mesh(sizes, names, coordinate, placements, shape, None if offsets is None else tuple(offsets))
 
 
 def _in_shape(stats: TensorStats | None, shape: tuple[int, ...]) -> TensorStats | None:

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.records import STAT_NAMES
 from trueline.schema.stats import MergeError, TensorStats, merged
 
 
-def stats_of(row: Mapping[str, Any]) -> TensorStats | None:
-    """What was measured of the value of one row of ``Run.records``; None where not all of it was, as in imported rows
-    without counts.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank's part of a DTensor lies, as the column ``mesh`` says. ``sizes``, ``names``, ``coordinate`` and
+    ``placements`` have an entry an axis of the mesh; ``shape`` (of the whole) and ``offsets`` (of the part's first
+    element; None where it is no contiguous block) one a dim.
     """
-    if row["numel"] is None or row["nan"] is None:
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    coordinate: tuple[int, ...]
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...] | None
+
+    @property
+    def shard(self) -> tuple[int, ...]:
+        """Which part it is: ranks with the same hold the same."""
+        axes = zip(self.coordinate, self.placements, strict=True)
+        return tuple(coordinate for coordinate, placement in axes if not placement.startswith("R"))
+
+    @property
+    def pending_sum(self) -> bool:
+        """Whether the parts are terms of a sum that nobody has taken."""
+        return any(placement.startswith("P") for placement in self.placements)
+
+
+@functools.lru_cache(maxsize=4096)
+def place_of(mesh: str) -> Place:
+    """What the column ``mesh`` of a row says."""
+    place = json.loads(mesh)
+    sizes, names, coordinate, placements, shape = (
+        tuple(place.get(key, ())) for key in ("mesh", "names", "coordinate", "placements", "shape")
+    )
+    offsets = place.get("offsets")
+    return Place(sizes, names, coordinate, placements, shape, None if offsets is None else tuple(offsets))
+
+
+def stats_of(row: Mapping[str, Any]) -> TensorStats | None:
+    """What was measured of the value of one row of ``Run.records``; None where nothing was."""
+    if row["numel"] is None or row["sum"] is None:
         return None
     return TensorStats.from_row(
         [float("nan") if row[name] is None else row[name] for name in STAT_NAMES],
@@ -32,24 +69,30 @@ def whole_stats(rows: Sequence[Mapping[str, Any]]) -> TensorStats:
     Ranks that hold the same shard count once. Raises ``MergeError`` where a part was not measured or is missing, where
     it waits for a sum over ranks (the parts of a sum say nothing about the sum), and where replicas differ.
     """
-    shards: dict[tuple[int, ...], tuple[int, TensorStats]] = {}
-    shape: tuple[int, ...] = ()
+    parts: list[tuple[int, Place, TensorStats]] = []
+    name = ""
     for row in rows:
-        place = json.loads(row["mesh"] or "null")
         stats = stats_of(row)
         name = f"{row['name']}#{row['call']}:{row['slot']}"
-        if place is None or stats is None:
-            why = "is no shard of a distributed tensor" if place is None else f"was not measured ({row['note']})"
+        if row["mesh"] is None or stats is None:
+            why = "is no shard of a distributed tensor" if row["mesh"] is None else f"was not measured ({row['note']})"
             raise MergeError(f"What rank {row['rank']} recorded of {name} {why}; whole tensors are merged from shards.")
-        if "pending_sum" in (row["flags"] or ""):
+        parts.append((row["rank"], place_of(row["mesh"]), stats))
+    return whole_of(name, parts)
+
+
+def whole_of(name: str, parts: Iterable[tuple[int, Place, TensorStats]]) -> TensorStats:
+    """As ``whole_stats``, of (rank, place, statistics) of the parts; ``name`` is for the error."""
+    shards: dict[tuple[int, ...], tuple[int, TensorStats]] = {}
+    shape: tuple[int, ...] = ()
+    for rank, place, stats in parts:
+        if place.pending_sum:
             raise MergeError(
-                f"{name} waits for a sum over ranks (placements {', '.join(place['placements'])}); its parts cannot be "
+                f"{name} waits for a sum over ranks (placements {', '.join(place.placements)}); its parts cannot be "
                 "merged. Look at the value after the sum."
             )
-        shape = tuple(place["shape"])
-        axes = zip(place["coordinate"], place["placements"], strict=True)
-        key = tuple(coordinate for coordinate, placement in axes if not placement.startswith("R"))
-        rank, first = shards.setdefault(key, (row["rank"], stats))
+        shape = place.shape
+        holder, first = shards.setdefault(place.shard, (rank, stats))
         if first != stats:
-            raise MergeError(f"Ranks {rank} and {row['rank']} hold the same part of {name}, but not the same values.")
+            raise MergeError(f"Ranks {holder} and {rank} hold the same part of {name}, but not the same values.")
     return merged([stats for _, stats in shards.values()], shape=shape)
