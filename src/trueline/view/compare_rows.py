@@ -1,0 +1,123 @@
+"""The rows of a comparison as flat lines of cells, and which of them tell most."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.analyze.comparison import JUDGEMENTS, Judged, Judgement
+
+Cell = str | int | float | None
+
+SAID: dict[Judgement, str] = {
+    "equal": "equal",
+    "within": "within rounding",
+    "beyond": "beyond rounding",
+    "propagated": "propagated",
+    "not-comparable": "not comparable",
+}
+"""Each judgement in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumn:
+    """One column of the tables that are written: its name, its unit or meaning in a few words, its cell of a row."""
+
+    name: str
+    meaning: str
+    cell: Callable[[Judged], Cell]
+
+
+COLUMNS: tuple[RowColumn, ...] = (
+    RowColumn("step", "optimizer step, from 0", lambda row: row.step),
+    RowColumn("rank", "global rank; empty: several merged", lambda row: row.rank),
+    RowColumn("place", "order of execution in the step", lambda row: row.place),
+    RowColumn("judgement", ", ".join(JUDGEMENTS), lambda row: row.judgement),
+    RowColumn("times", "measured over expected", lambda row: row.times),
+    RowColumn("measured", "relative L2 difference", lambda row: row.measured),
+    RowColumn("expected", "relative L2 difference that rounding explains", lambda row: row.expected),
+    RowColumn("how", "tensor, fingerprint or statistics", lambda row: row.how),
+    RowColumn("site", "step.micro/rank/phase/name#call:slot", lambda row: row.site),
+    RowColumn("ref_site", "the same in REF", lambda row: row.ref_site),
+    RowColumn("kind", "module, op, param, collective or value", lambda row: row.kind),
+    RowColumn("api", "what was called", lambda row: row.api),
+    RowColumn("dtype", "torch dtype", lambda row: row.dtype),
+    RowColumn("ref_dtype", "torch dtype in REF", lambda row: row.ref_dtype),
+    RowColumn("shape", "elements", lambda row: shape_text(row.shape)),
+    RowColumn("where", "where in the tensor", lambda row: row.where),
+    RowColumn("note", "why", lambda row: row.note),
+    RowColumn("details", "further numbers, as JSON", lambda row: _details(row)),
+)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """``4x32x64``; ``scalar`` for no dims."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A row worth looking at, and how many more rows show the same difference of the same value at other sites."""
+
+    row: Judged
+    also: int = 0
+
+
+def telling(rows: Sequence[Judged], first: Judged | None, limit: int) -> list[Telling]:
+    """At most ``limit`` rows but ``first``: those beyond in the order given, then propagated ones, the largest first,
+    those that cannot be compared, and those within rounding, the nearest to its end first. Equal ones tell nothing.
+
+    A value that is seen at several sites (the output of one module is the input of the next) is told once.
+    """
+    groups: dict[object, list[Judged]] = {}
+    for row in rows:
+        if row.judgement != "equal" and not (first is not None and same_row(row, first)):
+            groups.setdefault(_same_value(row), []).append(row)
+    if first is not None:
+        groups.pop(_same_value(first), None)
+    told = [Telling(group[0], len(group) - 1) for group in groups.values()]
+    told.sort(key=lambda each: _weight(each.row))
+    return told[:limit]
+
+
+def same_row(row: Judged, other: Judged) -> bool:
+    """Whether both are the same line of a comparison."""
+    return (row.step, row.rank, row.place, row.site) == (other.step, other.rank, other.place, other.site)
+
+
+def _same_value(row: Judged) -> object:
+    """Equal for rows that show one difference of one value."""
+    if row.judgement == "not-comparable":
+        return (row.step, row.rank, row.judgement, row.note, row.site is None, row.ref_site is None)
+    if row.measured is None:
+        return id(row)
+    return (row.step, row.rank, row.judgement, row.measured, row.expected, row.how, row.dtype, math.prod(row.shape))
+
+
+_ORDER = {"beyond": 0, "propagated": 1, "not-comparable": 2, "within": 3, "equal": 4}
+
+
+def _weight(row: Judged) -> tuple[int, float]:
+    size = row.times if row.times is not None and not math.isnan(row.times) else 0.0
+    return _ORDER[row.judgement], -size if row.judgement in ("propagated", "within") else 0.0
+
+
+def _details(row: Judged) -> str | None:
+    if not row.details:
+        return None
+    text = json.dumps(dict(row.details), default=_plain)
+    # Read and written again, so that NaN and infinities, for which JSON has no form, become texts.
+    return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def place_text(row: Judged) -> str:
+    """The site of a row, or that of REF and that it is only there."""
+    return row.site or f"{row.ref_site} (only in REF)"

@@ -1,0 +1,591 @@
+"""What a comparison is told as: words, the call it blames, charts, and every row in CSV, Excel and HTML."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import math
+import re
+import zipfile
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.made_comparison import (
+    FAULT,
+    INPUT_DIFFERS,
+    block_rows,
+    made_comparison,
+    rounding_comparison,
+    row,
+    same_comparison,
+    untold_comparison,
+)
+from tests.unit.recorded_steps import make_step
+
+from trueline.analyze.comparison import Comparison, Judged, StepSummary
+from trueline.schema.errors import InputError
+from trueline.schema.records import StackRecord
+from trueline.store.reader import Run
+from trueline.store.writer import RunWriter
+from trueline.view import compare_xlsx
+from trueline.view.compare_call import RecordedCall, differing_arguments, recorded_call
+from trueline.view.compare_chart import HEIGHT, growth_chart, phase_charts, times_axis
+from trueline.view.compare_csv import write_csv
+from trueline.view.compare_growth import steps_lines
+from trueline.view.compare_page import render, write_page
+from trueline.view.compare_rows import COLUMNS, telling
+from trueline.view.compare_story import size_text, story_of, times_text
+from trueline.view.compare_xlsx import COLOURS, write_xlsx
+from trueline.view.matrix import luminance
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
+CASES = [made_comparison(), same_comparison(), rounding_comparison(), untold_comparison()]
+NAMES = ["made", "same", "rounding", "untold"]
+
+
+def differing(place: int, judgement: str, times: float | None, **given: Any) -> Judged:
+    measured = None if times is None else times * 1e-6
+    made = row(place, f"0.0/r0/fwd/op{place}#0:out0", judgement, how="statistics", **given)
+    return replace(made, measured=measured, expected=1e-6, times=times)
+
+
+# What is told of the rows.
+
+
+def test_telling_rows_are_beyond_in_order_then_the_largest_propagated_then_the_rest() -> None:
+    rows = [
+        differing(0, "equal", None),
+        differing(1, "within", 0.2),
+        differing(2, "propagated", 3.0),
+        differing(3, "beyond", 20.0),
+        differing(4, "propagated", 7.0),
+        differing(5, "beyond", 90.0),
+        differing(6, "not-comparable", None),
+        differing(7, "within", 0.7),
+    ]
+
+    assert [each.row.place for each in telling(rows, None, 10)] == [3, 5, 4, 2, 6, 7, 1]
+    assert [each.row.place for each in telling(rows, rows[3], 2)] == [5, 4]
+
+
+def test_a_value_at_several_sites_is_told_once_and_unmeasured_values_are_not_one() -> None:
+    same = [differing(place, "propagated", 4.0) for place in range(3)]
+    view = differing(3, "propagated", 4.0, shape=(128, 64))
+    other = [differing(place, "propagated", 4.0, shape=(7,)) for place in (4,)]
+    unmeasured = [differing(place, "beyond", None) for place in (5, 6)]
+    told = telling([*same, view, *other, *unmeasured], None, 10)
+
+    assert sorted((each.row.place, each.also) for each in told) == [(0, 3), (4, 0), (5, 0), (6, 0)]
+
+
+def test_the_blamed_value_is_told_nowhere_else() -> None:
+    rows = [differing(0, "beyond", 9.0), differing(1, "beyond", 9.0), differing(2, "beyond", 8.0)]
+    again = replace(rows[0])
+
+    assert [each.row.place for each in telling(rows, again, 10)] == [2]
+
+
+# The words.
+
+
+@pytest.mark.parametrize(
+    ("comparison", "status"), list(zip(CASES, ["out", "clear", "clear", "unknown"], strict=True)), ids=NAMES
+)
+def test_status_follows_the_exit_code(comparison: Comparison, status: str) -> None:
+    assert story_of(comparison).status == status
+
+
+def test_the_first_error_leads_and_the_others_are_kept() -> None:
+    story = story_of(replace(made_comparison(), findings=(INPUT_DIFFERS, *made_comparison().findings)))
+
+    assert story.headline == f"Different: {INPUT_DIFFERS.claim}"
+    assert [finding.code for finding in story.findings] == ["first-divergence"]
+
+
+def test_nothing_aligned_is_not_called_the_same() -> None:
+    empty = Comparison("a", "b", (), (), ())
+
+    assert story_of(empty).headline == "Cannot tell: no values were aligned."
+    assert story_of(empty).counts == "No values were aligned."
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"measured": None, "how": ""}, "how large it is was not measured"),
+        ({"measured": None, "how": "fingerprint"}, "how large it is was not measured; seen by fingerprints"),
+        ({"measured": 0.5, "expected": None, "how": ""}, "0.5 relative; what rounding explains is not known"),
+        (
+            {"measured": 0.5, "expected": 0.0, "times": math.inf, "how": "tensor"},
+            "0.5 relative; rounding explains none of it; measured on stored values",
+        ),
+        (
+            {"measured": 0.25, "expected": 0.125, "times": 2.0, "how": "statistics"},
+            "0.25 relative; rounding explains 0.125: 2 times; measured on statistics",
+        ),
+    ],
+)
+def test_size_says_what_is_known_and_no_more(given: dict[str, Any], words: str) -> None:
+    assert size_text(row(0, FAULT, "beyond", **given)) == words
+
+
+def test_times_keep_the_digits_that_matter() -> None:
+    assert [times_text(times) for times in (0.123, 1.25, 38.2, 12345.0)] == [
+        "0.123 times",
+        "1.2 times",
+        "38 times",
+        "12,345 times",
+    ]
+
+
+def test_call_names_equal_and_unequal_values_apart() -> None:
+    rows = [row(place, f"0.0/r0/fwd/op#0:in{place}") for place in range(6)]
+    other_call = row(6, "0.0/r0/fwd/op#1:in0", "beyond")
+    other_rank = replace(row(7, "0.0/r1/fwd/op#0:in9", "beyond"), rank=1)
+    first = row(8, "0.0/r0/fwd/op#0:out0", "beyond")
+    story = story_of(replace(made_comparison(), rows=[*rows, other_call, other_rank, first], first=first))
+
+    assert ("its call", "in0, in1, in2 and 3 more equal; out0 beyond rounding") in story.facts
+
+
+def test_advice_with_a_command_of_its_own_gets_no_second_one() -> None:
+    made = made_comparison()
+    own = replace(made.findings[0], next=("Run trueline info runs/npu --site x.",))
+
+    assert story_of(replace(made, findings=(own,))).next == own.next
+
+
+def test_command_quotes_what_a_shell_would_take_apart() -> None:
+    comparison = replace(made_comparison(), run="my runs/a;b")
+    told = story_of(comparison).next[-1]
+
+    assert told.startswith("trueline info 'my runs/a;b' --site 'fwd/layers.1.mlp.act.gelu#0:*'")
+
+
+# Steps.
+
+
+def step(number: int, *, rank: int | None = 0, times: float | None = None, loss: float | None = None, **counts: int):
+    return StepSummary(number, rank, counts, None, times, loss)
+
+
+def test_steps_say_where_it_begins_and_how_it_grows() -> None:
+    lines = steps_lines(
+        [
+            step(0, equal=5, loss=0.0),
+            step(1, within=2, times=0.5, loss=1e-6),
+            step(2, beyond=1, times=900.0, loss=0.5),
+            step(9, propagated=4, times=300.0, loss=0.031),
+        ]
+    )
+
+    assert lines == [
+        "4 steps (0–2, 9) on rank 0: the first value that differs is in step 1 on rank 0, beyond rounding in step 2 on "
+        "rank 0.",
+        "Largest difference, in times of what rounding explains: 0.5 at step 1, 300 at step 9; most at step 2, 900.",
+        "The loss differs from step 1 on: 1e−4 % at step 1, 3.1 % at step 9; most at step 2, 50 %.",
+    ]
+
+
+def test_ranks_of_a_step_are_told_and_merged_ones_too() -> None:
+    several = steps_lines([step(4, rank=0, equal=3), step(4, rank=1, within=1)])
+    merged = steps_lines([step(4, rank=None, equal=3, loss=0.0)])
+
+    assert several == [
+        "Step 4 on ranks 0 and 1: the first value that differs is in step 4 on rank 1; none is beyond rounding."
+    ]
+    assert merged == ["Step 4 with ranks merged: no value differs.", "The loss is the same at every step that has one."]
+
+
+def test_a_loss_that_is_no_number_is_the_largest_difference() -> None:
+    lines = steps_lines([step(0, loss=0.1, within=1), step(1, loss=math.nan, beyond=1), step(2, loss=0.2, beyond=1)])
+
+    assert lines[-1] == "The loss differs: 10 % at step 0, 20 % at step 2; most at step 1, inf %."
+
+
+# The call that is blamed.
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Run:
+    """A Run of one step with a call ``norm`` of two values, its arguments and its stack."""
+    records = make_step(3, num_rows=6)
+    columns = {
+        **records.columns,
+        "name": ["norm", "norm", "norm", "norm", "other", "norm"],
+        "call": [0, 0, 1, 1, 0, 0],
+        "micro": [0, 0, 0, 0, 0, 1],
+        "phase": ["fwd"] * 6,
+        "slot": ["in0", "out0", "in0", "out0", "out0", "out0"],
+        "module": ["layers.1"] * 6,
+        "args": [
+            '{"args":[{"in":"in0"},[64]],"kwargs":{"weight":{"in":"weight"},"eps":1e-06}}',
+            None,
+            '{"args":[]}',
+            "not json",
+            None,
+            None,
+        ],
+        "stack": [0, 0, 1, 1, None, 9],
+    }
+    writer = RunWriter(tmp_path / "run", rank=0)
+    inner = ("/venv/site-packages/transformers/norm.py:12 forward", "/home/me/train.py:90 main")
+    writer.write(StackRecord(0, inner))
+    writer.write(StackRecord(1, ("/home/me/model.py:7 forward", "/home/me/train.py:90 main")))
+    writer.write(replace(records, columns=columns))
+    writer.close()
+    return Run(tmp_path / "run")
+
+
+def test_call_is_found_with_its_arguments_module_and_line(recorded: Run) -> None:
+    call = recorded_call(recorded, "3.0/r0/fwd/norm#0:out0")
+
+    assert call is not None
+    assert call.module == "layers.1"
+    assert call.arguments == {"0": "in0", "1": "[64]", "weight": "weight", "eps": "1e-06"}
+    assert call.code == ("/venv/site-packages/transformers/norm.py:12 forward, called from /home/me/train.py:90 main")
+    own = recorded_call(recorded, "3.0/r0/fwd/norm#1:out0")
+    assert own is not None
+    assert own.code == "/home/me/model.py:7 forward"
+
+
+@pytest.mark.parametrize("site", [None, "no site", "3.0/r0/fwd/none#0:out0", "9.0/r0/fwd/norm#0:out0"])
+def test_a_call_that_was_not_recorded_is_none(recorded: Run, site: str | None) -> None:
+    assert recorded_call(recorded, site) is None
+    assert recorded_call(None, "3.0/r0/fwd/norm#0:out0") is None
+
+
+def test_a_call_without_arguments_or_stack_is_known_all_the_same(recorded: Run) -> None:
+    assert recorded_call(recorded, "3.0/r0/fwd/other#0:out0") == RecordedCall("layers.1", {}, ())
+    assert recorded_call(recorded, "3.1/r0/fwd/norm#0:out0") == RecordedCall("layers.1", {}, ())
+
+
+def test_arguments_that_differ_are_named_with_both_values() -> None:
+    call = RecordedCall("mlp", {"0": "in0", "eps": "1e-06", "scale": "2"}, ("model.py:7 forward",))
+    ref = RecordedCall("mlp", {"0": "in0", "eps": "0.01"}, ("other.py:9 forward",))
+    facts = dict(story_of(made_comparison(), call, ref).facts)
+
+    assert differing_arguments(call, ref) == [("eps", "1e-06", "0.01"), ("scale", "2", "–")]
+    assert facts["arguments"] == (
+        "gelu(in0, eps=1e-06, scale=2); differs: eps is 1e-06, in REF 0.01 and scale is 2, in REF –"
+    )
+    assert dict(story_of(made_comparison(), call, call).facts)["arguments"] == (
+        "the same: gelu(in0, eps=1e-06, scale=2)"
+    )
+    assert facts["code"] == "model.py:7 forward"
+    assert facts["in REF"] == "other.py:9 forward"
+
+
+# Files.
+
+
+def odd_comparison() -> Comparison:
+    """Values that a file format may trip over."""
+    made = made_comparison()
+    odd = replace(
+        made.rows[0],
+        times=math.inf,
+        measured=math.nan,
+        api="=1+1",
+        note='a, "b"\nnext \ud800',
+        details={"max_abs": 0.5, "worst": math.inf, "rows": np.arange(3)},
+        shape=(),
+    )
+    return replace(made, rows=[*made.rows, odd])
+
+
+def test_csv_has_every_row_in_full_precision(tmp_path: Path) -> None:
+    comparison = odd_comparison()
+    write_csv(tmp_path / "rows.csv", comparison.rows)
+    with (tmp_path / "rows.csv").open(newline="", encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+
+    assert len(read) == len(comparison.rows)
+    for line, judged in zip(read, comparison.rows, strict=True):
+        assert (line["site"], line["judgement"], int(line["step"])) == (judged.site, judged.judgement, judged.step)
+        for name in ("times", "measured", "expected"):
+            value = getattr(judged, name)
+            assert line[name] == "" if value is None else float(line[name]) == value or math.isnan(value)
+    assert read[-1]["note"] == 'a, "b"\nnext ?'
+    assert read[-1]["times"] == "inf"
+    assert read[-1]["shape"] == "scalar"
+    assert json.loads(read[-1]["details"], parse_constant=pytest.fail) == {
+        "max_abs": 0.5,
+        "worst": "Infinity",
+        "rows": [0, 1, 2],
+    }
+    assert set(read[0]) == {column.name for column in COLUMNS}
+
+
+class Sheet:
+    """One sheet of a workbook, read from its XML without the library that wrote it."""
+
+    _M = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+
+    def __init__(self, book: zipfile.ZipFile, number: int) -> None:
+        self.root = ElementTree.fromstring(book.read(f"xl/worksheets/sheet{number}.xml"))
+        shared = self.shared(book)
+        self.cells: dict[str, str] = {}
+        self.styles: dict[str, int] = {}
+        for cell in self.root.iter(f"{self._M}c"):
+            text = "".join(each.text or "" for each in cell.iter(f"{self._M}t"))
+            value = cell.find(f"{self._M}v")
+            if value is not None:
+                text = shared[int(value.text)] if cell.get("t") == "s" else value.text
+            self.cells[cell.get("r")] = text
+            self.styles[cell.get("r")] = int(cell.get("s", "0"))
+        self.formulas = list(self.root.iter(f"{self._M}f"))
+
+    def shared(self, book: zipfile.ZipFile) -> list[str]:
+        if "xl/sharedStrings.xml" not in book.namelist():
+            return []
+        root = ElementTree.fromstring(book.read("xl/sharedStrings.xml"))
+        return ["".join(each.text or "" for each in entry.iter(f"{self._M}t")) for entry in root]
+
+    def column(self, name: str) -> dict[int, str]:
+        letters = next(
+            re.match("[A-Z]+", at)[0] for at, text in self.cells.items() if at.endswith("1") and text == name
+        )
+        return {
+            int(at[len(letters) :]): text
+            for at, text in self.cells.items()
+            if re.fullmatch(rf"{letters}\d+", at) and at != f"{letters}1"
+        }
+
+    def has(self, tag: str) -> dict[str, str] | None:
+        found = self.root.find(f".//{self._M}{tag}")
+        return None if found is None else dict(found.attrib)
+
+
+def ground_of(book: zipfile.ZipFile, style: int) -> str:
+    root = ElementTree.fromstring(book.read("xl/styles.xml"))
+    fills = root.find(f"{Sheet._M}fills")
+    formats = root.find(f"{Sheet._M}cellXfs")
+    colour = fills[int(formats[style].get("fillId"))].find(f".//{Sheet._M}fgColor")
+    return "" if colour is None else colour.get("rgb")
+
+
+def test_workbook_has_a_summary_and_every_row_filtered_and_coloured(tmp_path: Path) -> None:
+    comparison = odd_comparison()
+    write_xlsx(tmp_path / "rows.xlsx", comparison, story_of(comparison))
+    with zipfile.ZipFile(tmp_path / "rows.xlsx") as book:
+        summary, rows = Sheet(book, 1), Sheet(book, 2)
+        judged = rows.column("judgement")
+        letter = next(at[0] for at, text in rows.cells.items() if text == "judgement" and at.endswith("1"))
+        grounds = {text: ground_of(book, rows.styles[f"{letter}{line}"]) for line, text in judged.items()}
+
+    assert summary.cells["B1"] == story_of(comparison).headline
+    assert {"runs/npu", "runs/gpu", "26"} <= set(summary.cells.values())
+    assert [judged[line] for line in range(2, 2 + len(comparison.rows))] == [row.judgement for row in comparison.rows]
+    assert grounds == {name: "FF" + COLOURS[name][0][1:] for name in grounds}
+    assert len(set(grounds.values())) == len(grounds) >= 4
+    assert rows.has("autoFilter") == {"ref": f"A1:R{1 + len(comparison.rows)}"}
+    assert rows.has("pane")["ySplit"] == "1"
+    assert rows.has("pane")["state"] == "frozen"
+    last = 1 + len(comparison.rows)
+    assert rows.column("times")[last] == "inf"
+    assert rows.column("api")[last] == "=1+1"
+    assert rows.formulas == []
+    times = {line: float(text) for line, text in rows.column("times").items() if text != "inf"}
+    assert times == {
+        line: judged.times
+        for line, judged in enumerate(comparison.rows, start=2)
+        if judged.times is not None and math.isfinite(judged.times)
+    }
+
+
+def test_rows_beyond_what_a_sheet_takes_go_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_xlsx, "MAX_SHEET_ROWS", 50)
+    comparison = made_comparison()
+    write_xlsx(tmp_path / "rows.xlsx", comparison, story_of(comparison))
+    with zipfile.ZipFile(tmp_path / "rows.xlsx") as book:
+        sites = [site for number in (2, 3, 4) for site in Sheet(book, number).column("site").values()]
+
+    assert sites == [row.site for row in comparison.rows]
+
+
+def test_colours_of_judgements_can_be_read() -> None:
+    for ground, ink in COLOURS.values():
+        light, dark = (luminance([int(text[at : at + 2], 16) for at in (1, 3, 5)]) for text in (ground, ink))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one_alone(tmp_path: Path) -> None:
+    old = tmp_path / "rows.csv"
+    old.write_text("mine")
+
+    class Broken(list):
+        def __iter__(self):
+            yield from ()
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match=r"CSV file cannot be written .*: No space left on device"):
+        write_csv(old, Broken([1]))
+    assert old.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+# Charts.
+
+
+def dots(chart: Any, judgement: str) -> list[tuple[int, int]]:
+    path = next(shape.path for shape in chart.shapes if shape.css == f"line dot j-{judgement}")
+    return [(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)h0", path)]
+
+
+def test_dots_stand_in_the_order_of_execution_at_their_height() -> None:
+    rows = [differing(0, "equal", None), differing(1, "beyond", 100.0), differing(2, "within", 1.0)]
+    axis = times_axis([1.0, 100.0])
+    (chart,) = phase_charts(rows, rows[1])
+
+    assert (axis.low, axis.high) == (0.1, 100.0)
+    assert dots(chart, "equal") == [(1667, HEIGHT * 10)]
+    assert dots(chart, "beyond") == [(5000, 0)]
+    ((across, down),) = dots(chart, "within")
+    assert across == 8333
+    assert down == round(HEIGHT * 10 * 2 / 3)
+    explained = next(shape.path for shape in chart.shapes if shape.css == "line explained")
+    assert explained == f"M0 {down}h10000"
+    assert [(mark.at, mark.text) for mark in chart.marks] == [(50.0, "first")]
+    assert chart.numbers["points"]["text"] == [
+        "0.0/r0/fwd/op2#0:out0: within rounding, 1 times",
+        "0.0/r0/fwd/op1#0:out0: beyond rounding, 100 times",
+    ]
+
+
+def test_infinite_and_unmeasured_differences_stand_at_the_top() -> None:
+    rows = [differing(0, "beyond", math.inf), differing(1, "propagated", None), differing(2, "within", 0.5)]
+    (chart,) = phase_charts(rows, None)
+
+    assert dots(chart, "beyond")[0][1] == 0
+    assert dots(chart, "propagated")[0][1] == 0
+    assert chart.marks == []
+
+
+def test_phases_have_a_chart_each_in_their_order() -> None:
+    charts = phase_charts(list(reversed(block_rows(0, faulty=True))), None)
+
+    assert [chart.title for chart in charts] == ["Forward", "Backward", "Optimizer"]
+    assert len({tuple(chart.grid) for chart in charts}) == 1
+
+
+def test_a_step_of_many_rows_draws_no_more_dots_than_can_be_seen() -> None:
+    rows = [differing(place, "propagated", 5.0 + (place % 7) * 1e-4) for place in range(30_000)]
+    (chart,) = phase_charts(rows, None)
+
+    assert 500 < len(dots(chart, "propagated")) < 1_000
+    assert [entry.value for entry in chart.legend] == ["30,000"]
+
+
+def test_growth_is_drawn_on_a_logarithmic_scale_with_zeros_on_the_ground() -> None:
+    chart = growth_chart("g", "Loss", {0: 0.0, 5: 1e-3, 10: 1e-1}, "")
+
+    assert chart.numbers["points"]["x"] == [0.0, 50.0, 100.0]
+    assert chart.numbers["points"]["y"] == [float(HEIGHT), float(HEIGHT), 0.0]
+    assert growth_chart("g", "Loss", {0: 0.0, 1: 0.0}, "").empty == "It is zero at every step."
+
+
+# The page.
+
+
+class Words(HTMLParser):
+    """The text of a page, and its elements with their attributes."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self._skip = 0
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._skip += tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skip -= tag in ("script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if not self._skip:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.mark.parametrize("comparison", [*CASES, odd_comparison(), Comparison("a", "b", (), (), ())])
+def test_page_says_the_verdict_and_what_was_compared(comparison: Comparison) -> None:
+    story = story_of(comparison)
+    text = Words(render(comparison, story)).text
+
+    assert story.headline in text
+    assert story.counts in text
+    assert f"{comparison.run} against {comparison.ref}" in text
+    for finding in comparison.findings:
+        assert finding.claim in text
+
+
+def test_page_shows_the_first_difference_its_neighbours_and_the_missing() -> None:
+    comparison = made_comparison()
+    text = Words(render(comparison, story_of(comparison))).text
+
+    assert "3.8e−4 relative; rounding explains 1e−5: 38 times" in text
+    assert "1.0/r0/fwd/layers.1.mlp.up.linear#0:out0" in text
+    assert "only in RUN: REF has no dropout" in text
+    assert "REF was recorded with fingerprints only." in text
+    assert "Each value that is not equal: beyond rounding first" in text
+
+
+def test_page_loads_nothing_and_its_policy_lets_only_its_own_script_run(tmp_path: Path) -> None:
+    comparison = made_comparison()
+    write_page(tmp_path / "page.html", comparison, story_of(comparison))
+    document = (tmp_path / "page.html").read_text(encoding="utf-8")
+    words = Words(document)
+    policy = next(attrs["content"] for tag, attrs in words.elements if attrs.get("http-equiv"))
+    script = re.findall(r"<script>(.*?)</script>", document, re.DOTALL)
+    style = re.findall(r"<style>(.*?)</style>", document, re.DOTALL)
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest(script[0])}'" in policy
+    assert f"style-src 'sha256-{digest(style[0])}'" in policy
+    assert len(script) == len(style) == 1
+    for tag, attrs in words.elements:
+        assert "src" not in attrs
+        assert "style" not in attrs
+        assert attrs.get("href", "#").startswith("#") or (tag, attrs["href"]) == ("link", "data:,")
+        assert not any(name.startswith("on") for name in attrs)
+
+
+def test_foreign_text_stays_text() -> None:
+    made = made_comparison()
+    bad = row(0, f"0.0/r0/fwd/{HOSTILE}#0:out0", "beyond", note=HOSTILE, where=HOSTILE, api=HOSTILE, times=3.0)
+    comparison = replace(made, run=HOSTILE, rows=[bad], first=bad, missing={HOSTILE: 1}, notes=(HOSTILE,))
+    document = render(comparison, story_of(comparison))
+    words = Words(document)
+
+    assert "img" not in [tag for tag, _ in words.elements]
+    assert document.count("</script>") == 2
+    assert "{{7*7}}" in words.text
+    points = json.loads(re.search(r'id="numbers">(.*?)</script>', document, re.DOTALL)[1])
+    assert any(HOSTILE in text for text in points["phase-fwd"]["text"])
+
+
+def test_page_of_many_rows_stays_small() -> None:
+    rows = [differing(place, "propagated", 2.0 + place) for place in range(20_000)]
+    comparison = replace(made_comparison(), rows=rows, first=rows[0])
+    document = render(comparison, story_of(comparison))
+
+    assert document.count("<tr data-judgement") == 300 + 13
+    assert "The 300 most telling of 19,999 values" in document
+    assert len(document) < 3_000_000
