@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from trueline.capture.world import is_initialised
+
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
@@ -51,7 +53,7 @@ def make_team(process_group: dist.ProcessGroup | None) -> Team:
 
     A collective among the group's members: all of them must call it at the same point.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_initialised():
         return Team(ranks=(0,), rank=0, group=None)
     ranks = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
     rank = dist.get_rank()

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trueline.capture.dropout import NOT_SEEN, switch_dropout
+from trueline.capture.world import is_initialised, world_size
 from trueline.schema.errors import InputError
 
 MAX_SEED = 2**32 - 1
@@ -100,7 +101,7 @@ def _require(seed: object, deterministic: object, dropout: object) -> None:
 
 
 def _rank() -> int:
-    if dist.is_available() and dist.is_initialized():
+    if is_initialised():
         return dist.get_rank()
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdigit() else 0
@@ -178,5 +179,5 @@ def _always() -> Iterator[str]:
         f"another number of threads (here {torch.get_num_threads()}), another torch or another device: sums are added "
         "in another order."
     )
-    if _accelerator() is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if _accelerator() is not None and world_size() > 1:
         yield "the order in which a collective adds, where its library chooses another algorithm or other ranks."

@@ -26,6 +26,7 @@ from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.record.start import require_fitting
 from trueline.capture.recorder import Recorder
+from trueline.capture.world import world_size
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -256,11 +257,10 @@ def _open_together(team: Team, make_sink: SinkMaker) -> Sink:
 
 
 def _manifest(adapter: Adapter, team: Team, *, plan: Plan, version: str) -> Manifest:
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     return Manifest(
         trueline_version=version,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        world_size=world,
+        world_size=world_size(),
         data_parallel_ranks=list(team.ranks) if adapter.alike else [team.ranks[0]],
         adapter=adapter.name,
         command=list(sys.argv),

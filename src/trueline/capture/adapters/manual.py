@@ -15,15 +15,14 @@ from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.hook import Hook
 from trueline.capture.layout import local
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.world import world_size
 
 PRECEDENCE = 10
 
 
 def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> ManualAdapter | None:
     """The adapter of any model among several workers."""
-    initialized = dist.is_available() and dist.is_initialized()
-    several = initialized and dist.get_world_size(process_group) > 1
-    return ManualAdapter(uncompiled(model), process_group) if several else None
+    return ManualAdapter(uncompiled(model), process_group) if world_size(process_group) > 1 else None
 
 
 def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], bool]) -> list[Any]:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import ManualAdapter
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.world import world_size
 
 PRECEDENCE = 15
 
@@ -24,8 +25,7 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> Ma
     """The adapter of a model among several ranks some of whose parameters are DTensors."""
     wrapped = uncompiled(model)
     meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if isinstance(param, DTensor)))
-    initialized = dist.is_available() and dist.is_initialized()
-    if not meshes or not initialized or dist.get_world_size(process_group) == 1:
+    if not meshes or world_size(process_group) == 1:
         return None
     if process_group is not None and all(_is_across(process_group, mesh) for mesh in meshes):
         return DataParallelShards(wrapped, process_group, meshes)

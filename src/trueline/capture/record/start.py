@@ -6,11 +6,11 @@ import fnmatch
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.record.modules import eager_modules
+from trueline.capture.world import world_size
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
@@ -44,7 +44,7 @@ def _require_sites(model: nn.Module, plan: Plan) -> None:
 
 def _require_ranks(plan: Plan) -> None:
     """Raise ``PlanError`` where the plan declares a rank that there is none of."""
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    world = world_size()
     named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
     for key, ranks in named.items():
         unknown = sorted(rank for rank in ranks if not 0 <= rank < world)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import nn
 
+from trueline.capture.world import is_initialised
 from trueline.compat.msprobe.config import Settings, read_config, settings_of
 from trueline.compat.msprobe.names import plan_of
 from trueline.compat.msprobe.recording import NoModel, Recording, module_kinds
@@ -153,4 +154,4 @@ def _models(model: object, level: str) -> tuple[nn.Module, ...]:
 
 
 def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if is_initialised() else 0

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -22,6 +21,7 @@ from trueline.capture.environment import environ, flags, versions
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.outlet import Outlet
 from trueline.capture.record.session import Session
+from trueline.capture.world import world_size
 from trueline.schema.errors import InputError
 from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, RankEnv
@@ -107,11 +107,10 @@ class Recording:
             self._session.begin_update(type(optimizer).__name__, gradients_ready=closure is None)
 
     def _describe(self) -> None:
-        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         manifest = Manifest(
             trueline_version=trueline.__version__,
             started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            world_size=world,
+            world_size=world_size(),
             command=list(sys.argv),
             plan=self._plan.model_dump(mode="json"),
             notes=list(self._notes),
@@ -119,7 +118,7 @@ class Recording:
         device = next((str(param.device) for param in self.model.parameters()), "cpu")
         env = RankEnv(
             rank=self._rank,
-            world_size=world,
+            world_size=world_size(),
             hostname=platform.node(),
             pid=os.getpid(),
             device=device,
