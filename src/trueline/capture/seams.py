@@ -19,49 +19,69 @@ from torch.utils.data import DataLoader
 _log = logging.getLogger("trueline")
 
 
+class Patch:
+    """One attribute of a class or module that is replaced while it is on: ``call(original, *args, **kwargs)`` runs in
+    its place.
+    """
+
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._call = call
+        self._original: Any = None
+        self._put: Callable[..., Any] | None = None
+
+    def put(self) -> None:
+        """Put ours in its place, unless it is there."""
+        if self._put is not None:
+            return
+        original = getattr(self._owner, self._name)
+        call = self._call
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
+        self._original, self._put = vars(self._owner).get(self._name, original), wrapped
+        setattr(self._owner, self._name, wrapped)
+
+    def remove(self) -> None:
+        """Put the original back, if nobody patched over ours."""
+        if self._put is not None and getattr(self._owner, self._name) is self._put:
+            setattr(self._owner, self._name, self._original)
+            self._original = self._put = None
+
+
 class Seam:
     """One attribute of a class or module, wrapped so that listeners are called before it (or ``after``), with its
     arguments.
     """
 
     def __init__(self, owner: Any, name: str, *, after: bool = False) -> None:
-        self._owner = owner
         self._after = after
         self._name = name
-        self._original: Callable[..., Any] | None = None
+        self._patch = Patch(owner, name, self._call)
         self._listeners: list[Callable[..., None]] = []
 
     def add(self, listener: Callable[..., None]) -> None:
         """Call ``listener(*args, **kwargs)`` before every call from now on."""
-        if not self._listeners:
-            self._patch()
+        self._patch.put()
         self._listeners.append(listener)
 
     def remove(self, listener: Callable[..., None]) -> None:
         """Stop calling ``listener``; the original comes back with the last one, if nobody patched over ours."""
         if listener in self._listeners:
             self._listeners.remove(listener)
-        ours = getattr(self._owner, self._name)
-        if not self._listeners and self._original is not None and getattr(ours, "_trueline", False):
-            setattr(self._owner, self._name, self._original)
-            self._original = None
+        if not self._listeners:
+            self._patch.remove()
 
-    def _patch(self) -> None:
-        if self._original is not None:
-            return
-        original = self._original = getattr(self._owner, self._name)
-
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if self._after:
-                result = original(*args, **kwargs)
-                self._tell(args, kwargs)
-                return result
+    def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._after:
             self._tell(args, kwargs)
             return original(*args, **kwargs)
-
-        wrapped._trueline = True  # type: ignore[attr-defined]
-        setattr(self._owner, self._name, wrapped)
+        result = original(*args, **kwargs)
+        self._tell(args, kwargs)
+        return result
 
     def _tell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for listener in tuple(self._listeners):

@@ -52,6 +52,11 @@ class Call:
     flags: str = ""
 
 
+def flagged(flags: str, flag: str) -> str:
+    """Column ``flags`` with one more; '' adds none."""
+    return f"{flags},{flag}" if flags and flag else flags or flag
+
+
 _ROW = ("phase", "slot", "flags", "dtype", "shape", "numel", "args", "mesh", "same_as", "tensor", "note")
 """What a row has of its own, behind its Call: plain tuples, as thousands are made a step."""
 
@@ -110,7 +115,7 @@ class StepBuffer:
             seen = opened(x)
             local, mesh, whole, note = seen.local, seen.mesh, seen.whole, note or seen.note
             if seen.pending_sum:
-                flags = f"{flags},pending_sum" if flags else "pending_sum"
+                flags = flagged(flags, "pending_sum")
         same_as = tensor = numel = None
         if local is not None and note is None and self._measures:
             numel = local.numel() if not local.is_complex() else 2 * local.numel()

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor
 
-from trueline.capture.record.arguments import Slots
+from trueline.capture.record.arguments import Slots, inputs
+from trueline.capture.seams import Patch
+from trueline.capture.world import is_initialised
 
 _SILENT = frozenset(
     {"abort", "shutdown", "size", "rank", "name", "boxed", "unbox", "barrier", "monitored_barrier", "set_timeout"}
@@ -35,25 +36,27 @@ class Collectives:
     def __init__(self, *, begin: Callable[[str, str, Slots], Any], end: Callable[[Any, Slots], None]) -> None:
         self._begin = begin
         self._end = end
-        self._originals: list[tuple[type, str, Any]] = []
+        self._patches: list[Patch] = []
         self._pending: list[_Pending] = []
 
     def attach(self) -> None:
         """Wrap; nothing where torch was built without ``torch.distributed``."""
-        if not (dist.is_available() and dist.is_initialized()):
+        if not is_initialised():
             return
         for name in dir(dist.ProcessGroup):
             method = dist.ProcessGroup.__dict__.get(name)
             tells = not name.startswith("__") and name not in _SILENT and callable(method)
             if tells and (not name.startswith("_") or name.endswith("_base")):
-                self._wrap(dist.ProcessGroup, name, functools.partial(self._called, name))
-        self._wrap(dist.Work, "wait", self._waited)
+                self._patches.append(Patch(dist.ProcessGroup, name, functools.partial(self._called, name)))
+        self._patches.append(Patch(dist.Work, "wait", self._waited))
+        for patch in self._patches:
+            patch.put()
 
     def detach(self) -> None:
         """Put the originals back."""
-        for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
-        self._originals.clear()
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
         self._pending.clear()
 
     def finish(self) -> None:
@@ -63,24 +66,14 @@ class Collectives:
                 self._pending.remove(pending)
                 self._end(pending.token, pending.results)
 
-    def _wrap(self, owner: type, name: str, call: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-        self._originals.append((owner, name, owner.__dict__.get(name, original)))
-
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return call(original, *args, **kwargs)
-
-        setattr(owner, name, wrapped)
-
     def _called(self, name: str, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [slots for slots in (_tensors(arg) for arg in args) if slots]
-        if not tensors:
+        given = [arg for arg in args if inputs((arg,), {})]
+        if not given:
             return original(group, *args, **kwargs)
-        token = self._begin(name, _described(group, args), _slots("in", tensors[-1]))
+        token = self._begin(name, _described(group, args), _numbered("in", given[-1]))
         work = original(group, *args, **kwargs)
         if token is not None and hasattr(work, "is_completed"):
-            self._pending.append(_Pending(work, token, _slots("out", tensors[0])))
+            self._pending.append(_Pending(work, token, _numbered("out", given[0])))
         return work
 
     def _waited(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,16 +85,9 @@ class Collectives:
         return result
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for inner in value for tensor in _tensors(inner)]
-    return []
-
-
-def _slots(side: str, tensors: list[Tensor]) -> Slots:
-    return [(f"{side}{index}", tensor) for index, tensor in enumerate(tensors)]
+def _numbered(side: str, value: Any) -> Slots:
+    """The tensors in an argument, numbered however they are nested."""
+    return [(f"{side}{index}", tensor) for index, (_, tensor) in enumerate(inputs((value,), {}))]
 
 
 def _described(group: Any, args: tuple[Any, ...]) -> str:

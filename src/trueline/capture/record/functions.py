@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
+from trueline.capture.seams import Patch
 
 SILENT = frozenset(
     {
@@ -115,29 +115,22 @@ class BackwardCalls:
 
     def __init__(self, mode: FunctionCalls) -> None:
         self._mode = mode
-        self._original: Callable[..., Any] | None = None
+        self._patch = Patch(torch.autograd, "_engine_run_backward", self._run)
 
     def attach(self) -> None:
         """Wrap the one function through which Python enters the engine; nothing where this torch has another."""
-        run = getattr(torch.autograd, "_engine_run_backward", None)
-        if run is None:
-            return
-        self._original = run
-
-        @functools.wraps(run)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if is_on(self._mode) or is_tracing():
-                return run(*args, **kwargs)
-            with self._mode:
-                return run(*args, **kwargs)
-
-        torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+        if hasattr(torch.autograd, "_engine_run_backward"):
+            self._patch.put()
 
     def detach(self) -> None:
         """Put the original back."""
-        if self._original is not None:
-            torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
-            self._original = None
+        self._patch.remove()
+
+    def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_on(self._mode) or is_tracing():
+            return run(*args, **kwargs)
+        with self._mode:
+            return run(*args, **kwargs)
 
 
 def is_tracing() -> bool:

@@ -14,12 +14,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.record import arguments
-from trueline.capture.record.buffer import Call, StepBuffer, Unwritten
+from trueline.capture.record.buffer import Call, StepBuffer, Unwritten, flagged
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_modes, is_on, remove
 from trueline.capture.record.gradients import GradientHooks, Place
@@ -28,6 +27,7 @@ from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks
 from trueline.capture.record.values import PLAIN, UNDER_WAY, is_under_way
+from trueline.capture.world import is_initialised
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
 
@@ -70,7 +70,6 @@ class Session:
         self._failed = failed
         self._broken = False
         self._buffer = StepBuffer(plan, write=write)
-        self._plan = plan
         self.follow(plan)
         self._stacks = Stacks()
         self._described = arguments.Described()
@@ -87,12 +86,14 @@ class Session:
 
     def follow(self, plan: Plan | None) -> None:
         """Record by ``plan`` from the next step on, or with None nothing; between two steps only."""
-        self._plan = plan if plan is not None else self._plan
         self._asleep = plan is None
-        self._modules_too = self._plan.preset in ("modules", "mix")
-        self._functions_too = self._plan.preset in ("ops", "mix")
-        self._selection = Selection(self._plan)
-        self._buffer.follow(self._plan)
+        if plan is None:
+            return
+        self._plan = plan
+        self._modules_too = plan.preset in ("modules", "mix")
+        self._functions_too = plan.preset in ("ops", "mix")
+        self._selection = Selection(plan)
+        self._buffer.follow(plan)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Session:
             return
         with Guard(self):
             self._update = self._update_frame()
-            if dist.is_available() and dist.is_initialized():
+            if is_initialised():
                 self._buffer.forget()  # a reduction in C++ leaves no trace in the version of a gradient
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
@@ -186,8 +187,7 @@ class Session:
             return
         with Guard(self):
             call = self._call("save", name, kind="value", frame=sys._getframe(2))
-            self._buffer.see(call, "value", value)
-            self._watch_gradient(call, "value", value)
+            self._see(call, [("value", value)])
 
     def pause(self) -> None:
         """Calls until ``resume`` are the watcher's own and not recorded."""
@@ -218,7 +218,7 @@ class Session:
                 call.module = self._running[-1].name if self._running else ""
                 call.stack = stack
                 if hasattr(module, "_orig_mod"):
-                    call.flags = ",".join(filter(None, (call.flags, "compiled")))
+                    call.flags = flagged(call.flags, "compiled")
                 call.args = self._described(args, kwargs)
                 self._see(call, arguments.inputs(args, kwargs))
         self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
@@ -258,7 +258,7 @@ class Session:
         with Guard(self):
             call = self._call(phase, name, kind="op", api=function.api)
             call.module, call.stack = module, self._stack(frame)
-            call.flags = ",".join(filter(None, (call.flags, function.flags)))
+            call.flags = flagged(call.flags, function.flags)
             call.args = self._described(args, kwargs)
             slots = arguments.inputs(args, kwargs)
             waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
@@ -293,18 +293,20 @@ class Session:
         with Guard(self):
             call = self._call("comm", name, kind="collective", api=f"torch.distributed.{name}", frame=sys._getframe(3))
             call.args = args
-            self._buffer.forget()
-            for slot, x in slots:
-                self._buffer.see(call, slot, x)
+            self._see_anew(call, slots)
             return call
         return None
 
     def _end_collective(self, call: Call, slots: arguments.Slots) -> None:
         if self._open:
             with Guard(self):
-                self._buffer.forget()
-                for slot, x in slots:
-                    self._buffer.see(call, slot, x)
+                self._see_anew(call, slots)
+
+    def _see_anew(self, call: Call, slots: arguments.Slots) -> None:
+        """See values that C++ may have changed without a trace."""
+        self._buffer.forget()
+        for slot, x in slots:
+            self._buffer.see(call, slot, x)
 
     # -- parts of these --------------------------------------------------------------------------------------------
 
