@@ -27,6 +27,7 @@ from trueline.capture.identity import Identity
 from trueline.capture.layout import Layout, device_of, local, make_layout
 from trueline.capture.live import Change, Live
 from trueline.capture.outlet import Outlet
+from trueline.capture.own_time import OwnTime, worst
 from trueline.capture.probes.batch import Batch, digests_of
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -81,10 +82,8 @@ class Recorder:
         self._schedule = Schedule(plan)
         self._recheck = Recheck()
         self._broken: set[str] = set()
-        self._spent: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
         self._step = 0
-        self._own_s = 0.0
-        self._ended_at = time.perf_counter()
+        self._time = OwnTime()
         self._backlog = Backlog()
         self._shape_layout()
         self._identity = Identity(manifest, adapter=adapter, team=team)
@@ -104,7 +103,7 @@ class Recorder:
             self._break(part, error)
         finally:
             session.resume()
-            self._own_s += time.perf_counter() - begin
+            self._time.add(time.perf_counter() - begin)
 
     def enter_forward(self) -> None:
         """A training forward pass begins: digest the buffers, once a step that is due for it.
@@ -295,7 +294,7 @@ class Recorder:
             scalars = derive.scalars(
                 record.own or derive.NOTHING,
                 step=record.step,
-                spent=self._spent,
+                spent=self._time.latest,
                 passes=record.passes,
                 plan=self._live.announced,
                 seen=self._live.triggers.tell(),
@@ -316,18 +315,12 @@ class Recorder:
     def _end_row(self) -> None:
         if self._record is None:
             return
-        now = time.perf_counter()
-        own_s, step_s = self._own_s, now - self._ended_at
-        self._own_s, self._ended_at = 0.0, now
+        self._record.row |= self._time.end_step(sampled=self._sampled)
         self._record.row |= {
             "time_ns": time.time_ns(),
-            "step_s": step_s,
-            "own_s": own_s,
             "epoch": self.loader.epoch,
             "num_micro": len(self._batches) or None,
         }
-        self._spent["sampled" if self._sampled else "plain"] = own_s
-        self._spent["step"] = step_s
         self._backlog.add(self._record)
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -373,9 +366,7 @@ class Recorder:
     def _follow_budget(self, scalars: derive.Array, record: StepRecord) -> None:
         if not self._schedule.counts(record.step):
             return
-        worst = {name: float(scalars[:, derive.SCALARS.index(name)].max()) for name in ("plain", "sampled")}
-        step_s = float(scalars[:, derive.SCALARS.index("step_s")].min())
-        self._schedule.spent(plain_s=worst["plain"], sampled_s=worst["sampled"], step_s=step_s)
+        self._schedule.spent(**worst(scalars))
         interval = self._schedule.decide(record.step, interval=record.interval)
         if interval is not None and self._identity.note_interval(interval, step=record.step):
             self._outlet.describe(self._identity.manifest, self._identity.env)
