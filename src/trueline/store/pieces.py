@@ -8,7 +8,6 @@ T pieces.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from trueline.store.journal import JournalContent
 from trueline.store.layout import PartName
 from trueline.store.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.migrate import to_current
-from trueline.store.parts import DamagedPart, decode_part
+from trueline.store.part_files import PartFiles
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
 
 MAX_VALUES = 2**31 - 1
@@ -39,13 +38,12 @@ class _Piece:
 
 @dataclass(slots=True)
 class Pieces:
-    """All row pieces of the Run at ``root``, oldest first within each rank, and what had to be skipped.
+    """All row pieces of a Run, oldest first within each rank, and what had to be skipped.
 
     ``unclosed`` are the ranks that have a journal.
     """
 
-    fs: AbstractFileSystem
-    root: str
+    _files: PartFiles
     problems: list[str] = field(default_factory=list)
     unclosed: list[int] = field(default_factory=list)
     _pieces: list[_Piece] = field(default_factory=list)
@@ -71,27 +69,16 @@ class Pieces:
             return piece.rows.select(list(names))
         if wanted is not None and not np.isin(piece.rows["step"].to_numpy(), wanted).any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
-        try:
-            return self._read_part(piece.part, names)
-        except (DamagedPart, OSError) as error:
-            raise RunError(
-                f"workers/{piece.part} has changed since the Run was opened ({error}). Open the Run again."
-            ) from None
-
-    def _read_part(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        data = self.fs.cat_file(posixpath.join(self.root, layout.WORKERS_DIR, str(part)))
-        # 'step' comes along so that the number of rows is known even where a part has none of the columns.
-        return to_current(decode_part(data, part, ["step", *names]), WORKER_SCHEMA, names)
+        return self._files.again(piece.part, names)
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
         """Take the parts of one rank, in order; the sequence numbers of those that could be read."""
         read: set[int] = set()
         for part in sorted(parts):
-            try:
-                self._pieces.append(_Piece(self._read_part(part, SCALAR_NAMES), part))
+            rows = self._files.first(part, SCALAR_NAMES, self.problems)
+            if rows is not None:
+                self._pieces.append(_Piece(rows, part))
                 read.add(part.sequence)
-            except (DamagedPart, OSError) as error:
-                self.problems.append(f"workers/{part}: {error}; the part was skipped")
         return read
 
     def add_journal(self, journal: JournalContent) -> None:
@@ -106,7 +93,7 @@ def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
     """
-    pieces = Pieces(fs, root)
+    pieces = Pieces(PartFiles(fs, root, lambda part: layout.WORKERS_DIR, WORKER_SCHEMA))
     journals = read_journals(fs, root, pieces.problems, rank_of=layout.journal_rank, schema=WORKER_SCHEMA)
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, layout.WORKERS_DIR, pieces.problems)

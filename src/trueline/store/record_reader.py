@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fsspec import AbstractFileSystem
 
-from trueline.schema.errors import RunError
 from trueline.schema.site import Site
 from trueline.store import layout
 from trueline.store.layout import PartName
 from trueline.store.listing import list_parts, name_missing_parts, names_in, read_journals
 from trueline.store.migrate import to_current
-from trueline.store.parts import DamagedPart, decode_part
+from trueline.store.part_files import PartFiles
 from trueline.store.records import MEASURED_NAMES, latest
 from trueline.store.rows import RECORD_SCHEMA, contiguous
 
@@ -48,17 +47,16 @@ class RecordReader:
     """Recorded steps of the Run at ``root``. Damage is skipped and named in ``problems`` when it is met."""
 
     def __init__(self, fs: AbstractFileSystem, root: str, problems: list[str]) -> None:
-        self._fs = fs
-        self._root = root
-        self._problems = problems
+        self._files = PartFiles(fs, root, lambda part: _folder(part.rank), RECORD_SCHEMA)
         # Journals go first: a step that is sealed meanwhile is then seen twice, not missed.
         journals = read_journals(fs, root, problems, rank_of=layout.records_journal_rank, schema=RECORD_SCHEMA)
         folders = {layout.folder_rank(name) for name in names_in(fs, posixpath.join(root, layout.RECORDS_DIR))}
         self._pieces: list[_Piece] = []
         for rank in sorted({rank for rank in folders if rank is not None} | set(journals)):
-            folder = posixpath.join(layout.RECORDS_DIR, layout.rank_folder(rank))
+            folder = _folder(rank)
             parts = sorted(list_parts(fs, root, folder, problems).get(rank, []))
-            pieces = [piece for part in parts if (piece := self._open_part(part)) is not None]
+            found = {part: self._files.first(part, ["step"], problems) for part in parts}
+            pieces = [_Piece(rank, _steps(rows), part) for part, rows in found.items() if rows is not None]
             journal = journals.get(rank)
             name_missing_parts(folder, rank, parts, journal, problems)
             if journal is not None and journal.batches:
@@ -134,29 +132,7 @@ class RecordReader:
         return selected.cast(_schema(loaded))
 
     def _load(self, piece: _Piece, names: list[str]) -> pa.Table:
-        if piece.part is None:
-            return piece.rows.select(names)
-        try:
-            return self._read_part(piece.part, names)
-        except (DamagedPart, OSError) as error:
-            raise RunError(
-                f"{self._part_path(piece.part)} has changed since the Run was opened ({error}). Open the Run again."
-            ) from None
-
-    def _open_part(self, part: PartName) -> _Piece | None:
-        try:
-            return _Piece(part.rank, np.unique(self._read_part(part, ["step"])["step"].to_numpy()), part)
-        except (DamagedPart, OSError) as error:
-            self._problems.append(f"{self._part_path(part)}: {error}; the part was skipped")
-            return None
-
-    def _read_part(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        data = self._fs.cat_file(posixpath.join(self._root, self._part_path(part)))
-        # 'step' comes along so that the number of rows is known even where a part has none of the columns.
-        return to_current(decode_part(data, part, list(dict.fromkeys(["step", *names]))), RECORD_SCHEMA, names)
-
-    def _part_path(self, part: PartName) -> str:
-        return posixpath.join(layout.RECORDS_DIR, layout.rank_folder(part.rank), str(part))
+        return piece.rows.select(names) if piece.part is None else self._files.again(piece.part, names)
 
 
 def site_of(row: Mapping[str, Any]) -> Site:
@@ -180,7 +156,16 @@ def _literal(name: str) -> str:
 def _journal_piece(rank: int, batches: list[pa.RecordBatch]) -> _Piece:
     tables = [pa.Table.from_batches([batch]) for batch in latest(batches)]
     rows = pa.concat_tables([to_current(table, RECORD_SCHEMA, RECORD_SCHEMA.names) for table in tables])
-    return _Piece(rank, np.unique(rows["step"].to_numpy()), rows=rows)
+    return _Piece(rank, _steps(rows), rows=rows)
+
+
+def _steps(rows: pa.Table) -> np.ndarray:
+    """[S] int64, distinct and ascending."""
+    return np.unique(rows["step"].to_numpy())
+
+
+def _folder(rank: int) -> str:
+    return posixpath.join(layout.RECORDS_DIR, layout.rank_folder(rank))
 
 
 def _without_overwritten(pieces: list[_Piece]) -> list[_Piece]:

@@ -1,0 +1,50 @@
+"""The sealed parts of one table of a Run, read where they lie."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from trueline.schema.errors import RunError
+from trueline.store.layout import PartName
+from trueline.store.migrate import to_current
+from trueline.store.parts import DamagedPart, decode_part
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """Parts of the Run at ``root`` under columns of ``schema``; ``folder_of`` gives the folder within the Run."""
+
+    fs: AbstractFileSystem
+    root: str
+    folder_of: Callable[[PartName], str]
+    schema: pa.Schema
+
+    def first(self, part: PartName, names: Sequence[str], problems: list[str]) -> pa.Table | None:
+        """Columns of a part that was found just now; None for a damaged one, which is named in ``problems``."""
+        try:
+            return self._read(part, names)
+        except (DamagedPart, OSError) as error:
+            problems.append(f"{self._path(part)}: {error}; the part was skipped")
+            return None
+
+    def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""
+        try:
+            return self._read(part, names)
+        except (DamagedPart, OSError) as error:
+            raise RunError(
+                f"{self._path(part)} has changed since the Run was opened ({error}). Open the Run again."
+            ) from None
+
+    def _read(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        data = self.fs.cat_file(posixpath.join(self.root, self._path(part)))
+        # 'step' comes along so that the number of rows is known even where a part has none of the columns.
+        return to_current(decode_part(data, part, list(dict.fromkeys(["step", *names]))), self.schema, names)
+
+    def _path(self, part: PartName) -> str:
+        return posixpath.join(self.folder_of(part), str(part))
