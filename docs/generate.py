@@ -155,6 +155,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "checks": checks_table,
     "overhead": partial(measured, "overhead"),
     "recording": partial(measured, "recording"),
+    "compare": partial(measured, "compare"),
     "paper": partial(measured, "paper"),
     "judgement": partial(measured, "judgement"),
     "promise": promise_table,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.comparison import Comparison
+    from trueline.analyze.naming import NameMap
     from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
+    from trueline.schema.tolerance import Tolerance
     from trueline.store.reader import Run
 
 __version__ = "0.1.0"
-__all__ = ["check", "open_run", "report", "seed_all", "watch"]
+__all__ = ["check", "compare", "open_run", "report", "seed_all", "watch"]
 
 
 def watch(
@@ -67,6 +70,30 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 def check(run: str | os.PathLike[str] | Run) -> CheckReport:
     """Run every check that ``run`` has data for. Raises ``RunError`` where there is no Run."""
     return importlib.import_module("trueline.analyze.check_run").check(run)
+
+
+def compare(
+    run: str | os.PathLike[str] | Run,
+    ref: str | os.PathLike[str] | Run,
+    *,
+    tolerance: str | os.PathLike[str] | Tolerance | None = None,
+    names: str | os.PathLike[str] | NameMap | None = None,
+    steps: Collection[int] | None = None,
+    ranks: Collection[int] | None = None,
+) -> Comparison:
+    """Where ``run`` first differs from the reference ``ref`` by more than rounding explains, and every value judged.
+
+    ``tolerance`` is a file that ``trueline calibrate`` wrote, ``names`` a map of names as ``--map`` takes it; ``steps``
+    and ``ranks`` choose. Raises ``RunError`` where there is no Run, ``InputError`` for a file that cannot be used,
+    ``CannotTell`` or ``AlignmentError`` where nothing of the two can be compared.
+    """
+    floor, mapped = tolerance, names
+    if isinstance(floor, (str, os.PathLike)):
+        floor = importlib.import_module("trueline.schema.tolerance").Tolerance.load(floor)
+    if isinstance(mapped, (str, os.PathLike)):
+        mapped = importlib.import_module("trueline.analyze.naming").NameMap.load(mapped)
+    judge = importlib.import_module("trueline.analyze.compare").compare
+    return judge(run, ref, tolerance=floor, names=mapped, steps=steps, ranks=ranks)
 
 
 def report(

@@ -1,0 +1,144 @@
+"""`trueline compare`: where two Runs first differ by more than rounding explains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trueline.analyze.comparison import Comparison
+    from trueline.analyze.naming import NameMap
+    from trueline.schema.tolerance import Tolerance
+    from trueline.store.reader import Run
+    from trueline.view.compare_story import Story
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    ref: Annotated[str, typer.Argument(help="The directory of the Run that it is compared with.", metavar="REF")],
+    tolerance: Annotated[
+        str | None, typer.Option(help="What rounding explains, as `trueline calibrate` measured it.", metavar="FILE")
+    ] = None,
+    map: Annotated[
+        str | None,
+        typer.Option(help="What RUN calls otherwise than REF: a file, a built-in map, or 'module.='.", metavar="FILE"),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Compare this step only.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Compare this rank only.")] = None,
+    csv: Annotated[str | None, typer.Option(help="Write every row to a CSV file.", metavar="FILE")] = None,
+    xlsx: Annotated[str | None, typer.Option(help="Write every row to an Excel workbook.", metavar="FILE")] = None,
+    html: Annotated[str | None, typer.Option(help="Write one self-contained HTML file.", metavar="FILE")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Print every row.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say where two Runs first differ by more than rounding explains, and how each recorded value compares.
+
+    Exit code 0: the same, or rounding explains all of it; 1: different; 2: no Runs to compare; 3: what was recorded
+    cannot tell.
+    """
+    from rich.console import Console
+
+    from trueline.cli.compare_screen import print_screen
+    from trueline.cli.document import print_document
+
+    targets = _targets(csv, xlsx, html, overwrite=overwrite)
+    opened = _open(run), _open(ref)
+    result = _compared(*opened, _tolerance(tolerance), _names(map), step, rank)
+    story = _story(result, *opened)
+    written = _write(targets, result, story)
+    if json:
+        print_document({**result.to_json(), "verdict": story.headline, "written": written})
+    else:
+        print_screen(Console(), result, story, written=written, every_row=all)
+    raise typer.Exit(result.exit_code)
+
+
+def _targets(csv: str | None, xlsx: str | None, html: str | None, *, overwrite: bool) -> dict[str, Path]:
+    """The files to write by kind, checked before anything is read."""
+    from trueline.schema.errors import InputError
+    from trueline.view.compare_xlsx import require_xlsxwriter
+    from trueline.view.output import writable_target
+
+    if xlsx is not None:
+        require_xlsxwriter()
+    asked = (("CSV file", csv, "rows.csv"), ("workbook", xlsx, "rows.xlsx"), ("page", html, "compare.html"))
+    targets = {
+        what: writable_target(out, overwrite=overwrite, what=what, example=example)
+        for what, out, example in asked
+        if out is not None
+    }
+    if len({target.resolve() for target in targets.values()}) < len(targets):
+        raise InputError("--csv, --xlsx and --html name one file twice. Pass a file of its own for each.")
+    return targets
+
+
+def _open(path: str) -> Run:
+    from trueline.store.reader import Run
+
+    return Run(path)
+
+
+def _tolerance(path: str | None) -> Tolerance | None:
+    if path is None:
+        return None
+    from trueline.schema.tolerance import Tolerance
+
+    return Tolerance.load(path)
+
+
+def _names(given: str | None) -> NameMap | None:
+    if given is None:
+        return None
+    from trueline.analyze.naming import NameMap
+
+    return NameMap.load(given)
+
+
+def _compared(
+    run: Run, ref: Run, tolerance: Tolerance | None, names: NameMap | None, step: int | None, rank: int | None
+) -> Comparison:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from trueline.analyze.compare import compare
+
+    chosen: dict[str, Any] = {"steps": None if step is None else [step], "ranks": None if rank is None else [rank]}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Comparing steps", total=None)
+        return compare(
+            run,
+            ref,
+            tolerance=tolerance,
+            names=names,
+            heard=lambda done, total: progress.update(task, completed=done, total=total),
+            **chosen,
+        )
+
+
+def _story(result: Comparison, run: Run, ref: Run) -> Story:
+    from trueline.view.compare_call import recorded_call
+    from trueline.view.compare_story import story_of
+
+    first = result.first
+    if first is None:
+        return story_of(result)
+    return story_of(result, recorded_call(run, first.site), recorded_call(ref, first.ref_site))
+
+
+def _write(targets: dict[str, Path], result: Comparison, story: Story) -> list[str]:
+    """The paths of the files that were written."""
+    from trueline.view.compare_csv import write_csv
+    from trueline.view.compare_page import write_page
+    from trueline.view.compare_xlsx import write_xlsx
+
+    if "CSV file" in targets:
+        write_csv(targets["CSV file"], result.rows)
+    if "workbook" in targets:
+        write_xlsx(targets["workbook"], result, story)
+    if "page" in targets:
+        write_page(targets["page"], result, story)
+    return [str(target) for target in targets.values()]

@@ -1,0 +1,204 @@
+"""A comparison on one screen of a terminal, or as one line for every row: `trueline compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from trueline.analyze.comparison import Comparison, Judged
+    from trueline.view.compare_rows import Telling
+    from trueline.view.compare_story import Story
+
+MAX_LINES = 40
+MAX_WIDTH = 100
+_MAX_TELLING = 12
+_LEAST_TELLING = 4
+"""Rows of the table: at most, and those that are kept free for it where the words are many."""
+
+_STATUS = {"out": "bold red", "suspect": "bold yellow", "clear": "bold green", "unknown": "bold"}
+_JUDGEMENT = {"beyond": "red", "propagated": "yellow", "within": "blue", "equal": "green", "not-comparable": "dim"}
+_LABEL_WIDTH = 12
+
+
+@dataclass
+class _Block:
+    """Lines that stand together; what does not fit is taken from the end, ``least`` lines are left."""
+
+    lines: list[Text]
+    least: int = 0
+    cut: bool = False
+
+    def shorten(self) -> None:
+        self.lines.pop()
+        self.cut = True
+
+    def ended(self, width: int) -> list[Text]:
+        """The lines, with an ellipsis where some were taken."""
+        if self.cut and self.lines:
+            last = self.lines[-1].copy()
+            last.truncate(width - 2)
+            last.append(" …")
+            return [*self.lines[:-1], last]
+        return self.lines
+
+
+def print_screen(
+    console: Console, comparison: Comparison, story: Story, *, written: Sequence[str] = (), every_row: bool = False
+) -> None:
+    """Print at most ``MAX_LINES`` lines, or with ``every_row`` all there is; ``written`` are files to name."""
+    width = min(console.width, MAX_WIDTH) if console.is_terminal else MAX_WIDTH
+    blocks = _blocks(console, story, written, width)
+    if every_row:
+        lines = [*_joined(blocks, width), _as_text(""), *_all_rows(comparison.rows)]
+    else:
+        _fit(blocks, MAX_LINES - 2 - min(_LEAST_TELLING, len(comparison.rows)))
+        table = _table(comparison, width, rows=min(_MAX_TELLING, MAX_LINES - 2 - _height(blocks)))
+        # The table stands after the words on the first difference, before what is said of all values.
+        lines = _joined([*blocks[:3], _Block(table), *blocks[3:]], width)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _blocks(console: Console, story: Story, written: Sequence[str], width: int) -> list[_Block]:
+    def wrapped(texts: Iterable[Text], indent: int = 0) -> list[Text]:
+        return [line for text in texts for line in _wrapped(console, text, width, indent)]
+
+    findings = [_as_text(f"{each.code}  {each.claim}", len(each.code)) for each in story.findings]
+    further = [
+        *wrapped([_as_text(story.counts)], 2),
+        *wrapped([_as_text(line) for line in story.steps], 2),
+        *wrapped([_as_text(f"Without a twin, {line}") for line in story.missing], 2),
+    ]
+    about = wrapped([_as_text(f"note: {line}") for line in story.notes], 2)
+    files = [_as_text(f"Written: {path}") for path in written]
+    return [
+        _Block(_wrapped(console, _as_text(story.headline, style=_STATUS[story.status]), width, 0), 3),
+        _Block([*_facts(console, story, width)], 6),
+        _Block([*_next(console, story, width), *wrapped(findings, 2)], 4),
+        _Block(further, 4),
+        _Block([*about], 1),
+        _Block(files, len(files)),
+    ]
+
+
+def _facts(console: Console, story: Story, width: int) -> list[Text]:
+    lines: list[Text] = []
+    for label, text in story.facts:
+        style = "bold" if label == "first" else ""
+        for index, line in enumerate(_wrapped(console, _as_text(text, style=style), width - _LABEL_WIDTH, 0)):
+            head = _as_text((label if index == 0 else "").ljust(_LABEL_WIDTH), style="dim")
+            lines.append(head.append_text(line))
+    return lines
+
+
+def _next(console: Console, story: Story, width: int) -> list[Text]:
+    lines: list[Text] = []
+    for advice in story.next:
+        for index, line in enumerate(_wrapped(console, _as_text(advice), width - _LABEL_WIDTH, 0)):
+            head = _as_text(("next" if index == 0 else "").ljust(_LABEL_WIDTH), style="green")
+            lines.append(head.append_text(line))
+    return lines
+
+
+def _fit(blocks: Sequence[_Block], room: int) -> None:
+    """Shorten the blocks, each time the one with most to spare, until they and the lines between them fit."""
+    while _height(blocks) > room:
+        longest = max(blocks, key=lambda block: len(block.lines) - block.least)
+        if len(longest.lines) <= longest.least:
+            return
+        longest.shorten()
+
+
+def _height(blocks: Sequence[_Block]) -> int:
+    """Lines of the blocks and the empty ones between them."""
+    heights = [len(block.lines) for block in blocks if block.lines]
+    return sum(heights) + max(len(heights) - 1, 0)
+
+
+def _joined(blocks: Sequence[_Block], width: int) -> list[Text]:
+    lines: list[Text] = []
+    for block in blocks:
+        if block.lines and lines:
+            lines.append(_as_text(""))
+        lines += block.ended(width)
+    return lines
+
+
+def _table(comparison: Comparison, width: int, *, rows: int) -> list[Text]:
+    from trueline.view.compare_rows import telling
+
+    told = telling(comparison.rows, comparison.first, max(rows, 0))
+    return [_as_text(_heading(), style="dim"), *(_line(each, width) for each in told)] if told else []
+
+
+def _heading() -> str:
+    return f"{'what else differs':<17}{'times':>8}  {'difference':>10}  site"
+
+
+def _line(each: Telling, width: int) -> Text:
+    from trueline.view.compare_rows import SAID, place_text
+
+    row = each.row
+    more = f"  (+{each.also})" if each.also else ""
+    note = f"  {row.note}" if row.note and row.judgement == "not-comparable" else ""
+    head = f"{SAID[row.judgement]:<17}{_short(row.times):>8}  {_short(row.measured):>10}  "
+    site = place_text(row)
+    shown = _middle_cut(site, width - len(head) - len(more))
+    left = width - len(head) - len(more) - len(shown)
+    line = _as_text(f"{head}{shown}{more}{note[:left]}")
+    line.stylize(_JUDGEMENT[row.judgement], 0, len(SAID[row.judgement]))
+    return line
+
+
+def _all_rows(rows: Sequence[Judged]) -> Iterable[Text]:
+    """One line a row, nothing cut: judgement, times, measured, expected, how, dtypes, shape, site, note."""
+    from trueline.view.compare_rows import SAID, place_text, shape_text
+
+    heading = f"{'judgement':<17}{'times':>8}  {'difference':>10}  {'rounding':>10}  {'how':<11}  "
+    yield _as_text(f"{heading}{'dtype':<17}  {'shape':<14}  site", style="dim")
+    for row in rows:
+        dtype = row.dtype if row.dtype == row.ref_dtype else f"{row.dtype}|{row.ref_dtype}"
+        numbers = f"{_short(row.times):>8}  {_short(row.measured):>10}  {_short(row.expected):>10}  {row.how:<11}  "
+        where = f"{dtype:<17}  {shape_text(row.shape):<14}  {place_text(row)}" + (f"  {row.note}" if row.note else "")
+        line = _as_text(f"{SAID[row.judgement]:<17}{numbers}{where}")
+        line.stylize(_JUDGEMENT[row.judgement], 0, len(SAID[row.judgement]))
+        yield line
+
+
+def _short(value: float | None) -> str:
+    from trueline.view.wording import number
+
+    return "-" if value is None else number(value, 3).replace("−", "-")
+
+
+def _middle_cut(text: str, width: int) -> str:
+    """``text``, or its beginning and, mostly, its end, which tells sites apart, ``width`` characters in all."""
+    if len(text) <= width or width < 8:
+        return text
+    head = width // 4
+    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
+
+
+def _as_text(text: str, bold: int = 0, *, style: str = "") -> Text:
+    """``text`` as a terminal may safely print it; its first ``bold`` characters are bold."""
+    from rich.text import Text
+
+    from trueline.view.wording import visible
+
+    shown = Text(str(visible(text)).replace("−", "-"), style=style, end="")
+    if bold:
+        shown.stylize("bold", 0, bold)
+    return shown
+
+
+def _wrapped(console: Console, text: Text, width: int, indent: int) -> list[Text]:
+    """``text`` in lines of at most ``width`` characters, all but the first indented."""
+    from rich.text import Text
+
+    lines = list(text.wrap(console, width - indent))
+    return [line if index == 0 else Text(" " * indent).append_text(line) for index, line in enumerate(lines)]

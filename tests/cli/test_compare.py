@@ -1,0 +1,270 @@
+"""`trueline compare`: one screen and an exit code, one JSON document, files, and one sentence for mistakes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.made_comparison import (
+    FAULT,
+    FIRST_DIVERGENCE,
+    INPUT_DIFFERS,
+    made_comparison,
+    rounding_comparison,
+    row,
+    same_comparison,
+    untold_comparison,
+)
+from tests.synthetic_runs import write_run
+
+from trueline.analyze.comparison import Comparison
+from trueline.cli import main as command_line
+from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
+from trueline.schema.finding import Finding
+from trueline.view.compare_rows import COLUMNS
+from trueline.view.compare_story import story_of
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    return write_run(tmp_path / "a"), write_run(tmp_path / "b")
+
+
+def trueline(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str | Path,
+    result: Comparison | None = None,
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of ``trueline compare`` where comparing gives ``result``."""
+    if result is not None:
+        asked: dict[str, Any] = {}
+        judge = ModuleType("trueline.analyze.compare")
+        judge.compare = lambda run, ref, **given: asked.update(given) or result
+        judge.asked = asked
+        monkeypatch.setitem(sys.modules, "trueline.analyze.compare", judge)
+    monkeypatch.setattr("sys.argv", ["trueline", "compare", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        command_line.main()
+    output = capsys.readouterr()
+    return int(left.value.code or 0), output.out, output.err
+
+
+def screen(comparison: Comparison, *, width: int = 100, every_row: bool = False, **given: Any) -> list[str]:
+    output = io.StringIO()
+    console = Console(file=output, width=width, color_system=None, force_terminal=True)
+    print_screen(console, comparison, story_of(comparison), every_row=every_row, **given)
+    return output.getvalue().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "verdict"),
+    [
+        (made_comparison(), 1, "Different: At step 1, torch.nn.functional.gelu in layers.1.mlp.act turns equal"),
+        (same_comparison(), 0, "The same: all 54 values that were compared are equal, bit for bit"),
+        (rounding_comparison(), 0, "Rounding explains all of it: 27 of 54 values differ, none by more than"),
+        (untold_comparison(), 3, "Cannot tell: the one value that was aligned could not be compared."),
+    ],
+)
+def test_verdict_is_the_first_line_and_the_exit_code(
+    result: Comparison,
+    code: int,
+    verdict: str,
+    runs: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left, printed, error = trueline(monkeypatch, capsys, *runs, result=result)
+
+    assert left == code
+    assert printed.startswith(verdict)
+    assert error == ""
+
+
+def test_screen_says_what_where_how_far_and_what_next() -> None:
+    lines = screen(made_comparison())
+
+    assert f"first       {FAULT}" in lines
+    assert "difference  3.8e-4 relative; rounding explains 1e-5: 38 times; measured on statistics" in lines
+    assert "its call    in0 equal; out0 beyond rounding" in lines
+    assert "next        Compare the arguments and the kernel of this call." in lines
+    command = "trueline info runs/npu --site 'fwd/layers.1.mlp.act.gelu#0:*' --step 1 --rank 0 --stacks"
+    assert f"next        {command}" in lines
+    assert "109 values: 75 equal, 6 within rounding, 1 beyond rounding, 26 propagated, 1 not comparable." in lines
+    assert "The loss differs by 1.2 % at step 1." in lines
+    assert "Without a twin, 1 value: only in RUN: REF has no dropout" in lines
+    assert sum(line.startswith("propagated") for line in lines) == 12
+    assert not any(line.startswith("equal") for line in lines)
+
+
+def wordy_comparison() -> Comparison:
+    """More of everything than a screen holds."""
+    made = made_comparison()
+    claims = [
+        Finding("weight-differs", "error", f"Parameter number {place} differs. " + "It is " * 60) for place in range(20)
+    ]
+    return replace(
+        made,
+        findings=(replace(FIRST_DIVERGENCE, claim="Something " * 80, next=("Look " * 60, "Think " * 60)), *claims),
+        first=replace(made.first, where="rows " * 100, note="because " * 100),
+        missing={f"reason {place} " + "why " * 30: place for place in range(1, 40)},
+        notes=tuple(f"note {place} " + "more " * 40 for place in range(30)),
+    )
+
+
+@pytest.mark.parametrize("width", [100, 200, 60])
+@pytest.mark.parametrize("comparison", [made_comparison(), wordy_comparison()], ids=["made", "wordy"])
+def test_screen_is_at_most_forty_lines_of_a_hundred_columns(comparison: Comparison, width: int) -> None:
+    lines = screen(comparison, width=width, written=["rows.csv", "rows.xlsx"])
+
+    assert len(lines) <= MAX_LINES == 40
+    assert max(map(len, lines)) <= min(width, MAX_WIDTH) <= 100
+    assert any(line.startswith("propagated") for line in lines)
+    assert lines[-1] == "Written: rows.xlsx"
+
+
+def test_screen_shows_what_was_cut() -> None:
+    assert any(line.endswith(" …") for line in screen(wordy_comparison()))
+    assert not any(line.endswith(" …") for line in screen(made_comparison()))
+
+
+def test_all_prints_every_row_whole() -> None:
+    long_name = ".".join(["a_rather_long_module_name"] * 8)
+    comparison = replace(same_comparison(), rows=[row(0, f"0.0/r0/fwd/{long_name}#0:out0"), *same_comparison().rows])
+    lines = screen(comparison, every_row=True)
+
+    for each in comparison.rows:
+        assert sum(line.endswith(f"  {each.site}") for line in lines) == 1
+
+
+def test_json_is_one_document_with_every_row(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_comparison()
+    odd = replace(made, rows=[*made.rows, replace(made.rows[0], times=math.inf, measured=math.nan)])
+    code, printed, _ = trueline(monkeypatch, capsys, *runs, "--json", result=odd)
+    document = json.loads(printed, parse_constant=pytest.fail)
+
+    assert code == 1
+    assert document["first"]["site"] == FAULT
+    assert document["counts"]["propagated"] == 26
+    assert len(document["rows"]) == len(odd.rows)
+    assert (document["rows"][-1]["times"], document["rows"][-1]["measured"]) == ("Infinity", "NaN")
+    assert document["verdict"].startswith("Different: ")
+    assert document["findings"][0]["code"] == "first-divergence"
+
+
+def test_files_are_written_and_named(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "xlsx", "html")}
+    options = [word for kind, path in files.items() for word in (f"--{kind}", path)]
+    code, printed, _ = trueline(monkeypatch, capsys, *runs, *options, result=made_comparison())
+
+    assert code == 1
+    assert [line for line in printed.splitlines() if line.startswith("Written: ")] == [
+        f"Written: {path}" for path in files.values()
+    ]
+    with files["csv"].open(newline="", encoding="utf-8") as file:
+        read = list(csv.reader(file))
+    assert read[0] == [column.name for column in COLUMNS]
+    assert len(read) == 1 + len(made_comparison().rows)
+    assert files["xlsx"].read_bytes().startswith(b"PK")
+    assert files["html"].read_text(encoding="utf-8").lstrip().startswith("<!doctype html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "out.csv", "out.html", "out.xlsx"]
+
+
+def test_nothing_is_overwritten_unless_told(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.csv"
+    out.write_text("mine")
+    code, printed, error = trueline(monkeypatch, capsys, *runs, "--csv", out, result=made_comparison())
+
+    assert (code, printed) == (2, "")
+    assert error == f"trueline: '{out}' exists already. Pass another file, or overwrite it with --overwrite.\n"
+    assert out.read_text() == "mine"
+    assert trueline(monkeypatch, capsys, *runs, "--csv", out, "--overwrite", result=made_comparison())[0] == 1
+    assert out.read_text().startswith("step,rank,")
+
+
+def test_files_are_refused_before_anything_is_compared(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = ModuleType("trueline.analyze.compare")
+    judge.compare = lambda *_, **__: pytest.fail("it compared")
+    monkeypatch.setitem(sys.modules, "trueline.analyze.compare", judge)
+
+    same = ("--csv", tmp_path / "x", "--html", tmp_path / "x")
+    for options, said in (
+        (("--csv", tmp_path), "is a directory. Pass a file, as in rows.csv."),
+        (("--html", tmp_path / "none" / "page.html"), "is no directory. Create it first."),
+        (same, "name one file twice"),
+    ):
+        code, printed, error = trueline(monkeypatch, capsys, *runs, *options)
+        assert (code, printed, error.count("\n")) == (2, "", 1)
+        assert said in error
+
+
+def test_workbook_without_xlsxwriter_is_one_sentence(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trueline.view.compare_xlsx.find_spec", lambda name: None)
+    code, printed, error = trueline(monkeypatch, capsys, *runs, "--xlsx", tmp_path / "x.xlsx", result=made_comparison())
+
+    assert (code, printed) == (2, "")
+    assert error == (
+        "trueline: A workbook needs XlsxWriter, which is not installed. Install it with pip install 'trueline[xlsx]', "
+        "or take --csv.\n"
+    )
+
+
+def test_step_and_rank_are_asked_of_the_judge(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trueline(monkeypatch, capsys, *runs, "--step", "3", "--rank", "1", result=same_comparison())
+    asked = sys.modules["trueline.analyze.compare"].asked
+
+    assert (asked["steps"], asked["ranks"]) == ([3], [1])
+    trueline(monkeypatch, capsys, *runs, result=same_comparison())
+    asked = sys.modules["trueline.analyze.compare"].asked
+    assert (asked["steps"], asked["ranks"], asked["tolerance"], asked["names"]) == (None, None, None, None)
+
+
+def test_a_path_that_is_no_run_is_one_sentence(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, error = trueline(monkeypatch, capsys, runs[0], tmp_path / "none", result=same_comparison())
+
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert str(tmp_path / "none") in error
+
+
+def test_a_warning_alone_is_different_and_its_claim_leads() -> None:
+    comparison = replace(
+        same_comparison(), findings=(Finding("site-missing", "warning", "3 values have no twin."), INPUT_DIFFERS)
+    )
+    lines = screen(comparison)
+
+    assert comparison.exit_code == 1
+    assert lines[0] == f"Different: {INPUT_DIFFERS.claim}"
+    assert "site-missing  3 values have no twin." in lines
+
+
+def test_control_characters_of_a_run_do_not_reach_the_terminal() -> None:
+    hostile = row(0, "0.0/r0/fwd/a\x1b[2Jb#0:out0", "beyond", note="\x07bell")
+    comparison = replace(same_comparison(), rows=[hostile], first=hostile, notes=("\u202ereversed",))
+
+    printed = "\n".join([*screen(comparison), *screen(comparison, every_row=True)])
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert "\u202e" not in printed
