@@ -158,6 +158,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare": partial(measured, "compare"),
     "paper": partial(measured, "paper"),
     "judgement": partial(measured, "judgement"),
+    "rounding": partial(measured, "rounding"),
     "promise": promise_table,
     "fewest_steps": fewest_steps_table,
 }

@@ -41,18 +41,18 @@ of an octave as in another, m is log-uniform (Benford's law in base 2; Hamming, 
 
 BLOCK = 192
 """Terms that a float32 matrix product adds up before it stores a partial sum; what fits torch's CPU products with MKL
-and lengths of 64 to 16,384 best (``benchmarks/rounding``). Other libraries have other blocks."""
+and lengths of 4 to 4,096 best (``benchmarks/rounding``). Other libraries have other blocks."""
 
 FAN = 16
 """Terms of each sum of a cascade."""
 
-STAGNATION = 0.25
+STAGNATION = 0.5
 """A partial sum in low precision is too large for what is added to it where u·sqrt(e(N)) is more than this: measured
-errors leave the law there (``benchmarks/rounding``)."""
+errors are 1.1 times the expected there, and three times at 1.3 (``benchmarks/rounding``)."""
 
 ORDER_LIMIT = 1.5
-"""What rounding explains, over what is expected of it, for a difference between two orders; the largest measured one is
-1.25 (``benchmarks/rounding``)."""
+"""What rounding explains, over what is expected of it, for a difference between two orders; measured ones over 4,096
+elements are up to 1.2 (``benchmarks/rounding``). Below some hundred elements chance makes them vary by more."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,10 @@ def sum_std(error_rel: float, sum_sq: float) -> float:
     """Standard deviation of a sum of elements that have independent errors of ``error_rel`` in the L2 norm together.
 
     The variance of the sum is the sum of the squares of the errors, (error_rel·|x|)², whether each error is
-    proportional to its element or not. ``sum_sq`` is |x|². Errors that elements share, as those of a factor of a whole
-    row, move a sum by more (``benchmarks/rounding``).
+    proportional to its element or not. ``sum_sq`` is |x|². Rounding errors are often *not* independent: elements that
+    are alike round alike, and rows share a factor (the norm, the sum of a softmax). Sums were measured to move by up to
+    19 of these standard deviations, sums of squares by up to 21 (``benchmarks/rounding``); ``sum_shift_most`` holds
+    always.
     """
     return error_rel * math.sqrt(sum_sq)
 
@@ -205,6 +207,18 @@ def sum_sq_std(error_rel: float, sum_sq: float, max_abs: float) -> float:
     error_rel²·|x|² to the mean.
     """
     return 2 * error_rel * max_abs * math.sqrt(sum_sq)
+
+
+def sum_shift_most(error_rel: float, sum_sq: float, numel: int) -> float:
+    """The largest change of a sum of ``numel`` elements whose errors are ``error_rel`` together in the L2 norm, however
+    they are related (Cauchy-Schwarz): sqrt(numel)·error_rel·|x|.
+    """
+    return error_rel * math.sqrt(numel * sum_sq)
+
+
+def sum_sq_shift_most(error_rel: float, sum_sq: float) -> float:
+    """The same of a sum of squares: (2·error_rel + error_rel²)·|x|², which errors that share a factor come up to."""
+    return (2 * error_rel + error_rel**2) * sum_sq
 
 
 def _require_sum(num_terms: int, mean_cosine: float) -> None:

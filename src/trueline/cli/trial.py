@@ -1,0 +1,171 @@
+"""`trueline trial`: experiments that answer what recorded Runs do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trueline.analyze.rounding import OrderJudgement
+    from trueline.trials.noise import OrderNoise, Question
+
+app = typer.Typer(no_args_is_help=True, help="Run an experiment: what rounding alone makes of a sum.")
+
+_EXIT_CODES = {True: 0, False: 1, None: 3}
+_ELEMENTS = 65_536
+
+
+@app.callback()
+def group() -> None:
+    """Run an experiment."""
+
+
+@app.command("noise")
+def noise(
+    workers: Annotated[int | None, typer.Option(help="Workers whose gradients are added up. [default: 8]")] = None,
+    elements: Annotated[int, typer.Option(help="Elements of each gradient.")] = _ELEMENTS,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the gradients: float32, bfloat16 or float16. [default: float32]", metavar="DTYPE"),
+    ] = None,
+    accumulate: Annotated[
+        str, typer.Option(help="What partial sums are kept in: same (as the gradients) or float32.", metavar="HOW")
+    ] = "same",
+    order: Annotated[
+        str, typer.Option(help="Of the sum: sequential, ring, tree, or all of these.", metavar="ORDER")
+    ] = "all",
+    cosine: Annotated[
+        float | None, typer.Option(help="Mean cosine between two workers' gradients. [default: 0]")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="A Run whose workers, mean cosine and dtype are taken, but for those given.", metavar="RUN"),
+    ] = None,
+    difference: Annotated[
+        float | None,
+        typer.Option(help="A difference |a - b| / |a| of two sums: say whether order explains it.", metavar="X"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the simulated gradients and orders.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Measure how far sums of the same gradients in different orders are apart, beside what rounding predicts.
+
+    With --difference, exit code 0: the order of the sum explains it; 1: it does not; 3: that cannot be told.
+
+    Example: trueline trial noise --workers 64 --dtype bfloat16 --difference 0.02
+    """
+    from trueline.cli.document import print_document
+    from trueline.trials.noise import ORDERS, Question, judge, question_of
+
+    if run is not None:
+        from trueline.store.reader import Run
+
+        workers, cosine, dtype = question_of(Run(run), workers=workers, cosine=cosine, dtype=dtype)
+    question = Question(
+        workers=8 if workers is None else workers,
+        elements=elements,
+        dtype=dtype or "float32",
+        accumulate=accumulate,  # type: ignore[arg-type]  # Question refuses what is no such word
+        orders=ORDERS if order == "all" else (order,),  # type: ignore[arg-type]
+        cosine=cosine or 0.0,
+        seed=seed,
+    )
+    answer = None if difference is None else judge(difference, question)
+    measured = _measured(question)
+    if json:
+        print_document(_document(question, measured, run=run, difference=difference, answer=answer))
+    else:
+        _print(question, measured, difference=difference, answer=answer)
+    if answer is not None:
+        raise typer.Exit(_EXIT_CODES[answer.explained])
+
+
+def _measured(question: Question) -> list[OrderNoise]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from trueline.trials.noise import measure, num_pieces
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Adding up gradients", total=num_pieces(question))
+        return measure(question, heard=lambda: progress.advance(task))
+
+
+def _document(
+    question: Question,
+    measured: list[OrderNoise],
+    *,
+    run: str | None,
+    difference: float | None,
+    answer: OrderJudgement | None,
+) -> dict[str, Any]:
+    """What `--json` prints; ``answer`` is null without ``--difference``, ``explained`` where that cannot be told."""
+    from dataclasses import asdict
+
+    from trueline.schema.run_manifest import SCHEMA_VERSION
+
+    told = asdict(question)
+    del told["orders"]
+    return {
+        "schema": SCHEMA_VERSION,
+        "run": run,
+        **told,
+        "orders": [asdict(one) for one in measured],
+        "difference": difference,
+        "answer": None if answer is None else asdict(answer),
+    }
+
+
+def _print(
+    question: Question, measured: list[OrderNoise], *, difference: float | None, answer: OrderJudgement | None
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(_asked(question), highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="bold")
+    table.add_column("order")
+    for title in ("error", "expected", "between two orders", "expected", "explained up to"):
+        table.add_column(title, justify="right")
+    for one in measured:
+        numbers = (one.error_rel, one.error_expected_rel, one.difference_rel, one.difference_expected_rel)
+        table.add_row(one.order, *(f"{number:.2e}" for number in (*numbers, one.limit_rel)))
+    console.print(table)
+    for line in (*_remarks(measured), *_verdict(difference, answer)):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _asked(question: Question) -> str:
+    kept = "float32" if question.accumulate == "float32" else "the same"
+    return (
+        f"Sums of the gradients of {question.workers:,} workers in {question.dtype}, partial sums in {kept}, mean "
+        f"cosine {question.cosine:.4g}; {question.elements:,} elements, relative L2:"
+    )
+
+
+def _remarks(measured: list[OrderNoise]) -> list[str]:
+    stagnating = [one.order for one in measured if one.stagnates]
+    if not stagnating:
+        return []
+    return [
+        f"One after the other ({', '.join(stagnating)}), terms become too small for the partial sum and are lost: the "
+        "expected error does not hold. Accumulate in float32."
+    ]
+
+
+def _verdict(difference: float | None, answer: OrderJudgement | None) -> list[str]:
+    if difference is None or answer is None:
+        return []
+    told = {
+        True: "is explained by reduction order",
+        False: "is not explained by reduction order",
+        None: "may or may not be explained by reduction order; that cannot be told",
+    }[answer.explained]
+    return [
+        f"A difference of {difference:.3g} {told}. {answer.why} Expected are {answer.expected_rel:.2e}, explained up "
+        f"to {answer.limit_rel:.2e}."
+    ]

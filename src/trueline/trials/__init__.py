@@ -1,0 +1,1 @@
+"""Experiments: what a question needs that recorded Runs do not answer."""
