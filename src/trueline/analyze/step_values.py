@@ -86,5 +86,6 @@ def _in_shape(stats: TensorStats | None, shape: tuple[int, ...]) -> TensorStats 
 
 
 def _loader(run: Run, step: int, rank: int, key: str, shape: tuple[int, ...]) -> Loader:
-    row = {"step": step, "rank": rank, "tensor": key, "shape": shape}
+    place = {"micro": 0, "phase": "", "name": "", "call": 0, "slot": ""}
+    row = {**place, "step": step, "rank": rank, "tensor": key, "shape": shape}
     return lambda: numbers(run.tensor(row))

@@ -1,0 +1,371 @@
+"""What the judgements of all steps say, as findings: the first place that is wrong, not the largest difference."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from trueline.analyze.align import Alignment
+from trueline.analyze.divergence import Compared
+from trueline.analyze.evidence import counted
+from trueline.analyze.propagation import RANDOM, function_of
+from trueline.analyze.values import Call, Value
+from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding, by_weight
+from trueline.store.reader import Run
+
+_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
+"""Files that are not the user's; a frame of them is shown only where there is no other."""
+
+First = tuple["Step", Compared]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank (None: merged), judged; ``run`` has the call stacks."""
+
+    run: Run
+    step: int
+    rank: int | None
+    alignment: Alignment
+    rows: Sequence[Compared]
+
+    @cached_property
+    def first(self) -> Compared | None:
+        """The first value that rounding does not explain, nor what it was made from."""
+        return next((row for row in self.rows if row.judgement == "beyond"), None)
+
+    @cached_property
+    def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
+        """Both calls by the key of that of the run, or of the reference where only that has one."""
+        return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
+
+    def beyond(self, *origins: str) -> Iterator[Compared]:
+        """Values that rounding does not explain, by where they come from."""
+        for row in self.rows:
+            if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
+                yield row
+
+    def frame(self, value: Value) -> str:
+        """``file:line function`` of the user's code that called; '' where no stack was taken."""
+        stack = value.stack
+        if stack is None:
+            pair = self.calls.get((value.site.micro, "fwd", value.site.name, value.site.call))
+            mine = None if pair is None else pair[0]
+            stack = None if mine is None else mine.first.stack
+        if stack is None or value.site.rank not in self.run.record_ranks:
+            return ""
+        try:
+            frames = self.run.stack_frames(value.site.rank, stack)
+        except RunError:
+            return ""
+        return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+
+
+def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
+    """Findings, errors first, and the value that is to blame: None where rounding explains everything.
+
+    Of differences that rounding does not explain only those of the first step that has any are told, and of these the
+    first in the order of execution: what comes after may be its consequence. Parameters before an update are none.
+    """
+    at = min((step.step for step in steps if step.first is not None), default=None)
+    concerned = [step for step in steps if step.step == at]
+    weights = list(_all(concerned, "param"))
+    others = sorted(
+        _all(concerned, "given", "call", "gradient", "wiring"), key=lambda found: (found[1].place, found[0].rank or 0)
+    )
+    findings = [*_weights_differ(weights)]
+    if others:
+        findings.append(_TOLD[_origin(others[0][1])](others))
+    settings = _optimizer_settings(mine, theirs)
+    if settings and not any(finding.code == "optimizer-differs" for finding in findings):
+        findings.append(_settings_differ(settings))
+    if not findings:
+        findings += _explained(steps)
+    findings += [*_sites_missing(steps), *_dtype_differs(steps)]
+    first = (others or weights or [None])[0]
+    return sorted(findings, key=by_weight), first
+
+
+def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
+    for step in steps:
+        for row in step.beyond(*origins):
+            yield step, row
+
+
+def _origin(row: Compared) -> str:
+    """Where the first difference comes from: the update has findings of its own."""
+    assert row.expectation is not None
+    origin = row.expectation.origin
+    return "update" if origin in ("call", "gradient") and _value(row).site.phase == "opt" else origin
+
+
+def _input_differs(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    value = _value(first)
+    return _finding(
+        "input-differs",
+        "error",
+        f"The value {value.site}, which no recorded call made, differs from the reference {_by(first)}.",
+        found[:1],
+        next=(
+            "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step.",
+            _look(step, value),
+        ),
+    )
+
+
+def _weights_differ(found: Sequence[First]) -> list[Finding]:
+    if not found:
+        return []
+    step, first = found[0]
+    names = list(dict.fromkeys(row.param or _value(row).site.name for _, row in found))
+    num_params = len({row.param for row in step.rows} | set(names)) - 1
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    claim = (
+        f"{len(names)} of {counted(num_params, 'parameter')} {'differs' if len(names) == 1 else 'differ'} from the "
+        f"reference at step {step.step}, before any update that was compared: {shown}, {_by(first)}."
+    )
+    load = "Load the same checkpoint into both runs, or seed both before the model is made."
+    return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
+
+
+def _wiring_differs(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    value = _value(first)
+    return _finding(
+        "structure-differs",
+        "error",
+        f"{value.site} is another value of the model than in the reference: the two connect their calls differently.",
+        found[:1],
+        next=("Compare the forward methods of both models at this call.", _look(step, value)),
+    )
+
+
+def _update_differs(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    claim = f"The update differs from the reference at {_value(first).site} {_by(first)}; {explain(step, first)}"
+    same = "Build both optimizers from one configuration, and compare their param_groups."
+    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, _look(step, _value(first))))
+
+
+def _first_divergence(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    value, why, at = _value(first), explain(step, first), step.frame(_value(first))
+    claim = (
+        f"The first difference that rounding does not explain is at {value.site} "
+        f"({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
+    )
+    there = {each.rank for each, row in found if each.rank is not None and _value(row).site.name == value.site.name}
+    return _finding(
+        "first-divergence",
+        "error",
+        claim,
+        found[:1],
+        ranks=tuple(sorted(there)) or value.ranks,
+        evidence={"why": why, "where": at, "beyond": len(found), "arguments": _arguments(step, first)},
+        next=_next(step, first, why),
+    )
+
+
+def explain(step: Step, row: Compared) -> str:
+    """What the call of a value was given, in words: what is left as the reason of its difference."""
+    value = _value(row)
+    if function_of(value.api) in RANDOM:
+        return "it draws random numbers, and the two runs draw different ones."
+    names = list(_differing_params(step, row))
+    if names:
+        return f"its inputs agree, its weight {', '.join(names[:2])} does not."
+    different = _arguments(step, row)
+    if different:
+        told = "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in different.items())
+        return f"its inputs agree, its arguments do not: {told}."
+    if value.site.phase == "bwd":
+        return "the gradient it was given and its forward inputs agree."
+    return "its inputs and arguments agree, so what it computes does not."
+
+
+def _differing_params(step: Step, row: Compared) -> list[str]:
+    """Parameters that went into the call of a value and differ by more than rounding explains."""
+    sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
+    wrong = {other.root: other.param for other in step.beyond("param")}
+    return [name for root, name in wrong.items() if root in sources and name is not None]
+
+
+def _arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
+    """Arguments of the call of a value that differ between the runs, by name or place."""
+    site = _value(row).site
+    phase = "fwd" if site.phase == "bwd" else site.phase
+    mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
+    if mine is None or theirs is None:
+        return {}
+    one, other = _flat_arguments(mine), _flat_arguments(theirs)
+    absent = "not given"
+    return {
+        name: (one.get(name, absent), other.get(name, absent))
+        for name in {**one, **other}
+        if one.get(name, absent) != other.get(name, absent)
+    }
+
+
+def _flat_arguments(call: Call) -> dict[str, str]:
+    text = next((value.args for value in call.values if value.args is not None), None)
+    if text is None:
+        return {}
+    document = cast(dict[str, Any], json.loads(text))
+    places = {f"argument {place}": value for place, value in enumerate(document.get("args", []))}
+    return {name: json.dumps(value) for name, value in {**places, **document.get("kwargs", {})}.items()}
+
+
+def _settings_differ(settings: Mapping[str, tuple[str, str]]) -> Finding:
+    told = "; ".join(f"{name} is {one} and not {other}" for name, (one, other) in list(settings.items())[:4])
+    return Finding(
+        code="optimizer-differs",
+        severity="error",
+        claim=f"The optimizers are set differently: {told}.",
+        evidence={"settings": {name: list(pair) for name, pair in settings.items()}},
+        next=("Build both optimizers from one configuration.",),
+    )
+
+
+def _optimizer_settings(mine: Run, theirs: Run) -> dict[str, tuple[str, str]]:
+    """Settings of the optimizers of the lowest rank of each that differ."""
+    if not mine.env or not theirs.env:
+        return {}
+    one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
+    return {name: (one[name], other[name]) for name in one if name in other and one[name] != other[name]}
+
+
+def _flat(document: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(document, dict):
+        items = list(cast(dict[str, Any], document).items())
+    elif isinstance(document, list):
+        items = list(enumerate(cast(list[Any], document)))
+    else:
+        return {prefix: json.dumps(document)}
+    flat: dict[str, str] = {}
+    for name, value in items:
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
+def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
+    lonely = [(step, row) for step in steps for row in step.rows if row.mine is None or row.theirs is None]
+    if not lonely:
+        return []
+    reasons = Counter(row.note for _, row in lonely)
+    told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+    claim = f"{counted(len(lonely), 'value')} of one run have no twin in the other: {told}."
+    return [_finding("site-missing", "info", claim, lonely[:3], evidence={"reasons": dict(reasons)})]
+
+
+def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
+    pairs = Counter(
+        (row.mine.dtype, row.theirs.dtype)
+        for step in steps
+        for row in step.rows
+        if row.mine is not None and row.theirs is not None and row.mine.dtype != row.theirs.dtype
+    )
+    if not pairs:
+        return []
+    told = "; ".join(f"{count:,} {mine} beside {theirs}" for (mine, theirs), count in pairs.most_common(3))
+    claim = f"Values have other dtypes than in the reference, and are judged by the coarser one's rounding: {told}."
+    return [_finding("dtype-differs", "info", claim, [])]
+
+
+def _explained(steps: Sequence[Step]) -> list[Finding]:
+    within = [(step, row) for step in steps for row in step.rows if row.judgement == "within"]
+    if not within:
+        return []
+    largest = max(within, key=lambda found: found[1].times or 0.0)
+    claim = (
+        f"Rounding explains every difference: {counted(len(within), 'value')} differ, "
+        f"by at most {largest[1].times or 0.0:.2g} times what is expected, at {_value(largest[1]).site}."
+    )
+    return [_finding("explained-by-rounding", "info", claim, [largest])]
+
+
+def _finding(
+    code: str,
+    severity: Any,
+    claim: str,
+    found: Sequence[First],
+    *,
+    ranks: tuple[int, ...] | None = None,
+    evidence: Mapping[str, Any] | None = None,
+    next: tuple[str, ...] = (),
+) -> Finding:
+    rows = [row for _, row in found]
+    first = rows[0] if rows else None
+    seen = sorted({rank for row in rows for rank in _value(row).ranks})
+    steps = [step.step for step, _ in found]
+    distance, expectation = (None, None) if first is None else (first.distance, first.expectation)
+    return Finding(
+        code=code,
+        severity=severity,
+        claim=claim,
+        ranks=tuple(seen) if ranks is None else ranks,
+        step_first=min(steps, default=None),
+        step_last=max(steps, default=None),
+        sites=tuple(str(_value(row).site) for row in rows[:5]),
+        measured=None if distance is None else distance.rel,
+        expected=None if expectation is None else expectation.rel,
+        unit="relative L2 difference" if distance is not None else "",
+        evidence=dict(evidence or {}),
+        next=next,
+    )
+
+
+def _next(step: Step, row: Compared, why: str) -> tuple[str, ...]:
+    look = _look(step, _value(row))
+    if "random" in why:
+        return ("Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).", look)
+    if "its weight" in why:
+        return ("Load the same checkpoint into both runs, then compare again.", look)
+    if "arguments do not" in why:
+        return ("Make the arguments the same, then compare again.", look)
+    return (look, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
+
+
+def _look(step: Step, value: Value) -> str:
+    return f"Look at it: trueline info {step.run.path} --site '{value.site.name}' --step {step.step} --stacks"
+
+
+def _by(row: Compared) -> str:
+    """By how much, in words."""
+    if row.distance is None:
+        return ""
+    if row.distance.nonfinite_differ:
+        return "NaN or infinities are where the other has none"
+    if row.distance.rel is None:
+        return "it cannot be compared"
+    times = row.times
+    factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
+    least = "" if row.distance.how == "tensor" else "at least about "
+    return f"by {least}{row.distance.rel:.2g} of its norm{factor}"
+
+
+def _value(row: Compared) -> Value:
+    value = row.mine or row.theirs
+    assert value is not None
+    return value
+
+
+def _call_key(call: Call | None) -> tuple[int, str, str, int]:
+    assert call is not None
+    return call.micro, call.phase, call.name, call.number
+
+
+_TOLD = {
+    "given": _input_differs,
+    "wiring": _wiring_differs,
+    "call": _first_divergence,
+    "gradient": _first_divergence,
+    "update": _update_differs,
+}
+"""What is told of the first difference, by its origin."""

@@ -1,0 +1,145 @@
+"""A run beside a reference, step by step: where they first differ by more than rounding explains."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from trueline.analyze.align import align
+from trueline.analyze.blame import Step, blame
+from trueline.analyze.comparison import JUDGEMENTS, Comparison, Judged, StepSummary
+from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tensor_distance
+from trueline.analyze.divergence import Compared, Divergence
+from trueline.analyze.naming import NameMap
+from trueline.analyze.sides import Arrangement, arrange
+from trueline.analyze.values import Value
+from trueline.store.reader import Run
+
+Heard = Callable[[int, int], None]
+"""Told how many of how many steps are done."""
+
+
+def compare(
+    run: str | os.PathLike[str] | Run,
+    ref: str | os.PathLike[str] | Run,
+    *,
+    names: NameMap | None = None,
+    steps: Collection[int] | None = None,
+    ranks: Collection[int] | None = None,
+    max_bytes: int = MAX_BYTES,
+    heard: Heard | None = None,
+) -> Comparison:
+    """The first difference between two Runs that rounding does not explain, and a judgement of every pair of values.
+
+    What rounding explains is derived from what was recorded. ``names`` maps names of the run to those of the reference.
+    ``steps`` and ``ranks`` choose; ``max_bytes`` of memory are taken to compare stored values. Raises ``RunError`` where there is no Run, ``CannotTell`` where
+    nothing was recorded in both, ``AlignmentError`` where nothing of the two aligns.
+    """
+    mine, theirs = (each if isinstance(each, Run) else Run(each) for each in (run, ref))
+    measure = measure_with(max_bytes)
+    judged: list[Step] = []
+    arrangements = arrange(mine, theirs, steps=steps, ranks=ranks)
+    first_step = arrangements[0].step
+    for done, each in enumerate(arrangements):
+        if heard is not None:
+            heard(done, len(arrangements))
+        tainted = any(step.first is not None for step in judged if step.step < each.step)
+        alignment = align(*(sides := each.read()), names or NameMap())
+        divergence = Divergence(alignment, sides, measure=measure, settled=each.step > first_step, tainted=tainted)
+        judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows))
+    findings, first = blame(mine, theirs, judged)
+    rows = [_row(step, compared) for step in judged for compared in step.rows]
+    return Comparison(
+        run=mine.path,
+        ref=theirs.path,
+        findings=tuple(findings),
+        rows=rows,
+        steps=[_summary(step) for step in judged],
+        first=None if first is None else _row(*first),
+        missing=_missing(judged),
+        notes=tuple(_notes(mine, theirs, arrangements)),
+    )
+
+
+def measure_with(max_bytes: int) -> Callable[[Value, Value], Distance]:
+    """The distance of two values: by their statistics where these say that they are equal or nothing more was stored,
+    else by the values themselves.
+    """
+
+    def measure(mine: Value, theirs: Value) -> Distance:
+        if mine.stats is None or theirs.stats is None:
+            return Distance(None, None, "statistics")
+        width = mine.shape[-1] if mine.shape else 1
+        distance = stats_distance(mine.stats, theirs.stats, rows=mine.stats.numel // max(width, 1))
+        if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
+            return distance
+        return tensor_distance(mine.load(), theirs.load(), max_bytes=max_bytes)
+
+    return measure
+
+
+def _row(step: Step, compared: Compared) -> Judged:
+    value = compared.mine or compared.theirs
+    assert value is not None
+    distance, expectation = compared.distance, compared.expectation
+    shown = None if distance is None else distance.rel
+    return Judged(
+        step=step.step,
+        rank=step.rank,
+        place=compared.place,
+        site=None if compared.mine is None else str(compared.mine.site),
+        ref_site=None if compared.theirs is None else str(compared.theirs.site),
+        judgement=compared.judgement,
+        kind=value.kind,
+        api=value.api,
+        dtype="" if compared.mine is None else compared.mine.dtype,
+        ref_dtype="" if compared.theirs is None else compared.theirs.dtype,
+        shape=value.shape,
+        measured=shown,
+        expected=None if expectation is None or shown is None else expectation.rel,
+        times=compared.times,
+        how="" if distance is None or shown is None else distance.how,
+        note=compared.note,
+        where=step.frame(value),
+        details=None if distance is None else distance.details,
+    )
+
+
+def _summary(step: Step) -> StepSummary:
+    counts = Counter(row.judgement for row in step.rows)
+    first = step.first
+    return StepSummary(
+        step=step.step,
+        rank=step.rank,
+        counts={name: counts[name] for name in JUDGEMENTS if counts[name]},
+        first_site=None if first is None or first.mine is None else str(first.mine.site),
+        largest_times=max((row.times for row in step.rows if row.times is not None), default=None),
+        loss_rel=_loss_rel(step.rows),
+    )
+
+
+def _loss_rel(rows: Sequence[Compared]) -> float | None:
+    """Of the last number that the forward pass returned and that has a gradient of one element: the loss."""
+    losses = [
+        row
+        for row in rows
+        if row.mine is not None
+        and row.distance is not None
+        and row.mine.site.phase == "fwd"
+        and row.mine.returned
+        and row.mine.shape == ()
+        and row.mine.dtype.startswith(("float", "bfloat"))
+    ]
+    return losses[-1].distance.rel if losses and losses[-1].distance is not None else None
+
+
+def _missing(steps: Sequence[Step]) -> dict[str, int]:
+    """How many values have no twin, by reason."""
+    lonely = (row for step in steps for row in step.rows if row.mine is None or row.theirs is None)
+    return dict(Counter(row.note for row in lonely).most_common())
+
+
+def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement]) -> list[str]:
+    notes = list(dict.fromkeys(each.note for each in arrangements if each.note))
+    return [*notes, *(f"{run.path}: {problem}" for run in (mine, theirs) for problem in run.problems)]

@@ -1,0 +1,211 @@
+"""Each value of a step beside its twin: equal, within rounding, beyond it, or differing because its inputs do.
+
+Values are gone through in the order of execution, on the side that recorded more: what it has and the other lacks still
+tells how differences are passed on. See ``expected`` for what rounding explains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from trueline.analyze.align import Alignment
+from trueline.analyze.comparison import Judgement
+from trueline.analyze.distance import Distance
+from trueline.analyze.expected import CallKey, Expectation, Expected, coarser, key_of
+from trueline.analyze.values import StepValues, Value
+
+LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
+"""How many times the expected difference rounding explains, by how the difference was measured; ``benchmarks/compare``
+has the largest that healthy pairs of runs reach. Statistics tell a difference less exactly.
+"""
+
+Measure = Callable[[Value, Value], Distance]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A pair of values, or a value without twin, in the order of execution: ``place`` counts from 0.
+
+    ``root`` is that of the value on the side whose order it is, as ``Expectation.sources`` has them; None of a value
+    that only the other side has. ``param`` is the name of the parameter that the value is.
+    """
+
+    place: int
+    root: int | None
+    mine: Value | None
+    theirs: Value | None
+    judgement: Judgement
+    distance: Distance | None = None
+    expectation: Expectation | None = None
+    note: str = ""
+    param: str | None = None
+
+    @property
+    def times(self) -> float | None:
+        """The difference over the one that rounding explains; inf where none is expected."""
+        if self.distance is None or self.distance.rel is None or self.expectation is None:
+            return None
+        return _over(self.distance.rel, self.expectation.rel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    judgement: Judgement
+    distance: Distance | None
+    expectation: Expectation
+    note: str = ""
+
+
+class Divergence:
+    """All judgements of one aligned step.
+
+    ``settled``: the step comes after an update, so parameters and the optimizer's state are taken as they are.
+    ``tainted``: rounding did not explain a difference at a step before, so it need not explain those.
+    """
+
+    def __init__(
+        self,
+        alignment: Alignment,
+        sides: tuple[StepValues, StepValues],
+        *,
+        measure: Measure,
+        settled: bool = False,
+        tainted: bool = False,
+    ) -> None:
+        self._measure = measure
+        self._settled = settled
+        self._tainted = tainted
+        mine, theirs = sides
+        self._leads = len(mine.values) >= len(theirs.values)
+        guide = mine if self._leads else theirs
+        self.expected = Expected(guide)
+        self._by_root: dict[tuple[int, int], _Verdict] = {}
+        self._unlike: set[CallKey] = set()
+        """Calls that took values without a comparable twin: what they return says nothing."""
+        self.rows = list(self._run(guide, alignment))
+
+    def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
+        """Rows of the guide in its order; what only the other side has follows at the end."""
+        others: dict[int, tuple[Value, str]] = {}
+        reasons: dict[int, str] = {}
+        alone: list[tuple[Value, str]] = []
+        for pair in alignment.pairs:
+            own, other = (pair.mine, pair.theirs) if self._leads else (pair.theirs, pair.mine)
+            if own is None and other is not None:
+                alone.append((other, pair.reason))
+            elif own is not None and other is not None:
+                others[own.index] = other, pair.reason
+            elif own is not None:
+                reasons[own.index] = pair.reason
+        for place, value in enumerate(guide.values):
+            twin, reason = others.get(value.index, (None, reasons.get(value.index, "")))
+            verdict = self._judge(value, twin)
+            self.expected.seen(value)
+            self._note_inputs(value, verdict)
+            yield self._row(place, value, twin, verdict, reason)
+        for place, (value, reason) in enumerate(alone, start=len(guide.values)):
+            yield self._row(place, None, value, None, reason)
+
+    def _row(
+        self, place: int, own: Value | None, other: Value | None, verdict: _Verdict | None, reason: str
+    ) -> Compared:
+        mine, theirs = (own, other) if self._leads else (other, own)
+        root = None if own is None else own.root
+        param = None if root is None else self.expected.param_of(root)
+        if verdict is None or other is None:
+            return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
+        note = verdict.note or reason
+        return Compared(
+            place, root, mine, theirs, verdict.judgement, verdict.distance, verdict.expectation, note, param
+        )
+
+    def _judge(self, value: Value, twin: Value | None) -> _Verdict | None:
+        """The judgement of a value; of a tensor that was seen before, the one of then."""
+        new = value.root == value.index or not self.expected.knows(value.root)
+        if new:
+            expectation = self.expected.of(value, twin)
+            verdict = None if twin is None else self._compared(value, twin, expectation)
+            self._learn(value, twin, expectation, verdict)
+        elif twin is None:
+            return None
+        else:
+            verdict = self._by_root.get((value.root, twin.root))
+            if verdict is None:
+                verdict = self._compared(value, twin, self.expected.again(value))
+        if twin is not None and verdict is not None:
+            self._by_root.setdefault((value.root, twin.root), verdict)
+        return verdict
+
+    def _note_inputs(self, value: Value, verdict: _Verdict | None) -> None:
+        if verdict is not None and verdict.judgement != "not-comparable":
+            return
+        if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
+            self._unlike.add(key_of(value))
+
+    def _learn(self, value: Value, twin: Value | None, expectation: Expectation, verdict: _Verdict | None) -> None:
+        dtype = value.dtype if twin is None else coarser(value.dtype, twin.dtype)
+        if verdict is None or verdict.distance is None:
+            self.expected.learn(value, expectation.rel, dtype=dtype, tainted=expectation.tainted)
+            return
+        distance, judgement = verdict.distance, verdict.judgement
+        rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
+        if distance.equal:
+            rel = 0.0
+        elif distance.how != "tensor":
+            rel = max(rel, expectation.rel)
+        if expectation.origin == "param" and judgement == "beyond":
+            # What the first call makes of a wrong weight is what names that call.
+            self.expected.learn(value, expectation.rel, dtype=dtype, tainted=False)
+            return
+        self.expected.learn(value, rel, dtype=dtype, tainted=judgement in ("beyond", "propagated"))
+
+    def _settles(self, value: Value, expectation: Expectation) -> bool:
+        """Whether a value is what an update before left."""
+        left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
+        return self._settled and left
+
+    def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Verdict:
+        if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
+            note = f"shapes {list(value.shape)} and {list(twin.shape)} cannot be compared"
+            return _Verdict("not-comparable", None, expectation, note)
+        distance = self._measure(value, twin)
+        if distance.rel is None and distance.equal is None:
+            note = value.note or twin.note or "nothing that both sides recorded can be compared"
+            return _Verdict("not-comparable", distance, expectation, note)
+        if distance.equal:
+            return _Verdict("equal", distance, expectation)
+        if self._settles(value, expectation):
+            judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
+            left = replace(expectation, rel=distance.rel or 0.0)
+            return _Verdict(judgement, distance, left, "as the updates before this step left it")
+        judgement = self._judgement(distance, expectation)
+        if judgement == "beyond" and self._is_of_unlike(value, expectation):
+            note = "its call took other values than the one in the reference"
+            return _Verdict("not-comparable", distance, expectation, note)
+        return _Verdict(judgement, distance, expectation)
+
+    def _is_of_unlike(self, value: Value, expectation: Expectation) -> bool:
+        """Whether a value was made from values without a comparable twin, here or in the forward call."""
+        if expectation.origin not in ("call", "gradient"):
+            return False
+        micro, phase, name, number = key_of(value)
+        return (micro, phase, name, number) in self._unlike or (micro, "fwd", name, number) in self._unlike
+
+    def _judgement(self, distance: Distance, expectation: Expectation) -> Judgement:
+        limit = LIMIT[distance.how or "statistics"]
+        beyond: Judgement = "propagated" if expectation.tainted else "beyond"
+        if distance.nonfinite_differ or distance.rel is None:
+            return beyond
+        if _over(distance.rel, expectation.rel) <= limit:
+            # What a wrong input explains is not what rounding explains.
+            return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
+        # With statistics alone the size of a difference that is not rounding is only guessed.
+        return beyond if distance.how == "tensor" or not expectation.tainted else "propagated"
+
+
+def _over(rel: float, expected: float) -> float:
+    if rel == 0:
+        return 0.0
+    return rel / expected if expected > 0 else math.inf

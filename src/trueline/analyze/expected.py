@@ -1,0 +1,318 @@
+"""The relative difference that rounding explains for each value of a step, value by value in the order of execution.
+
+What a call took is known by then: a difference that was measured and explained, or one that is only expected where
+nothing was measured. What it returns is expected to differ by that, passed on as ``propagation`` says, and by the
+call's own rounding on both sides (``op_rounding``). A value that no recorded call made is expected to be equal.
+
+Gradients run through the same calls the other way: what a call's backward returns for an input depends on the gradient
+that it got and on the inputs of the forward call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from trueline.analyze.op_rounding import op_class_of, op_rounding_rel
+from trueline.analyze.propagation import (
+    Operand,
+    backward_rel,
+    condition_of,
+    forward_rel,
+    function_of,
+    reduction_length,
+)
+from trueline.analyze.rounding import UNIT_ROUNDOFF, rounding_rel
+from trueline.analyze.values import StepValues, Value
+
+Origin = Literal["call", "given", "param", "gradient", "wiring"]
+"""Where a value comes from: a recorded call, nothing recorded, the parameters, the backward of what is not seen; or it
+was seen before, beside another twin: the two runs wire their calls in different ways."""
+
+CallKey = tuple[int, str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What rounding explains of a value's difference, ``rel``, and which values it was made from.
+
+    ``own`` is the part of it that the maker's own rounding has. ``tainted`` says that a value it was made from differs
+    by more than rounding explains, ``sources`` are the roots of those values and ``call`` is the maker.
+    """
+
+    rel: float
+    own: float
+    origin: Origin
+    tainted: bool = False
+    sources: tuple[int, ...] = ()
+    call: CallKey | None = None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a value by the time it is used."""
+
+    operand: Operand
+    dtype: str
+    tainted: bool = False
+
+
+@dataclass(slots=True)
+class _Called:
+    """What a call has taken and given so far; of a backward, ``taken`` are the gradients that it got."""
+
+    api: str
+    taken: list[int] = field(default_factory=list[int])
+    slots: list[str] = field(default_factory=list[str])
+    worst_inside: float = 0.0
+
+
+class Expected:
+    """The expectation of each value of ``side``: hand values over in order, ``learn`` what they turned out to be."""
+
+    def __init__(self, side: StepValues) -> None:
+        self._known: dict[int, _Known] = {}
+        self._calls: dict[CallKey, _Called] = {}
+        self._gradients: dict[int, list[int]] = {}
+        self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
+        self._by_param = {name: root for root, name in self._param_roots.items()}
+        self._grad_roots: dict[str, int] = {}
+        self._worst = 0.0
+        self._worst_backward = 0.0
+        self._leaves = {name.rsplit(".", 1)[0] for name in self._by_param}
+        self._executed: CallKey | None = None
+        self._forward_roots: dict[tuple[int, str, int, str], int] = {}
+        self._latest: dict[tuple[int, str, str], int] = {}
+
+    def of(self, value: Value, twin: Value | None) -> Expectation:
+        """What to expect of a value that is seen for the first time (``root`` is its own index)."""
+        dtype = coarser(value.dtype, twin.dtype) if twin is not None else value.dtype
+        out = operand_of(value, 0.0)
+        if value.kind == "param":
+            return self._of_param(value, twin, out, dtype)
+        if self._is_gradient(value):
+            return self._of_gradient(value, out, dtype)
+        if not value.returned:
+            return self._of_given(value, twin)
+        call = self._calls.get(key_of(value))
+        return self._of_call(value, call, out, dtype) if call is not None else self._of_given(value, twin)
+
+    def param_of(self, root: int) -> str | None:
+        """The name of the parameter that a value is, None where it is none."""
+        return self._param_roots.get(root)
+
+    def knows(self, root: int) -> bool:
+        """Whether a value was seen before."""
+        return root in self._known
+
+    def again(self, value: Value) -> Expectation:
+        """What to expect of a value that was seen before, beside another twin than then."""
+        known = self._known[value.root]
+        origin: Origin = "param" if value.root in self._param_roots else "wiring"
+        return Expectation(known.operand.rel, 0.0, origin, known.tainted)
+
+    def learn(self, value: Value, rel: float, *, dtype: str, tainted: bool) -> None:
+        """A value that was seen for the first time is known to differ by ``rel``."""
+        self._known[value.root] = _Known(operand_of(value, rel), dtype, tainted)
+        if not tainted and value.kind != "param":
+            self._worst = max(self._worst, rel)
+            if value.site.phase == "bwd":
+                self._worst_backward = max(self._worst_backward, rel)
+
+    def seen(self, value: Value) -> None:
+        """Note where a value, new or not, was taken or given; after ``learn``, and for every value of the step."""
+        key = key_of(value)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Called(value.api)
+            if value.kind == "module":
+                self._latest[key[:3]] = key[3]
+        if value.site.phase == "fwd":
+            self._forward_roots[value.site.micro, value.site.name, value.site.call, value.site.slot] = value.root
+        known = self._known[value.root]
+        if self._is_gradient(value):
+            if value.returned:
+                call.taken.append(value.root)
+                call.slots.append(value.site.slot)
+            elif (root := self._forward_root(value)) is not None:
+                self._gradients.setdefault(root, []).append(value.root)
+            if value.kind == "param":
+                self._grad_roots[value.site.name] = value.root
+        elif not value.returned:
+            call.taken.append(value.root)
+            call.slots.append(value.site.slot)
+        for open_call in self._open_modules(value):
+            open_call.worst_inside = max(open_call.worst_inside, known.operand.rel)
+
+    def is_taken(self, value: Value) -> bool:
+        """Whether a call took the value: as an argument, or in backward as the gradient of what it had returned."""
+        return value.returned if self._is_gradient(value) else not value.returned
+
+    # -- by origin ---------------------------------------------------------------------------------------------------
+
+    def _of_param(self, value: Value, twin: Value | None, out: Operand, dtype: str) -> Expectation:
+        name, phase = value.site.name, value.site.phase
+        if phase == "grad" and name in self._grad_roots:
+            source = self._grad_roots[name]
+            own = _both(rounding_rel(_unit(dtype)) * math.sqrt(max(len(value.ranks), 2)))
+            return self._made(self._known[source].operand.rel, own, "call", (source,), key_of(value))
+        if phase == "bwd":
+            return self._of_gradient(value, out, dtype)
+        if phase == "grad":
+            return self._unseen(out, dtype, key_of(value))
+        return Expectation(_cast(value, twin), 0.0, "param")
+
+    def _of_given(self, value: Value, twin: Value | None) -> Expectation:
+        cast = _cast(value, twin)
+        if value.root in self._param_roots:
+            return Expectation(cast, 0.0, "param")
+        # Something that is not recorded may have made it from what is known.
+        derived = 0.0 if not _is_float(value.dtype) else 2 * self._worst
+        return Expectation(math.hypot(cast, derived), 0.0, "given")
+
+    def _of_call(self, value: Value, call: _Called, out: Operand, dtype: str) -> Expectation:
+        if value.kind == "module" and (call.worst_inside or value.site.name not in self._leaves):
+            rel = math.hypot(
+                call.worst_inside, max((self._known[root].operand.rel for root in call.taken), default=0.0)
+            )
+            own = _both(op_rounding_rel("unknown", dtype, dtype)) if _is_float(dtype) else 0.0
+            return self._made(2 * rel, own, "call", tuple(call.taken), key_of(value))
+        taken = list(call.taken)
+        if value.kind == "module":
+            prefix = f"{value.site.name}."
+            taken += [root for name, root in self._by_param.items() if name.startswith(prefix) and root in self._known]
+        function = function_of(value.api)
+        ins = [self._known[root].operand for root in taken]
+        own = self._own_rounding(value, function, taken, out, dtype)
+        return self._made(forward_rel(function, ins, out), own, "call", tuple(taken), key_of(value))
+
+    def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
+        key = key_of(value)
+        if value.returned or value.kind == "param":
+            sources = self._gradients.get(self._forward_root(value) or -1, [])
+            if not sources:
+                return self._unseen(out, dtype, key)
+            squares = sum((known.operand.rel * (known.operand.rms or 0.0)) ** 2 for known in self._all(sources))
+            scale = out.rms or max((known.operand.rms or 0.0 for known in self._all(sources)), default=0.0)
+            rel = math.sqrt(squares) / scale if scale else max(known.operand.rel for known in self._all(sources))
+            own = _both(rounding_rel(_unit(dtype))) * math.sqrt(len(sources))
+            return self._made(rel, own, "call", tuple(sources), key)
+        call = self._calls.get(key)
+        if call is None or not call.taken:
+            return self._unseen(out, dtype, key)
+        forward = self._calls.get((key[0], "fwd", key[2], key[3]))
+        inputs = (
+            []
+            if forward is None
+            else [
+                replace(self._known[root].operand, slot=slot)
+                for root, slot in zip(forward.taken, forward.slots, strict=True)
+            ]
+        )
+        given = max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
+        function = function_of(value.api)
+        if value.kind == "module" and not self._leaf(value):
+            rel = 2 * max(given.rel, call.worst_inside)
+        else:
+            rel = backward_rel(function, given, inputs, replace(out, slot=value.site.slot))
+        own = self._own_rounding(value, function, [*call.taken, *(forward.taken if forward else [])], out, dtype)
+        own = math.hypot(own, _both(rounding_rel(_unit(dtype))))
+        sources = (*call.taken, *(forward.taken if forward else ()))
+        return self._made(rel, own, "call", sources, key)
+
+    def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
+        """A gradient of what the record does not show: as far off as any before it, and twice that."""
+        rel = 2 * max(self._worst_backward, self._worst) if out.numel > 1 else 0.0
+        return Expectation(math.hypot(rel, rounding_rel(_unit(dtype)) if rel else 0.0), 0.0, "gradient", call=key)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _made(self, rel: float, own: float, origin: Origin, sources: tuple[int, ...], call: CallKey) -> Expectation:
+        tainted = any(self._known[root].tainted for root in sources)
+        return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call)
+
+    def _own_rounding(self, value: Value, function: str, taken: list[int], out: Operand, dtype: str) -> float:
+        if not _is_float(dtype):
+            return 0.0
+        floats = [self._known[root].dtype for root in taken if _is_float(self._known[root].dtype)]
+        dtype_in = dtype
+        for each in floats[:2]:
+            dtype_in = coarser(dtype_in, each) if _unit(each) < 0.1 else dtype_in
+        ins = [self._known[root].operand for root in taken]
+        op_class = op_class_of(function)
+        length = reduction_length(function, ins, out)
+        return _both(op_rounding_rel(op_class, dtype_in, dtype, length, condition_of(function, ins, out)))
+
+    def _is_gradient(self, value: Value) -> bool:
+        """Whether a row of the backward pass is of a gradient; a call that runs meanwhile has arguments."""
+        if value.site.phase != "bwd":
+            return False
+        if value.args is not None:
+            self._executed = key_of(value)
+        return self._executed != key_of(value)
+
+    def _forward_root(self, value: Value) -> int | None:
+        """The root of the value that this one is the gradient of."""
+        if value.kind == "param":
+            return self._by_param.get(value.site.name)
+        site = value.site
+        return self._forward_roots.get((site.micro, site.name, site.call, site.slot))
+
+    def _open_modules(self, value: Value) -> list[_Called]:
+        """The calls of modules around a value in its phase that have not returned yet."""
+        found: list[_Called] = []
+        parts = value.module.split(".") if value.module else []
+        for end in range(len(parts), 0, -1):
+            name = ".".join(parts[:end])
+            number = self._latest.get((value.site.micro, value.site.phase, name))
+            if number is not None:
+                found.append(self._calls[value.site.micro, value.site.phase, name, number])
+        return found
+
+    def _leaf(self, value: Value) -> bool:
+        return value.site.name in self._leaves
+
+    def _all(self, roots: list[int]) -> list[_Known]:
+        return [self._known[root] for root in roots]
+
+
+def operand_of(value: Value, rel: float) -> Operand:
+    """What the laws of propagation need to know of a value that differs by ``rel``."""
+    stats = value.stats
+    if stats is None or not stats.finite:
+        return Operand(rel, None, value.shape, slot=value.site.slot)
+    rms, std = stats.rms, stats.std
+    spread = rms / std if rms and std else 1.0
+    return Operand(rel, rms or None, value.shape, spread=max(spread, 1.0), slot=value.site.slot)
+
+
+def coarser(one: str, other: str) -> str:
+    """Of two dtypes the one that rounds more; an integer one rounds nothing."""
+    return one if _unit(one) >= _unit(other) else other
+
+
+def _cast(value: Value, twin: Value | None) -> float:
+    """The rounding of a value that is the same but for its dtype."""
+    if twin is None or twin.dtype == value.dtype or not (_is_float(value.dtype) and _is_float(twin.dtype)):
+        return 0.0
+    return rounding_rel(_unit(coarser(value.dtype, twin.dtype)))
+
+
+def _both(rel: float) -> float:
+    """Both sides round, independently of each other."""
+    return math.sqrt(2) * rel
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in UNIT_ROUNDOFF
+
+
+def _unit(dtype: str) -> float:
+    return UNIT_ROUNDOFF.get(dtype, 0.0)
+
+
+def key_of(value: Value) -> CallKey:
+    """The call that a value belongs to."""
+    site = value.site
+    return site.micro, site.phase, site.name, site.call

@@ -1,0 +1,294 @@
+"""How a call passes differences on: the relative difference to expect of what it returns, from those of what it took.
+
+Differences are relative in the L2 norm: r of a value x means that ‖δ‖ = r·‖x‖. Every law below is the first-order error
+analysis of its call with δ independent of the values, so that a sum of squares stands for a sum (Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd ed., ch. 1 and 3): what is expected, not a bound. A call without a law of its own
+is taken to change no number by more than its input was changed, as almost all activation functions do.
+
+Letters: r relative difference, K terms of a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trueline.analyze.op_rounding import OpClass, op_class_of
+
+RANDOM = frozenset(
+    {
+        "dropout",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "bernoulli",
+        "multinomial",
+    }
+    | {
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "uniform",
+        "poisson",
+    }
+    | {"exponential", "rrelu", "gumbel_softmax"}
+)
+"""Functions of torch that draw random numbers."""
+
+_SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
+_FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "addcmul", "prod"})
+_MEANS = frozenset({"mean", "nanmean"})
+
+_PREFIXED = {f"{side}{name}": name for side in "ir" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
+_ALIASES = {"rdiv": "div", "multiply": "mul", "divide": "div", "subtract": "sub", "concatenate": "cat"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What a law must know of a value: ``rel`` its relative difference, ``rms`` of its numbers (None: not measured),
+    ``spread`` the rms over the standard deviation (1 for mean zero), ``largest`` magnitude (None: not measured).
+    """
+
+    rel: float
+    rms: float | None
+    shape: tuple[int, ...]
+    spread: float = 1.0
+    largest: float | None = None
+    slot: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def function_of(api: str) -> str:
+    """The plain name of what was called: 'add' for 'torch.Tensor.__iadd__', 'layer_norm' for 'torch.nn.LayerNorm'."""
+    name = api.rsplit(".", 1)[-1]
+    if ".nn.modules." in api and name[:1].isupper():
+        name = _MODULES.get(name) or name.lower()
+    name = name.removeprefix("_foreach_").strip("_")
+    return _PREFIXED.get(name) or _ALIASES.get(name) or name
+
+
+_MODULES = {
+    "LayerNorm": "layer_norm",
+    "RMSNorm": "rms_norm",
+    "GroupNorm": "group_norm",
+    "BatchNorm1d": "batch_norm",
+    "BatchNorm2d": "batch_norm",
+    "BatchNorm3d": "batch_norm",
+    "LogSoftmax": "log_softmax",
+    "CrossEntropyLoss": "cross_entropy",
+    "MSELoss": "mse_loss",
+    "MultiheadAttention": "scaled_dot_product_attention",
+}
+
+
+def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:
+    """How many terms the sums of a call have, as ``op_rounding.LAWS`` means it for its class; at least 1."""
+    if not ins:
+        return 1
+    first, kind = ins[0], _class_of(function)
+    row = first.shape[-1] if first.shape else 1
+    if function.startswith("conv") and len(ins) > 1:
+        return max(math.prod(ins[1].shape[1:]), 1)
+    if kind in ("product", "norm", "softmax", "loss"):
+        return max(row, 1)
+    if kind == "attention":
+        return max(row + (ins[1].shape[-2] if len(ins) > 1 and len(ins[1].shape) > 1 else 0), 1)
+    return max(first.numel // max(out.numel, 1), 1)
+
+
+def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
+    """The condition of a call as ``op_rounding.LAWS`` means it for its class, from what was measured; 1 elsewhere."""
+    kind = _class_of(function)
+    if not out.rms or not ins or not ins[0].rms:
+        return 1.0
+    if kind == "product" and len(ins) > 1 and ins[1].rms:
+        return _bounded(ins[0].rms * ins[1].rms * math.sqrt(reduction_length(function, ins, out)) / out.rms)
+    if kind in ("sum", "mean"):
+        length = reduction_length(function, ins, out)
+        return _bounded(ins[0].rms * math.sqrt(length) / (out.rms * (length if kind == "mean" else 1)))
+    return _bounded(ins[0].spread) if kind == "norm" else 1.0
+
+
+def _bounded(condition: float) -> float:
+    return min(max(condition, 1e-3), _MOST)
+
+
+def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
+    """The relative difference of ``out`` to expect from those of ``ins`` alone (exact arithmetic within the call)."""
+    alive = [each for each in ins if each.rel > 0]
+    if not alive:
+        return 0.0
+    return _FORWARD.get(_class_of(function), _additive)(ins, out)
+
+
+def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Operand) -> float:
+    """The same for a gradient ``out`` that a call's backward returns for one of its inputs.
+
+    ``given`` is the gradient that it got, ``ins`` are the inputs of the forward call, ``out`` has the slot of the one
+    that it is the gradient of.
+    """
+    others = [each for each in ins if each.slot != out.slot]
+    kind = _class_of(function)
+    if kind == "product" and others:
+        return _product([given, *others[:1]], out)
+    if kind in ("move", "additive"):
+        return _passed(given, out)
+    logits = _logits(ins) if kind == "attention" else max((each.rms or 1.0 for each in ins[:1]), default=1.0)
+    own = math.sqrt(sum(each.rel**2 for each in ins))
+    factor = max(1.0, logits) if kind in ("attention", "softmax", "loss") else 1.0
+    return math.hypot(_passed(given, out), _steepness(kind) * factor * own * _ratio(given, out))
+
+
+def _class_of(function: str) -> str:
+    if function in _SOFTMAXES:
+        return "softmax"
+    if function in _FACTORS:
+        return "factors"
+    if function == "addcdiv":
+        return "quotient"
+    if function in _MEANS:
+        return "mean"
+    return _KINDS.get(op_class_of(function), "additive")
+
+
+def _steepness(kind: str) -> float:
+    """How much steeper than the function its derivative is: a norm subtracts two projections."""
+    return 3.0 if kind in ("norm", "attention", "softmax") else 1.5
+
+
+def _ratio(taken: Operand, out: Operand) -> float:
+    """How many times smaller the numbers of ``out`` are than those it was made from; at least 1."""
+    if not taken.rms or not out.rms:
+        return 1.0
+    return max(1.0, taken.rms / out.rms)
+
+
+def _passed(given: Operand, out: Operand) -> float:
+    """A gradient that is spread, gathered or scaled: sums over rows that were one row in the forward pass included."""
+    terms = max(given.numel / max(out.numel, 1), 1.0)
+    if not given.rms or not out.rms:
+        return given.rel
+    return given.rel * max(1.0, given.rms * math.sqrt(terms) / out.rms)
+
+
+def _additive(ins: Sequence[Operand], out: Operand) -> float:
+    """‖δ out‖² = Σ‖δ in‖², numbers of an input that is broadcast being as wrong wherever they are used."""
+    if out.rms:
+        return math.sqrt(sum((each.rel * (each.rms or out.rms)) ** 2 for each in ins)) / out.rms
+    return math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _factors(ins: Sequence[Operand], out: Operand) -> float:
+    """Relative differences of factors add up; more where large numbers meet small ones."""
+    size = math.prod(each.rms or 1.0 for each in ins if each.numel > 1)
+    known = all(each.rms for each in ins) and out.rms
+    excess = max(1.0, size / out.rms) if known and out.rms and len(ins) > 1 else 1.0
+    return min(excess, _MOST) * math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _quotient(ins: Sequence[Operand], out: Operand) -> float:
+    """Of x + value·n/d, Adam's update: where n is as small as its difference, n/d has the wrong sign. Of numbers with
+    density at zero the share of such ones is about r, and each is off by twice its size: 2·sqrt(r) of the quotient.
+    """
+    if len(ins) < 3 or not out.rms:
+        return _additive(ins, out)
+    kept, numerator, denominator = ins[0], ins[1], ins[2]
+    quotient = (numerator.rms or 1.0) / denominator.rms if denominator.rms else 1.0
+    moved = 2 * math.sqrt(min(numerator.rel + denominator.rel, 1.0)) * quotient
+    return math.hypot(kept.rel * (kept.rms or out.rms) / out.rms, moved / out.rms)
+
+
+def _product(ins: Sequence[Operand], out: Operand) -> float:
+    """‖δA·B‖ = ‖δA‖·‖B‖/sqrt(K) for δA unrelated to B, which over ‖AB‖ is the condition; at least 1."""
+    if len(ins) < 2 or not ins[0].rms or not ins[1].rms or not out.rms:
+        return math.sqrt(sum(each.rel**2 for each in ins))
+    terms = max(math.sqrt(ins[0].numel * ins[1].numel / max(out.numel, 1)), 1.0)
+    batches = max(min(ins[0].numel, ins[1].numel) / max(terms * max(out.shape[-1] if out.shape else 1, 1), 1.0), 1.0)
+    condition = ins[0].rms * ins[1].rms * math.sqrt(terms / math.sqrt(batches)) / out.rms
+    grown = max(1.0, min(condition, _MOST)) * math.hypot(ins[0].rel, ins[1].rel)
+    return math.sqrt(grown**2 + sum((each.rel * (each.rms or 0.0) / out.rms) ** 2 for each in ins[2:]))
+
+
+def _normed(ins: Sequence[Operand], out: Operand) -> float:
+    """Rows are divided by their own size; where a mean is taken off, what is left is smaller by ``spread``."""
+    first, rest = ins[0], ins[1:]
+    return math.sqrt((1.5 * min(first.spread, _MOST) * first.rel) ** 2 + sum(each.rel**2 for each in rest))
+
+
+def _exponential(ins: Sequence[Operand], out: Operand) -> float:
+    """Softmax turns absolute differences of its logits into relative ones."""
+    return max(1.0, ins[0].rms or 1.0) * ins[0].rel
+
+
+def _attention(ins: Sequence[Operand], out: Operand) -> float:
+    """Absolute differences of the logits, as softmax has them, and those of the values that are averaged."""
+    if len(ins) < 3:
+        return _additive(ins, out)
+    return math.hypot(max(1.0, _logits(ins)) * math.hypot(ins[0].rel, ins[1].rel), ins[2].rel * _ratio(ins[2], out))
+
+
+def _logits(ins: Sequence[Operand]) -> float:
+    """The rms of q·k/sqrt(d) for unrelated q and k."""
+    if len(ins) < 2 or not ins[0].rms or not ins[1].rms:
+        return 1.0
+    return min(ins[0].rms * ins[1].rms, _MOST)
+
+
+def _averaged(ins: Sequence[Operand], out: Operand) -> float:
+    """A mean of K terms: differences average out with their square root, the terms themselves may cancel."""
+    first = ins[0]
+    terms = max(first.numel / max(out.numel, 1), 1.0)
+    shrunk = _ratio(first, out)
+    return first.rel * max(1.0, min(shrunk, shrunk / math.sqrt(terms) * 4))
+
+
+def _summed(ins: Sequence[Operand], out: Operand) -> float:
+    first = ins[0]
+    terms = max(first.numel / max(out.numel, 1), 1.0)
+    if not first.rms or not out.rms:
+        return first.rel
+    return first.rel * max(1.0, first.rms * math.sqrt(terms) / out.rms)
+
+
+def _lost(ins: Sequence[Operand], out: Operand) -> float:
+    """A mean of differences between logits, which does not average out where one cause is behind all of them."""
+    return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (out.rms or 1.0))
+
+
+_MOST = 1e3
+"""No law takes one call for worse conditioned than this: statistics alone do not show where numbers cancel."""
+
+_KINDS: Mapping[OpClass, str] = {
+    "exact": "move",
+    "matmul": "product",
+    "matvec": "product",
+    "normalization": "norm",
+    "attention": "attention",
+    "loss": "loss",
+    "sum": "sum",
+    "scatter": "sum",
+}
+
+_FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {
+    "product": _product,
+    "norm": _normed,
+    "softmax": _exponential,
+    "attention": _attention,
+    "loss": _lost,
+    "factors": _factors,
+    "quotient": _quotient,
+    "mean": _averaged,
+    "sum": _summed,
+}

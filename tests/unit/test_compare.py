@@ -1,0 +1,202 @@
+"""Which call is blamed for a planted difference between two recorded runs, and what is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import trueline
+from trueline.analyze.compare import compare
+from trueline.analyze.comparison import Comparison
+from trueline.testing.problems import CausalLM
+
+STEPS = 2
+UP = "blocks.1.mlp.0"
+
+Change = Callable[[nn.Module], object]
+
+
+class Hidden(TorchDispatchMode):
+    """The second call of a kernel in each step computes something else; what was called looks the same."""
+
+    def __init__(self, kernel: str, **changed: Any) -> None:
+        super().__init__()
+        self._kernel, self._changed, self._calls = kernel, changed, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if self._kernel in str(func) and "backward" not in str(func):
+            self._calls += 1
+            if self._calls % 2 == 0:
+                return func(*args, **{**(kwargs or {}), **self._changed})
+        return func(*args, **(kwargs or {}))
+
+
+def record(
+    out: Path,
+    *,
+    change: Change = lambda model: None,
+    inside: AbstractContextManager[Any] | None = None,
+    seed: int = 0,
+    data_seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    depth: str = "fingerprint",
+    **settings: Any,
+) -> Path:
+    """A Run of two recorded steps of a small causal LM on one process."""
+    problem = CausalLM()
+    model = problem.model(seed=seed)
+    change(model)
+    model.to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, "foreach": False, **settings})
+    batches = torch.utils.data.DataLoader(problem.dataset(16, seed=data_seed), batch_size=8)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": depth, "stacks": True})
+    with inside or contextlib.nullcontext():
+        for _, batch in zip(range(STEPS), batches, strict=False):
+            with watch.step(batch):
+                problem.loss(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    watch.close()
+    return out
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("compare") / "reference")
+
+
+def scaled(factor: float) -> Change:
+    def change(model: nn.Module) -> None:
+        with torch.no_grad():
+            model.get_parameter(f"{UP}.weight").mul_(factor)
+
+    return change
+
+
+def infinite(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter(f"{UP}.weight")[3, 5] = float("inf")
+
+
+def tanh(model: nn.Module) -> None:
+    model.get_submodule("blocks.1.mlp.1").approximate = "tanh"
+
+
+def wide_eps(model: nn.Module) -> None:
+    model.get_submodule("blocks.1.norm_attn").eps = 1e-2
+
+
+FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
+    "tanh by argument": (lambda: {"change": tanh}, "blocks.1.mlp.1.gelu#0:out0", "arguments do not: approximate"),
+    "tanh in the kernel": (
+        lambda: {"inside": Hidden("aten.gelu", approximate="tanh")},
+        "blocks.1.mlp.1.gelu#0:out0",
+        "inputs and arguments agree",
+    ),
+    "scale of attention in the kernel": (
+        lambda: {"inside": Hidden("attention", scale=1.25 / 4)},
+        "blocks.1.scaled_dot_product_attention#0:out0",
+        "inputs and arguments agree",
+    ),
+    "weight x 1.001": (lambda: {"change": scaled(1.001)}, f"{UP}.linear#0:out0", f"weight {UP}.weight"),
+    "weight x 1.00001": (lambda: {"change": scaled(1.00001)}, f"{UP}.linear#0:out0", f"weight {UP}.weight"),
+    "eps of a norm": (lambda: {"change": wide_eps}, "blocks.1.norm_attn.layer_norm#0:out0", "arguments do not"),
+    "an infinite weight": (lambda: {"change": infinite}, f"{UP}.linear#0:out0", f"weight {UP}.weight"),
+}
+
+
+def codes(comparison: Comparison, severity: str = "error") -> set[str]:
+    return {finding.code for finding in comparison.findings if finding.severity == severity}
+
+
+def test_a_run_that_is_the_same_has_no_difference(reference: Path, tmp_path: Path) -> None:
+    comparison = compare(record(tmp_path / "run"), reference)
+    assert set(comparison.counts) == {"equal"}
+    assert (comparison.findings, comparison.first, comparison.exit_code) == ((), None, 0)
+
+
+@pytest.mark.parametrize("depth", ["stats", "tensor"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_call_that_computes_otherwise_is_named_first(
+    name: str, depth: str, reference: Path, tmp_path: Path, tensors: Path
+) -> None:
+    planted, site, why = FAULTS[name]
+    run = record(tmp_path / "run", depth=depth, **planted())
+    comparison = compare(run, reference if depth == "stats" else tensors)
+    assert comparison.first is not None
+    assert comparison.first.site == f"0.0/r0/fwd/{site}"
+    assert comparison.exit_code == 1
+    divergence = next(finding for finding in comparison.findings if finding.code == "first-divergence")
+    assert (divergence.sites, divergence.step_first) == ((comparison.first.site,), 0)
+    assert why in divergence.claim
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("compare") / "tensors", depth="tensor")
+
+
+def test_a_changed_weight_is_told_beside_the_call_that_uses_it(reference: Path, tmp_path: Path) -> None:
+    comparison = compare(record(tmp_path / "run", change=scaled(1.001)), reference)
+    assert codes(comparison) == {"first-divergence", "weight-differs"}
+    weights = next(finding for finding in comparison.findings if finding.code == "weight-differs")
+    assert weights.evidence["parameters"] == [f"{UP}.weight"]
+    assert weights.measured == pytest.approx(1e-3, rel=0.01)
+
+
+def test_other_data_are_told_and_not_what_follows_from_them(reference: Path, tmp_path: Path) -> None:
+    comparison = compare(record(tmp_path / "run", data_seed=1), reference)
+    assert codes(comparison) == {"input-differs"}
+
+
+def test_another_weight_decay_is_told_as_a_setting_or_an_update(reference: Path, tmp_path: Path) -> None:
+    comparison = compare(record(tmp_path / "run", weight_decay=0.1), reference)
+    assert codes(comparison) == {"optimizer-differs"}
+
+
+def test_bfloat16_beside_float32_is_explained_by_rounding(reference: Path, tmp_path: Path) -> None:
+    comparison = compare(record(tmp_path / "run", dtype=torch.bfloat16), reference)
+    assert codes(comparison) == set()
+    assert codes(comparison, "info") >= {"explained-by-rounding", "dtype-differs"}
+    assert comparison.exit_code == 0
+
+
+def test_a_fault_is_found_in_bfloat16_beside_float32(reference: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "run", dtype=torch.bfloat16, inside=Hidden("attention", scale=2.0))
+    comparison = compare(run, reference)
+    assert comparison.first is not None
+    assert comparison.first.site == "0.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0"
+
+
+def test_another_reduction_order_is_explained_by_rounding(reference: Path, tmp_path: Path) -> None:
+    with torch.backends.mkldnn.flags(enabled=False):
+        run = record(tmp_path / "run", change=reorder)
+    comparison = compare(run, reference)
+    assert comparison.counts["within"] > 0
+    assert codes(comparison) == set()
+
+
+def reorder(model: nn.Module) -> None:
+    """Each linear adds its products in two halves."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = _halved(module)  # type: ignore[method-assign]
+
+
+def _halved(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        first = functional.linear(x[..., :half], module.weight[:, :half], module.bias)
+        return first + functional.linear(x[..., half:], module.weight[:, half:])
+
+    return forward
