@@ -64,13 +64,14 @@ def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Dist
       is the expected largest of n normal numbers. True for errors proportional to numbers; for errors of one size too
       low by sqrt(2 ln n) or more. It is one element that tells of all, so a change by one step of the dtype's grid says
       nothing: s steps count as sqrt(s² - 1).
-    - |sum of e| / (|y| sqrt(rows)). Independent errors have a sum of sqrt(n)·rms(e) = |e|, for which it is too low by
-      sqrt(rows). Errors that all rows share, as those of a weight or a bias are, add up to sqrt(rows) times that, for
-      which it is true; errors that all elements share, to sqrt(n)·|e|, for which it is too high, by up to the root of
-      the row's length: such errors are no rounding.
+    - |sum of e'| / (|y| sqrt(rows)), where e' is e, or e without the change of scale that the norms tell if that leaves
+      less. Independent errors have a sum of about sqrt(n)·rms(e) = |e|, for which it is too low by sqrt(rows). Errors
+      that all rows share, as those of a weight or a bias are, add up to sqrt(rows) times that, for which it is true; an
+      error that all elements share, to sqrt(n)·|e|, for which it is too high by up to the root of the row's length:
+      rounding makes none.
 
-    What the recorder's own sums are uncertain by is taken off. ``benchmarks/rounding`` and
-    ``tests/unit/test_distance.py`` measure the bias against stored tensors.
+    What the recorder's own sums are uncertain by is taken off. ``tests/unit/test_distance.py`` holds the estimate
+    against tensors.
 
     ``certain_rel`` is the largest of | |x| - |y| |, |sum of e| / sqrt(n) and the changes of the extremes, over |y|: the
     reversed triangle inequality, Cauchy's, and max |e| <= |e|. 0 where NaN or infinities keep the statistics from being
@@ -153,15 +154,18 @@ def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int) -> tuple[fl
         return (0.0, 0.0) if norm == 0 else (None, None)
     count = theirs.finite
     uncertain = _SUM_ERROR * _sum_roundoff(mine, theirs)
-    norm_change = max(abs(mine.norm - theirs.norm) - uncertain * norm / 2, 0.0)
+    scale = (mine.norm - theirs.norm) / norm
+    norm_change = max(abs(scale) - uncertain / 2, 0.0)
     sum_change = max(abs(mine.sum - theirs.sum) - uncertain * (abs(theirs.sum) + norm), 0.0)
+    moved = min(abs(mine.sum - theirs.sum), abs(mine.sum - theirs.sum - scale * theirs.sum))
+    unscaled = moved - uncertain * (2 * abs(theirs.sum) + norm)
     extremes = [_extremes(stats) for stats in (mine, theirs)]
     changes = [abs(a - b) for a, b in zip(*extremes, strict=True)]
     steps = [_grid_step(mine, theirs, max(abs(a), abs(b))) for a, b in zip(*extremes, strict=True)]
     largest = max(norm * math.sqrt(2 * math.log(count) / count), *(abs(value) for value in extremes[1]))
     beyond = max(math.sqrt(max(change**2 - step**2, 0.0)) for change, step in zip(changes, steps, strict=True))
-    estimate = max(norm_change / norm, beyond / (largest or norm), sum_change / (norm * math.sqrt(rows)))
-    return estimate, max(norm_change, *changes, sum_change / math.sqrt(count)) / norm
+    estimate = max(norm_change, beyond / (largest or norm), unscaled / (norm * math.sqrt(rows)))
+    return estimate, max(norm_change, max(*changes, sum_change / math.sqrt(count)) / norm)
 
 
 def _extremes(stats: TensorStats) -> tuple[float, float]:

@@ -115,7 +115,8 @@ class Tolerance(BaseModel):
         """The difference to expect at ``site``, or at a site of ``kind`` that was not calibrated; None for neither.
 
         A site is expected to differ by its own floor, but never by less than half of the sites of its kind do: that one
-        happened to agree says little. One that was not calibrated, by what ``QUANTILE`` of its kind stay within.
+        happened to agree says little. One that was not calibrated, by what ``QUANTILE`` of its kind stay within; so is
+        any where floors are from statistics, which may tell of one site nothing and of the next all.
         Differences grow from step to step: ``step`` is judged by the first calibrated one from it on, or by the last;
         None takes the largest of all steps.
         """
@@ -123,7 +124,7 @@ class Tolerance(BaseModel):
         own = None if site is None else self._at(self.sites.get(site, ()), step)
         if own is None:
             return None if of_kind is None else self._at(of_kind.high, step)
-        usual = None if of_kind is None else self._at(of_kind.median, step)
+        usual = None if of_kind is None else self._at(of_kind.median if self.how == "tensor" else of_kind.high, step)
         return max(own, usual or 0.0)
 
     @property
