@@ -16,7 +16,7 @@ WANTED = (
     *(f"R{number}" for number in range(1, 11)),
     "S1",
     "S3",
-    *(f"N{number}" for number in range(1, 5)),
+    *(f"N{number}" for number in range(1, 6)),
 )
 
 

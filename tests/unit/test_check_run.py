@@ -34,10 +34,13 @@ STATISTICAL = (
     "worker-loss-outlier",
     "worker-scale",
 )
-RECORDED = ("overflow-origin", "range-saturation")
+SPIKES = ("grad-spike", "loss-spike")
+"""Checks along time, which one worker is enough for, and fewer than 49 steps are not."""
+
+RECORDED = ("grad-explosion", "overflow-origin", "range-saturation")
 """Checks that need recorded steps, which none of these Runs has."""
 
-CODES = tuple(sorted(EXACT + STATISTICAL + RECORDED))
+CODES = tuple(sorted(EXACT + STATISTICAL + SPIKES + RECORDED))
 
 
 def healthy_run(path, *, num_ranks=2, num_steps=16):
@@ -54,7 +57,7 @@ def healthy_run(path, *, num_ranks=2, num_steps=16):
 
 
 def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
-    report = check(healthy_run(tmp_path, num_ranks=4, num_steps=30))
+    report = check(healthy_run(tmp_path, num_ranks=4, num_steps=60))
 
     assert report.checks_run == tuple(code for code in CODES if code not in RECORDED)
     assert tuple(entry.check for entry in report.checks_not_run) == RECORDED
@@ -92,9 +95,9 @@ def test_a_run_of_a_few_steps_is_read(tmp_path):
 
 
 def test_one_worker_runs_what_needs_no_second(tmp_path):
-    report = check(healthy_run(tmp_path, num_ranks=1))
+    report = check(healthy_run(tmp_path, num_ranks=1, num_steps=60))
 
-    assert report.checks_run == ("worker-nonfinite",)
+    assert report.checks_run == ("grad-spike", "loss-spike", "worker-nonfinite")
     others = [entry.why for entry in report.checks_not_run if entry.check not in RECORDED]
     assert all("one worker" in why or "own shard" in why for why in others)
 

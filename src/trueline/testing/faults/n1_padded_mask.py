@@ -80,7 +80,7 @@ def padded_mask(seat: Seat, faulty: bool, *, preset: str) -> nn.Module:
     return fit(seat, model, optimizer, problem, problem.batches(seat), watch=watch)  # type: ignore[arg-type]
 
 
-FOUND = ("overflow-origin", "worker-nonfinite")
+FOUND = ("overflow-origin", "grad-explosion", "worker-nonfinite")
 
 ENTRIES = (
     Fault(

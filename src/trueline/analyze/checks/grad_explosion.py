@@ -1,0 +1,180 @@
+"""Gradients grow from layer to layer on their way back until they overflow.
+
+What it finds
+-------------
+In recorded steps (`trueline run --plan mix`, or `ops` or `modules` with the phase bwd): a row of layers of one kind in
+which the gradient of each is larger than that of the one before it in backward, by two orders of magnitude or more in
+all, up to where it is no longer finite, or within a factor of two of that.
+
+Why it matters
+--------------
+Where a gradient overflows says little of why: any layer further back, or a smaller loss, would have moved the place.
+That every layer multiplies it says what to look at: what all of them share. A mask or a length that does not fit, a
+scale of the attention or of the initialisation, a missing normalisation.
+
+How it decides
+--------------
+From extremes and counts of recorded gradients, without a rate that could be wrong: values that are not finite, or that
+overflow when they double, are a fact.
+
+- Layers of one kind are those whose names differ in one number (`layers.3.mlp`, `layers.4.mlp`), or the calls of one
+  name; of these, gradients of the same output, or of the same parameter, in the same dtype are compared, in the order
+  of backward.
+- From the last that is finite, it goes back towards the loss for as long as each value is larger than the one before.
+- It is told where that holds for three layers or more and the largest magnitude grew at least a hundredfold; as an
+  error if the next layer is not finite, as a warning if the last value overflows when it doubles.
+
+Under float16 with a gradient scaler it is an info: a scaler looks for the largest scale that fits, and skips the step.
+
+A healthy model can grow gradients as much, and train: growth alone is no fault, and is not told. `benchmarks/spikes`
+has how far gradients of healthy models grow and how far they stay from the end of their range.
+
+What it may miss
+----------------
+Models whose layers have no numbers in their names. Growth by a factor that is not steady, or that begins less than a
+hundredfold below the end of the range. Growth that stays within the range, as it mostly does in bfloat16 and float32:
+`grad-spike` tells when norms jump. Steps that were not recorded.
+
+Example
+-------
+Gradients grew 1,110-fold over 5 layers, from 18.5 at layers.9#0 to 20,544 at layers.4#0, and were not finite at
+layers.3#0, on ranks 0 and 1 at step 6 (float16 ends at 65,504).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from trueline.analyze.evidence import MAX_SITES, ranks_text
+from trueline.analyze.growth import Growth, growths
+from trueline.analyze.recorded_steps import StepRows, chunks, require_statistics
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.formats import FORMATS
+from trueline.store.reader import Run
+
+CODE = "grad-explosion"
+NEEDS: tuple[str, ...] = ()
+
+LAYERS = 3
+"""Layers in a row by which a gradient grows, at least."""
+
+FOLD = 100.0
+"""Times that it grows over them, at least: two orders of magnitude."""
+
+_LARGEST = {name: FORMATS[name].largest for name in ("float16", "bfloat16", "float32", "float64")}
+"""float8 is left out: its scales map the largest value to the end of its range on purpose."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The chain of one rank's step that grew most."""
+
+    rows: StepRows
+    growth: Growth
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of the first step that shows it; raises ``CannotTell`` where no gradient was recorded."""
+    require_statistics(run)
+    infos: list[Finding] = []
+    for step in _suspects(run):
+        found = [each for rank in run.record_ranks if (each := _worst(StepRows(run, step, rank))) is not None]
+        if found and _scaler(run, found):
+            infos = infos or [_finding(found, scaled=True)]
+        elif found:
+            return [_finding(found, scaled=False)]
+    return infos
+
+
+def _suspects(run: Run) -> list[int]:
+    """The recorded steps, ascending, with a gradient that is not finite or overflows when it doubles."""
+    found: list[int] = []
+    any_gradient = False
+    for steps in chunks(run.record_steps.tolist()):
+        columns = ["step", "dtype", "nan", "pos_inf", "neg_inf", "min", "max"]
+        table = cast(Any, run).records(steps=steps, phases=("bwd",), columns=columns)
+        any_gradient |= len(table) > 0
+        number_of = {name: np.asarray(table[name].to_numpy(), dtype=np.float64) for name in columns[2:]}
+        bad_R = number_of["nan"] + number_of["pos_inf"] + number_of["neg_inf"] > 0
+        limit_R = np.array([_LARGEST.get(name or "", np.inf) for name in table["dtype"].to_pylist()])
+        near_R = np.fmax(np.abs(number_of["min"]), np.abs(number_of["max"])) > limit_R / 2
+        found += np.unique(np.asarray(table["step"].to_numpy(), dtype=np.int64)[bad_R | near_R]).tolist()
+    if not any_gradient:
+        raise CannotTell("no gradient was recorded; let the plan record the phase bwd, as `--plan mix` does")
+    return found
+
+
+def _worst(rows: StepRows) -> _Found | None:
+    large = [each for each in growths(rows, _LARGEST) if each.num_layers >= LAYERS and each.ratio >= FOLD]
+    return _Found(rows, max(large, key=lambda each: each.weight)) if large else None
+
+
+def _scaler(run: Run, found: Sequence[_Found]) -> bool:
+    """Whether a gradient scaler is at work on every rank that shows it."""
+    envs = [run.env.get(each.rows.rank) for each in found]
+    autocast = all(env is not None and "torch.float16" in str(env.autocast) for env in envs)
+    return autocast or all(any("_amp_foreach_non_finite_check" in api for api in each.rows.api) for each in found)
+
+
+def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:
+    first = found[0]
+    same = [each for each in found if each.growth.key == first.growth.key]
+    rows, growth = first.rows, first.growth
+    ranks = tuple(each.rows.rank for each in same)
+    dtype = rows.dtype[growth.rows[-1]]
+    over = growth.beyond is not None
+    sites = [rows.site(row) for each in same for row in _told(each.growth) for rows in (each.rows,)]
+    return Finding(
+        code=CODE,
+        severity="info" if scaled else "error" if over else "warning",
+        claim=_claim(first, ranks, dtype) + (" A gradient scaler is at work: it skips such a step." if scaled else ""),
+        ranks=ranks,
+        step_first=rows.step,
+        step_last=rows.step,
+        sites=tuple(dict.fromkeys(sites))[:MAX_SITES],
+        measured=growth.ratio,
+        expected=1.0,
+        unit="largest gradient of the last layer that is finite over that of the first",
+        false_alarm_rate=0.0,
+        evidence={
+            "dtype": dtype,
+            "largest_number": _LARGEST[dtype],
+            "fold_per_layer": growth.ratio ** (1 / growth.num_layers),
+            "layers": [{"site": rows.site(row), "largest": value} for row, value in _pairs(growth)],
+            "beyond": rows.site(growth.beyond) if growth.beyond is not None else None,
+        },
+        next=(
+            "Look at what these layers share: masks and lengths, the scale of attention, the initialisation, a "
+            "normalisation that is missing.",
+            "Compare with a step before it that is healthy: does each layer multiply there too?",
+        ),
+    )
+
+
+def _told(growth: Growth) -> tuple[int, ...]:
+    """The rows to name: where it overflowed, or the last before that; then the layers, last first."""
+    beyond = () if growth.beyond is None else (growth.beyond,)
+    return (*beyond, growth.rows[-1], growth.rows[0])
+
+
+def _pairs(growth: Growth) -> list[tuple[int, float]]:
+    return list(zip(growth.rows, growth.largest, strict=True))
+
+
+def _claim(found: _Found, ranks: tuple[int, ...], dtype: str) -> str:
+    rows, growth = found.rows, found.growth
+    where = f"on {ranks_text(ranks)} at step {rows.step}"
+    names = [f"{rows.name[row]}#{rows.call[row]}" for row in (growth.rows[0], growth.rows[-1])]
+    text = (
+        f"Gradients grew {growth.ratio:,.0f}-fold over {growth.num_layers} layers, from {growth.largest[0]:,.5g} at "
+        f"{names[0]} to {growth.largest[-1]:,.5g} at {names[1]}"
+    )
+    if growth.beyond is None:
+        return f"{text}, {where}: twice that overflows {dtype}."
+    beyond = f"{rows.name[growth.beyond]}#{rows.call[growth.beyond]}"
+    return f"{text}, and were not finite at {beyond}, {where} ({dtype} ends at {_LARGEST[dtype]:,.5g})."

@@ -1,0 +1,95 @@
+"""The loss of the whole run jumps up at a step.
+
+What it finds
+-------------
+Steps at which the workers' mean loss is further above where it was than it has ever been by chance: when, from what to
+what, when it came back, or that it did not.
+
+Why it matters
+--------------
+A spike costs steps, and may be the first sign of an instability that ends the run: a batch that is not like the others,
+a learning rate that is too high, an optimizer state that was lost, a number that overflowed. What it was is found by
+what the step was made of; this says which step to look at.
+
+How it decides
+--------------
+The logarithm of the mean loss is held against its own past: its level is the median of the last 16 steps, its spread is
+that of the last 64, and what is told is a step further up than all of the last 1,000 were. How unlikely that is follows
+from their own tail, the largest 20 of them: if steps are exchangeable with those before, and the largest excesses of a
+logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it), the
+probability is exact for any number of steps (`analyze/spikes.py` has the law). The line is `false_alarms` of the plan
+(default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for this one. The promise is
+theirs alone, beside that of the checks which compare workers. Steps of a run are not quite exchangeable:
+`benchmarks/spikes` measures how many alarms healthy trainings raise.
+
+The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
+changes: what follows is asked for. Steps with less than half of the usual number of tokens are not judged, nor is a
+rise of less than a quarter of the loss called a spike, however quiet the run.
+
+What it may miss
+----------------
+The first 48 steps, and the first 48 after such a change: they are what the others are held against. With few steps
+behind it, only a large jump can be told from chance. A slow rise. Losses that are zero or negative. A loss that jumps
+on purpose (a curriculum in stages, another data set) is told as well, as nothing in a Run says that it was meant.
+
+Example
+-------
+The mean loss of 4 workers jumped from 2.31 to 5.02 at step 412, 9.4 times its usual spread, and came back after step
+431.
+"""
+
+from __future__ import annotations
+
+import math
+
+from trueline.analyze.evidence import counted, sites_of
+from trueline.analyze.promise import Promise, promise_of
+from trueline.analyze.spike_finding import evidence, jump_text, require_steps, surest
+from trueline.analyze.spikes import find_spikes, num_judged
+from trueline.analyze.whole_run import WholeRun, false_alarm_rate, log_level, logs, whole_run
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "loss-spike"
+NEEDS: tuple[str, ...] = ("loss", "lr", "num_micro", "tokens")
+
+LEAST = 1.25
+"""Times its level that a loss must reach to be called a spike."""
+
+
+def check(run: Run) -> list[Finding]:
+    """A warning on the jumps of the loss; raises ``CannotTell`` where no step has enough others before it."""
+    return judge(whole_run(run), promise_of(run))
+
+
+def judge(series: WholeRun, promise: Promise) -> list[Finding]:
+    """The same of series."""
+    log_T = logs(series.loss)
+    require_steps(log_T, series, "a loss above zero")
+    spikes = find_spikes(log_T, log_level=log_level(promise, "loss"), least=math.log(LEAST), starts=series.starts)
+    if not spikes:
+        return []
+    workers, step = len(series.ranks), int(series.steps[spikes[0].first])
+    whose = "The loss" if workers == 1 else f"The mean loss of {counted(workers, 'worker')}"
+    num_steps = num_judged(log_T, series.starts)
+    return [
+        Finding(
+            code=CODE,
+            severity="warning",
+            claim=f"{whose} {jump_text(series, spikes)}.",
+            ranks=series.ranks,
+            step_first=step,
+            step_last=int(series.steps[spikes[-1].last]),
+            sites=sites_of(step, series.ranks, phase="loss", names=("loss",)),
+            measured=math.exp(spikes[0].value),
+            expected=math.exp(spikes[0].level),
+            unit="loss",
+            false_alarm_rate=false_alarm_rate(surest(spikes).log_p, "loss", among=1, num_steps=num_steps),
+            evidence={"num_workers": workers, **evidence(series, spikes)},
+            next=(
+                f"Look at the samples of step {step} and at the learning rate there; `grad-spike` says which "
+                "parameters' gradients jumped, if any did.",
+                f"Train from a checkpoint before step {step} once more, without that batch: does the loss jump again?",
+            ),
+        )
+    ]
