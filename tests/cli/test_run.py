@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.forked_scripts import run_unwatched, run_watched
 
 from trueline.cli.main import main
+from trueline.testing.ranks import Ranks
 
 BIN = Path(sys.executable).parent
 TRUELINE = str(BIN / "trueline")
@@ -83,40 +85,41 @@ def command(kind):
     return [*words, "train.py", kind]
 
 
-IN_TURN = """
-import runpy, sys, torch.distributed as dist
-leave, dist.destroy_process_group = dist.destroy_process_group, lambda: None
-join = dist.init_process_group
-dist.init_process_group = lambda backend: dist.is_initialized() or join(backend)
-for kind in sys.argv[1:]:
-    sys.argv = ["train.py", kind]
-    runpy.run_path("train.py", run_name="__main__")
-leave()
-"""
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """The sorted lines that the script prints unwatched, by kind; the kinds of two ranks share one launch."""
-    folder = tmp_path_factory.mktemp("bare")
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    (folder / "in_turn.py").write_text(IN_TURN, encoding="utf-8")
-    alone = call(command("single"), folder)
-    together = call([TORCHRUN, "--nproc-per-node", "2", "in_turn.py", *KINDS[:-1]], folder)
-    assert alone.returncode == together.returncode == 0, alone.stderr + together.stderr
-    lines = together.stdout.splitlines()  # the barrier at the end of the script keeps the kinds apart
-    turns = {kind: sorted(lines[2 * turn : 2 * turn + 2]) for turn, kind in enumerate(KINDS[:-1])}
-    return {**turns, "single": alone.stdout.splitlines()}
+    """The sorted lines that the script prints unwatched, by kind."""
+    script = tmp_path_factory.mktemp("bare") / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    with Ranks(2) as two, Ranks(1) as one:
+        printed = {kind: run_unwatched(one if kind == "single" else two, script, kind) for kind in KINDS}
+    return {kind: sorted("".join(texts).splitlines()) for kind, texts in printed.items()}
+
+
+@pytest.fixture
+def watched(script, tmp_path):
+    """Runs the script under watch and returns its lines, sorted: with the command, or in ranks that attach the same
+    way but need not start Python and import torch.
+    """
+
+    def run(kind, *, command_line, plan=None):
+        if not command_line:
+            size = 1 if kind == "single" else 2
+            printed = run_watched(script, kind, out=tmp_path / "run", plan=plan, world_size=size)
+            return sorted("".join(printed).splitlines())
+        options = [] if plan is None else ["--plan", plan]
+        done = call([TRUELINE, "run", "--out", "run", *options, "--", *command(kind)], tmp_path)
+        assert done.returncode == 0, done.stderr
+        return sorted(done.stdout.splitlines())
+
+    return run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, bare, kind):
+def test_an_unchanged_script_is_watched_and_computes_the_same(watched, tmp_path, bare, kind):
     import trueline
 
-    watched = call([TRUELINE, "run", "--out", "run", "--", *command(kind)], tmp_path)
-    assert watched.returncode == 0, watched.stderr
     assert len(bare[kind]) == (1 if kind == "single" else 2)
-    assert sorted(watched.stdout.splitlines()) == bare[kind]
+    assert watched(kind, command_line=kind == "ddp") == bare[kind]
     run = trueline.open_run(tmp_path / "run")
     expected = "ddp" if kind == "compiled" else kind
     assert run.manifest.adapter == expected
@@ -133,12 +136,10 @@ def test_an_unchanged_script_is_watched_and_computes_the_same(script, tmp_path, 
 
 
 @pytest.mark.parametrize(("kind", "preset"), [("single", "ops"), ("fsdp2", "mix")])
-def test_an_unchanged_script_is_recorded_and_computes_the_same(script, tmp_path, bare, kind, preset):
+def test_an_unchanged_script_is_recorded_and_computes_the_same(watched, tmp_path, bare, kind, preset):
     import trueline
 
-    recorded = call([TRUELINE, "run", "--out", "run", "--plan", preset, "--", *command(kind)], tmp_path)
-    assert recorded.returncode == 0, recorded.stderr
-    assert sorted(recorded.stdout.splitlines()) == bare[kind]
+    assert watched(kind, command_line=kind == "single", plan=preset) == bare[kind]
     run = trueline.open_run(tmp_path / "run")
     rows = run.records(names=["1.linear"], phases=["fwd"])
     assert sorted(set(rows["step"].to_pylist())) == list(run.steps)
@@ -146,11 +147,10 @@ def test_an_unchanged_script_is_recorded_and_computes_the_same(script, tmp_path,
     assert set(rows["slot"].to_pylist()) == {"in0", "in1", "in2", "out0"}
 
 
-def test_a_forward_pass_around_the_wrapper_is_found(script, tmp_path):
+def test_a_forward_pass_around_the_wrapper_is_found(watched, tmp_path):
     import trueline
 
-    watched = call([TRUELINE, "run", "--out", "run", "--", *command("raw")], tmp_path)
-    assert watched.returncode == 0, watched.stderr
+    watched("raw", command_line=False)
     codes = {finding.code for finding in trueline.check(tmp_path / "run").findings}
     assert "gradient-not-reduced" in codes
 

@@ -6,24 +6,39 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forked_scripts import run_watched
 
-ROOT = Path(__file__).parents[2]
+from trueline.cli.main import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples/train_ddp.py"
 TRUELINE = [sys.executable, "-c", "from trueline.cli.main import main; main()"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize(("flags", "codes"), [([], set()), (["--no-sampler"], {"duplicate-data"})])
-def test_example_is_judged_as_documented(flags: list[str], codes: set[str], tmp_path: Path) -> None:
-    script = str(ROOT / "examples/train_ddp.py")
-    command = [*TRUELINE, "run", "--out", str(tmp_path / "run"), "--", *TORCHRUN, script, "--epochs", "2", *flags]
+def test_example_without_a_sampler_is_judged_as_documented(tmp_path: Path, judged) -> None:
+    words = [str(EXAMPLE), "--epochs", "2", "--no-sampler"]
+    command = [*TRUELINE, "run", "--out", str(tmp_path / "run"), "--", *TORCHRUN, *words]
     trained = subprocess.run(command, capture_output=True, text=True, check=False)
     assert trained.returncode == 0, trained.stderr
     assert "epoch 1: loss" in trained.stdout
+    assert judged(tmp_path / "run") == (1, {"duplicate-data"})
 
-    checked = subprocess.run(
-        [*TRUELINE, "check", str(tmp_path / "run"), "--json"], capture_output=True, text=True, check=False
-    )
 
-    findings = json.loads(checked.stdout)["findings"]
-    assert {finding["code"] for finding in findings if finding["severity"] != "info"} == codes
-    assert checked.returncode == (1 if codes else 0)
+def test_sound_example_is_judged_as_documented(tmp_path: Path, judged) -> None:
+    printed = run_watched(EXAMPLE, "--epochs", "2", out=tmp_path / "run")
+    assert "epoch 1: loss" in printed[0]
+    assert judged(tmp_path / "run") == (0, set())
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The exit code of `trueline check --json` on a Run, and the codes of the errors and warnings that it prints."""
+
+    def check(run: Path) -> tuple[int, set[str]]:
+        monkeypatch.setattr("sys.argv", ["trueline", "check", str(run), "--json"])
+        with pytest.raises(SystemExit) as left:
+            main()
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return int(left.value.code or 0), {each["code"] for each in findings if each["severity"] != "info"}
+
+    return check

@@ -1,11 +1,10 @@
-"""A few entries as scripts that know nothing of Trueline, started by `trueline run -- torchrun …`."""
+"""A few entries as scripts that know nothing of Trueline, attached to as under `trueline run`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forked_scripts import run_watched
 
 import trueline
 from trueline.testing.entry import Fault, chosen_entries
@@ -13,7 +12,7 @@ from trueline.testing.gallery import judge
 from trueline.testing.seat import PLAN
 
 SCRIPT = """
-import os, sys
+import sys
 import torch.distributed as dist
 from trueline.testing.play import play
 
@@ -24,21 +23,11 @@ dist.destroy_process_group()
 
 
 def run(entry_id: str, variant: str, folder: Path) -> list:
-    """The warnings and errors of one entry's Run, made by `trueline run` from a script in ``folder``."""
+    """The warnings and errors of one entry's Run, made from a script in ``folder``."""
     script, plan, out = folder / "train.py", folder / "plan.json", folder / "run"
     script.write_text(SCRIPT)
     plan.write_text(json.dumps(PLAN))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, str(script), entry_id, variant]
-    trueline_run = [sys.executable, "-c", "from trueline.cli.main import main; main()", "run"]
-    done = subprocess.run(
-        [*trueline_run, "--out", str(out), "--plan", str(plan), "--", *command],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_watched(script, entry_id, variant, out=out, plan=str(plan))
     return [finding for finding in trueline.check(str(out)).findings if finding.severity != "info"]
 
 
