@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trueline.store.reader import Run
 
 __version__ = "0.1.0"
-__all__ = ["check", "compare", "open_run", "report", "seed_all", "watch"]
+__all__ = ["calibrate", "check", "compare", "open_run", "report", "seed_all", "watch"]
 
 
 def watch(
@@ -87,13 +87,29 @@ def compare(
     and ``ranks`` choose. Raises ``RunError`` where there is no Run, ``InputError`` for a file that cannot be used,
     ``CannotTell`` or ``AlignmentError`` where nothing of the two can be compared.
     """
-    floor, mapped = tolerance, names
-    if isinstance(floor, (str, os.PathLike)):
-        floor = importlib.import_module("trueline.schema.tolerance").Tolerance.load(floor)
-    if isinstance(mapped, (str, os.PathLike)):
-        mapped = importlib.import_module("trueline.analyze.naming").NameMap.load(mapped)
+    given: dict[str, Any] = {}
+    if isinstance(tolerance, (str, os.PathLike)):
+        given["tolerance"] = importlib.import_module("trueline.schema.tolerance").Tolerance.load(tolerance)
+    elif tolerance is not None:
+        given["tolerance"] = tolerance
     judge = importlib.import_module("trueline.analyze.compare").compare
-    return judge(run, ref, tolerance=floor, names=mapped, steps=steps, ranks=ranks)
+    return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **given)
+
+
+def calibrate(
+    runs: Sequence[str | os.PathLike[str] | Run],
+    *,
+    names: str | os.PathLike[str] | NameMap | None = None,
+    steps: Collection[int] | None = None,
+    ranks: Collection[int] | None = None,
+) -> Tolerance:
+    """The rounding floor of a job, from two or more ``runs`` of it that should agree; ``save`` makes it a file.
+
+    Arguments as of ``compare``. Raises ``RunError`` where there is no Run, ``InputError`` for Runs that do not belong
+    together, ``CannotTell`` or ``AlignmentError`` where nothing was measured in common.
+    """
+    measure = importlib.import_module("trueline.analyze.calibrate").calibrate
+    return measure(runs, names=_name_map(names), steps=steps, ranks=ranks)
 
 
 def report(
@@ -126,3 +142,10 @@ def seed_all(
     from trueline.capture.seeding import seed_all as seed_here
 
     return seed_here(seed, deterministic=deterministic, dropout=dropout, per_rank=per_rank)
+
+
+def _name_map(names: str | os.PathLike[str] | NameMap | None) -> NameMap | None:
+    """``names`` as a map: of a file, the name of a built-in one, or text."""
+    if isinstance(names, (str, os.PathLike)):
+        return importlib.import_module("trueline.analyze.naming").NameMap.load(names)
+    return names

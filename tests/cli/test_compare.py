@@ -231,13 +231,13 @@ def test_workbook_without_xlsxwriter_is_one_sentence(
 def test_step_and_rank_are_asked_of_the_judge(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trueline(monkeypatch, capsys, *runs, "--step", "3", "--rank", "1", result=same_comparison())
+    trueline(monkeypatch, capsys, *runs, "--step", "3", "--step", "5", "--rank", "1", result=same_comparison())
     asked = sys.modules["trueline.analyze.compare"].asked
 
-    assert (asked["steps"], asked["ranks"]) == ([3], [1])
+    assert (asked["steps"], asked["ranks"]) == ([3, 5], [1])
     trueline(monkeypatch, capsys, *runs, result=same_comparison())
     asked = sys.modules["trueline.analyze.compare"].asked
-    assert (asked["steps"], asked["ranks"], asked["tolerance"], asked["names"]) == (None, None, None, None)
+    assert set(asked) == {"heard"}
 
 
 def test_a_path_that_is_no_run_is_one_sentence(

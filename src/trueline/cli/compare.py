@@ -25,8 +25,12 @@ def command(
         str | None,
         typer.Option(help="What RUN calls otherwise than REF: a file, a built-in map, or 'module.='.", metavar="FILE"),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Compare this step only.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Compare this rank only.")] = None,
+    step: Annotated[
+        list[int] | None, typer.Option("--step", help="Compare this step only; may be given again.", metavar="N")
+    ] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", help="Compare this rank only; may be given again.", metavar="R")
+    ] = None,
     csv: Annotated[str | None, typer.Option(help="Write every row to a CSV file.", metavar="FILE")] = None,
     xlsx: Annotated[str | None, typer.Option(help="Write every row to an Excel workbook.", metavar="FILE")] = None,
     html: Annotated[str | None, typer.Option(help="Write one self-contained HTML file.", metavar="FILE")] = None,
@@ -98,25 +102,28 @@ def _names(given: str | None) -> NameMap | None:
 
 
 def _compared(
-    run: Run, ref: Run, tolerance: Tolerance | None, names: NameMap | None, step: int | None, rank: int | None
+    run: Run,
+    ref: Run,
+    tolerance: Tolerance | None,
+    names: NameMap | None,
+    steps: list[int] | None,
+    ranks: list[int] | None,
 ) -> Comparison:
     from rich.console import Console
     from rich.progress import Progress
 
     from trueline.analyze.compare import compare
 
-    chosen: dict[str, Any] = {"steps": None if step is None else [step], "ranks": None if rank is None else [rank]}
+    asked: dict[str, Any] = {"tolerance": tolerance, "names": names, "steps": steps, "ranks": ranks}
+    given = {name: value for name, value in asked.items() if value}
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("Comparing steps", total=None)
-        return compare(
-            run,
-            ref,
-            tolerance=tolerance,
-            names=names,
-            heard=lambda done, total: progress.update(task, completed=done, total=total),
-            **chosen,
-        )
+
+        def heard(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return compare(run, ref, heard=heard, **given)
 
 
 def _story(result: Comparison, run: Run, ref: Run) -> Story:

@@ -159,7 +159,7 @@ def _all_rows(rows: Sequence[Judged]) -> Iterable[Text]:
     """One line a row, nothing cut: judgement, times, measured, expected, how, dtypes, shape, site, note."""
     from trueline.view.compare_rows import SAID, place_text, shape_text
 
-    heading = f"{'judgement':<17}{'times':>8}  {'difference':>10}  {'rounding':>10}  {'how':<11}  "
+    heading = f"{'judgement':<17}{'times':>8}  {'difference':>10}  {'explained':>10}  {'how':<11}  "
     yield _as_text(f"{heading}{'dtype':<17}  {'shape':<14}  site", style="dim")
     for row in rows:
         dtype = row.dtype if row.dtype == row.ref_dtype else f"{row.dtype}|{row.ref_dtype}"

@@ -127,7 +127,12 @@ def _phase_chart(phase: str, rows: Sequence[Judged], axis: Axis, first: Judged |
 
 
 def _frame(chart: Chart, axis: Axis) -> None:
-    chart.grid = [(round(HEIGHT * (1 - height), 1), text) for height, text in axis.labels()]
+    chart.grid = [(round(HEIGHT * (1 - height), 1), _short(text)) for height, text in axis.labels()]
+
+
+def _short(text: str) -> str:
+    """A power of ten in as little room as there is beside a plot: ``1e5`` for ``100,000``."""
+    return f"1e{text.count('0')}" if len(text) > 6 and text.startswith("1") and "," in text else text
 
 
 def _height(row: Judged) -> float:

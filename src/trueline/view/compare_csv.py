@@ -15,12 +15,9 @@ def write_csv(target: Path, rows: Sequence[Judged]) -> None:
     """Write a header and one line a row to ``target`` (UTF-8, RFC 4180): numbers in full precision, nothing where
     something was not measured, ``nan`` and ``inf`` by name. Raises ``InputError`` where it cannot be written.
     """
-    with replacing(target, what="CSV file") as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    # A name of a Run may hold what UTF-8 has no form for; it becomes a question mark.
+    opening = {"mode": "w", "encoding": "utf-8", "errors": "replace", "newline": ""}
+    with replacing(target, what="CSV file") as temporary, temporary.open(**opening) as file:
         writer = csv.writer(file)
         writer.writerow([column.name for column in COLUMNS])
-        writer.writerows([_cell(column.cell(row)) for column in COLUMNS] for row in rows)
-
-
-def _cell(value: object) -> object:
-    """Text without the surrogates that UTF-8 has no form for."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        writer.writerows([column.cell(row) for column in COLUMNS] for row in rows)

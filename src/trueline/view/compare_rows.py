@@ -38,7 +38,7 @@ COLUMNS: tuple[RowColumn, ...] = (
     RowColumn("judgement", ", ".join(JUDGEMENTS), lambda row: row.judgement),
     RowColumn("times", "measured over expected", lambda row: row.times),
     RowColumn("measured", "relative L2 difference", lambda row: row.measured),
-    RowColumn("expected", "relative L2 difference that rounding explains", lambda row: row.expected),
+    RowColumn("expected", "relative L2 difference that rounding and its inputs explain", lambda row: row.expected),
     RowColumn("how", "tensor, fingerprint or statistics", lambda row: row.how),
     RowColumn("site", "step.micro/rank/phase/name#call:slot", lambda row: row.site),
     RowColumn("ref_site", "the same in REF", lambda row: row.ref_site),
@@ -101,16 +101,19 @@ _ORDER = {"beyond": 0, "propagated": 1, "not-comparable": 2, "within": 3, "equal
 
 
 def _weight(row: Judged) -> tuple[int, float]:
-    size = row.times if row.times is not None and not math.isnan(row.times) else 0.0
-    return _ORDER[row.judgement], -size if row.judgement in ("propagated", "within") else 0.0
+    by = {"propagated": row.measured, "within": row.times}.get(row.judgement)
+    return _ORDER[row.judgement], -by if by is not None and not math.isnan(by) else 0.0
 
 
 def _details(row: Judged) -> str | None:
     if not row.details:
         return None
-    text = json.dumps(dict(row.details), default=_plain)
-    # Read and written again, so that NaN and infinities, for which JSON has no form, become texts.
-    return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+    try:
+        return json.dumps(dict(row.details), ensure_ascii=False, default=_plain, allow_nan=False)
+    except ValueError:
+        # Read and written again, so that NaN and infinities, for which JSON has no form, become texts.
+        text = json.dumps(dict(row.details), default=_plain)
+        return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
