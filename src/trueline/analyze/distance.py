@@ -149,9 +149,11 @@ def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int) -> tuple[fl
     """The estimate and the lower bound of the relative distance; None where nothing finite is on both sides."""
     if not mine.finite or not theirs.finite:
         return None, None
-    norm = theirs.norm or mine.norm
-    if not norm or not math.isfinite(norm + mine.norm):
-        return (0.0, 0.0) if norm == 0 else (None, None)
+    norm = theirs.norm
+    if not norm:
+        return (1.0, 1.0) if mine.norm else (0.0, 0.0)
+    if not math.isfinite(norm + mine.norm):
+        return None, None
     count = theirs.finite
     uncertain = _SUM_ERROR * _sum_roundoff(mine, theirs)
     scale = (mine.norm - theirs.norm) / norm
