@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from trueline.cli import check, compare, demo, gallery, info, plan, plugins, report, run, trial
+from trueline.cli import calibrate, check, compare, demo, gallery, info, plan, plugins, report, run, trial
 from trueline.schema.errors import CannotTell, TruelineError
 
 app = typer.Typer(
@@ -16,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, run, check, compare, report, info, plan, gallery, plugins):
+for verb in (demo, run, check, compare, calibrate, report, info, plan, gallery, plugins):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(trial.app, name="trial")
 

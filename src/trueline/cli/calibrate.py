@@ -1,0 +1,125 @@
+"""`trueline calibrate`: measure how far Runs that should agree are apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trueline.schema.tolerance import Tolerance
+
+_SHOWN = 12
+
+
+def command(
+    runs: Annotated[
+        list[str], typer.Argument(help="Directories of two or more Runs that should agree.", metavar="RUN RUN…")
+    ],
+    out: Annotated[str, typer.Option("-o", "--out", help="The tolerance to write.", metavar="FILE.json")],
+    step: Annotated[
+        list[int] | None, typer.Option("--step", help="Use this step only; may be given again.", metavar="N")
+    ] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", help="Use this rank only; may be given again.", metavar="N")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.json if it is there already.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the tolerance as one JSON document.")] = False,
+) -> None:
+    """Measure the rounding floor of a job from Runs of it that should agree, for `trueline compare --tolerance`.
+
+    Record the same job twice or more, with what may vary between healthy runs: nothing, another order of reduction,
+    other hardware, inputs changed by a rounding. Every pair of Runs is compared, site by site, and the largest
+    difference at each site is kept. More Runs give a surer floor.
+
+    Exit code 0: the tolerance was written; 2: Runs that cannot be read or do not belong together; 3: nothing measured.
+    """
+    from rich.console import Console
+
+    from trueline.analyze.calibrate import calibrate
+    from trueline.cli.document import print_document
+    from trueline.view.output import writable_target
+
+    target = writable_target(out, overwrite=overwrite, what="tolerance", example="tolerance.json")
+    with Console(stderr=True).status("Comparing Runs") as status:
+        tolerance = calibrate(
+            runs,
+            steps=step or None,
+            ranks=rank or None,
+            heard=lambda done, total: status.update(f"Comparing Runs: {done} of {total} steps"),
+        )
+    tolerance.save(target)
+    if json:
+        print_document(tolerance.model_dump(mode="json", by_alias=True))
+    else:
+        _print_tolerance(Console(soft_wrap=True), tolerance, str(target))
+
+
+def _print_tolerance(console: Console, tolerance: Tolerance, target: str) -> None:
+    from trueline.analyze.evidence import counted
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False)
+
+    say(
+        f"{len(tolerance.sites):,} sites at {counted(len(tolerance.steps), 'step')} of {len(tolerance.runs)} Runs "
+        f"({counted(tolerance.pairs, 'pair')}), measured on {_MEASURED[tolerance.how]}."
+    )
+    for at, step in enumerate(tolerance.steps):
+        floors = [(floors[at], site) for site, floors in tolerance.sites.items() if floors[at] is not None]
+        if floors:
+            largest, site = max(floors)
+            middle = sorted(floor for floor, _ in floors)[len(floors) // 2]
+            where = f" at {site}" if largest else ""
+            say(f"Step {step}: they differ by {middle:.2g} in the median, by {largest:.2g} at most{where}.")
+    _print_kinds(console, tolerance)
+    for line in (*tolerance.notes, *_chances(tolerance)):
+        say(line)
+    say(f"Tolerance: {target}")
+
+
+_MEASURED = {
+    "tensor": "bits and stored values",
+    "statistics": 'statistics (record with depth = "tensor" for exact floors)',
+}
+
+
+def _print_kinds(console: Console, tolerance: Tolerance) -> None:
+    """The kinds whose floors are highest, at the step where they are."""
+    from rich.table import Table
+
+    from trueline.schema.tolerance import QUANTILE
+
+    rows = [
+        (kind.high[at], name, step, kind)
+        for name, kind in tolerance.kinds.items()
+        for at, step in enumerate(tolerance.steps)
+        if kind.high[at] and kind.high[at] == max(floor or 0.0 for floor in kind.high)
+    ]
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("highest by kind", "step", "sites", "median", f"{QUANTILE:.0%}", "largest"):
+        table.add_column(name, justify="left" if name == "highest by kind" else "right")
+    for high, name, step, kind in sorted(rows, key=lambda row: -(row[0] or 0.0))[:_SHOWN]:
+        at = tolerance.steps.index(step)
+        numbers = [f"{floor or 0.0:.2g}" for floor in (kind.median[at], high, kind.largest[at])]
+        table.add_row(name, str(step), f"{kind.count[at]:,}", *numbers)
+    if len(rows) > _SHOWN:
+        table.add_row(f"… and {len(rows) - _SHOWN} more", "", "", "", "", "")
+    console.print(table)
+
+
+def _chances(tolerance: Tolerance) -> list[str]:
+    lines = [
+        f"If Runs are exchangeable, two further ones differ by more than the floor with a chance of at most "
+        f"{tolerance.exceeded:.0%} at any one site, and one further Run beside one of these "
+        f"{tolerance.exceeded_by_one:.0%}."
+    ]
+    if tolerance.spread is not None:
+        lines.append(
+            f"Left out in turn, each Run stayed within {tolerance.spread:.2g} times the others' floor everywhere."
+        )
+    return lines
