@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 from benchmarks.place import head
-from benchmarks.rounding import ops, orders, shifts
+from benchmarks.rounding import allreduce, ops, orders, shifts
 
 from trueline.analyze.op_rounding import LAWS
 from trueline.analyze.rounding import ORDER_LIMIT, STAGNATION
@@ -32,6 +32,10 @@ ABOUT_ORDERS = """\
 Simulated gradients of N workers with a mean cosine (0, 0.1, 0.5, 0.9, and half of the least there is), added up one \
 after the other, round a ring and by halves, under 4 permutations of the workers. "Error" is against float64, \
 "difference" is between two permutations; both over what is expected. Left out is what stagnates (below)."""
+
+ABOUT_ALL_REDUCE = f"""\
+gloo, a process a rank, {allreduce.ELEMENTS:,} elements: the error over that of a ring, and the difference when ranks \
+0 and 1 swap their gradients, over that of two orders."""
 
 ABOUT_STAGNATION = f"""\
 bfloat16, one after the other, partial sums in bfloat16. u·sqrt(e(N)) is the unit roundoff times the partial sum over \
@@ -57,6 +61,9 @@ def main() -> None:
         "## Sums of workers' gradients",
         ABOUT_ORDERS,
         _orders(list(orders.sums())),
+        "## A real all-reduce",
+        ABOUT_ALL_REDUCE,
+        _all_reduce(list(allreduce.all_reduces())),
         "## Where low precision stagnates",
         ABOUT_STAGNATION,
         _stagnation(list(orders.near_stagnation())),
@@ -106,6 +113,14 @@ def _orders(sums: Sequence[orders.Sums]) -> str:
         f"Of {len(two)} settings with two workers, {apart} had a difference at all. Of the other {len(held)}, {beyond} "
         f"had one beyond the limit of {ORDER_LIMIT:g} times the expected."
     )
+    return "\n".join(lines)
+
+
+def _all_reduce(reduced: Sequence[allreduce.AllReduce]) -> str:
+    lines = ["| dtype | ranks | mean cosine | error | difference |", "|---|---|---|---|---|"]
+    for one in reduced:
+        cells = (one.dtype, str(one.ranks), f"{one.cosine:g}", f"{one.error:.2f}", f"{one.difference:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -120,7 +120,7 @@ def stagnates(num_terms: int, *, u: float, mean_cosine: float = 0.0, order: Orde
     follows: errors are neither independent nor bounded by the law. Halving never gets there.
     """
     one_by_one = order in ("sequential", "ring")
-    return one_by_one and num_terms > 2 and u * math.sqrt(_e(num_terms, mean_cosine)) > STAGNATION
+    return one_by_one and u * math.sqrt(_e(num_terms, mean_cosine)) > STAGNATION
 
 
 def dot_error_rel(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trueline.analyze.rounding import OrderJudgement
     from trueline.trials.noise import OrderNoise, Question
 
-app = typer.Typer(no_args_is_help=True, help="Run an experiment: what rounding alone makes of a sum.")
+app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers what recorded Runs do not.")
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
 _ELEMENTS = 65_536
@@ -18,7 +18,7 @@ _ELEMENTS = 65_536
 
 @app.callback()
 def group() -> None:
-    """Run an experiment."""
+    """Keep `noise` a word of its own although it is the only one: typer would leave it out."""
 
 
 @app.command("noise")
