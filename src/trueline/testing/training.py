@@ -76,12 +76,23 @@ def sgd(model: nn.Module, *, lr: float = 0.05, **settings: Any) -> Optimizer:
 
 
 def mean_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
-    """Average each gradient over the group, one all-reduce a parameter, as hand-written loops do."""
-    world_size = dist.get_world_size(group)
+    """Average the gradients over the group in one all-reduce of a flat copy, as hand-written loops do."""
+    grads = [param.grad for param in params if param.grad is not None]
+    if not grads:
+        return
+    flat = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(flat, group=group)
+    flat.div_(dist.get_world_size(group))
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def mean_each_gradient(params: Iterable[nn.Parameter]) -> None:
+    """The same over all ranks and in place, one all-reduce a parameter; as each costs a wait, few entries do so."""
     for param in params:
         if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-            param.grad.div_(world_size)
+            dist.all_reduce(param.grad)
+            param.grad.div_(dist.get_world_size())
 
 
 def fit(

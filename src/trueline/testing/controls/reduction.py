@@ -22,6 +22,7 @@ from trueline.testing.training import (
     batches_of,
     fit,
     fit_accumulating,
+    mean_each_gradient,
     mean_gradients,
     sgd,
     wrapped,
@@ -106,7 +107,7 @@ def unused_here_and_there(seat: Seat) -> nn.Module:
 
 
 def by_hand(seat: Seat) -> nn.Module:
-    """A hand-written all-reduce that averages."""
+    """A hand-written loop that averages parameter by parameter."""
     problem = CausalLM()
     model = problem.model()
     return fit(
@@ -115,7 +116,7 @@ def by_hand(seat: Seat) -> nn.Module:
         adamw(model),
         problem,
         batches_of(seat, problem),
-        after_backward=lambda step: mean_gradients(model.parameters()),
+        after_backward=lambda step: mean_each_gradient(model.parameters()),
     )
 
 
@@ -147,11 +148,7 @@ def flattened_by_hand(seat: Seat) -> nn.Module:
             for loss, batch in zip(losses, micros, strict=True):
                 watch.loss(2 * loss.detach(), problem.tokens(batch))
                 loss.backward()
-            params = list(model.parameters())
-            flat = torch.cat([param.grad.flatten() for param in params])
-            dist.all_reduce(flat)
-            for param, part in zip(params, (flat / seat.world_size).split([p.numel() for p in params]), strict=True):
-                param.grad.copy_(part.view_as(param))
+            mean_gradients(model.parameters())
             optimizer.step()
             optimizer.zero_grad()
         seat.note(micros, sum(loss.item() for loss in losses))
@@ -274,7 +271,7 @@ ENTRIES = (
     Control("healthy.sync-always", "accumulation reduced at every micro-step", partial(accumulation, every_micro=True)),
     Control("healthy.unused", "parameters unused on all ranks", unused_everywhere),
     Control("healthy.unused-some", "parameters unused on some ranks at some steps", unused_here_and_there),
-    Control("healthy.by-hand", "hand-written all-reduce", by_hand),
+    Control("healthy.by-hand", "hand-written all-reduce of each parameter", by_hand),
     Control("healthy.sum", "hand-written sum of pre-divided losses", summed_by_hand),
     Control("healthy.flat", "hand-written flat all-reduce with accumulation", flattened_by_hand),
     Control("healthy.fsdp", "FSDP2", fsdp),

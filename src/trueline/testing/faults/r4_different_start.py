@@ -19,7 +19,7 @@ from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import hybrid_mesh, sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import adamw, batches_of, fit, mean_each_gradient, mean_gradients, sgd, wrapped
 from trueline.testing.witness import replicas_differ
 
 TRIGGER = 6
@@ -35,7 +35,7 @@ def by_hand(seat: Seat, faulty: bool) -> nn.Module:
         sgd(model),
         problem,
         batches_of(seat, problem),
-        after_backward=lambda step: mean_gradients(model.parameters()),
+        after_backward=lambda step: mean_each_gradient(model.parameters()),
     )
 
 
