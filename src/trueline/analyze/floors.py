@@ -24,11 +24,15 @@ def site_key(value: Value) -> str:
     return f"{site.micro}/{site.phase}/{plain_name(site.name)}#{site.call}:{site.slot}"
 
 
-def floor_of(tolerance: Tolerance, mine: Value, theirs: Value) -> float | None:
+def floor_of(tolerance: Tolerance, mine: Value, theirs: Value, *, how: str = "statistics") -> float | None:
     """The difference to expect of two values by a Tolerance; None where it has neither their site nor their kind.
 
-    The site goes by the name of the reference, or by that of the run where the reference's was not calibrated.
+    The site goes by the name of the reference, or by that of the run where the reference's was not calibrated. ``how``
+    the difference is measured that is to be judged: floors from statistics are too low for stored values (``tensor``),
+    so that there are none.
     """
+    if how == "tensor" and tolerance.how == "statistics":
+        return None
     names = [site_key(theirs), site_key(mine)]
     known = next((name for name in names if name in tolerance.sites), None)
     return tolerance.expected(kind_key(mine, theirs), known, step=theirs.site.step)
