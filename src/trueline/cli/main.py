@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from trueline.cli import calibrate, check, compare, demo, gallery, info, plan, plugins, report, run, trial
+from trueline.cli import calibrate, check, compare, demo, gallery, import_, info, plan, plugins, report, run, trial
 from trueline.schema.errors import CannotTell, TruelineError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 for verb in (demo, run, check, compare, calibrate, report, info, plan, gallery, plugins):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
+app.add_typer(import_.app, name="import")
 app.add_typer(trial.app, name="trial")
 
 

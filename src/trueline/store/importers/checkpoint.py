@@ -1,0 +1,42 @@
+"""A checkpoint as a Run: safetensors, torch.save or DCP."""
+
+from __future__ import annotations
+
+import os
+
+from trueline.schema.errors import InputError
+from trueline.store.importers import dcp, safetensors, torch_files
+from trueline.store.importers.target import require_free
+from trueline.store.importers.weights import Checkpoint, Options, absolute, write_checkpoint
+
+_EXPECTED = (
+    "Expected a .safetensors file or a directory of them, a file of torch.save, or the directory of a distributed "
+    "checkpoint with its .metadata."
+)
+
+
+def import_checkpoint(source: str, target: str, options: Options) -> None:
+    """Write the tensors at ``source`` as a Run at ``target``.
+
+    Raises ``InputError`` where ``source`` is no checkpoint or damaged, or ``target`` cannot be written, and then leaves
+    nothing there.
+    """
+    require_free(target)
+    write_checkpoint(_read(source), target, options)
+
+
+def _read(source: str) -> Checkpoint:
+    if os.path.isdir(source):
+        if dcp.is_dcp(source):
+            return dcp.read_dcp(source)
+        if safetensors.has_shards(source):
+            return Checkpoint(safetensors.read_folder(source), {"format": "safetensors", "path": absolute(source)})
+        raise InputError(f"'{source}' holds no checkpoint. {_EXPECTED}")
+    if not os.path.isfile(source):
+        raise InputError(f"'{source}' does not exist. {_EXPECTED}")
+    if source.endswith(safetensors.INDEX_SUFFIX):
+        raise InputError(f"'{source}' is an index. Pass its directory.")
+    if source.endswith(safetensors.SUFFIX):
+        return Checkpoint(safetensors.read_file(source), {"format": "safetensors", "path": absolute(source)})
+    found = torch_files.state_weights(torch_files.read_file(source))
+    return Checkpoint(found.weights, {"format": "torch", "path": absolute(source)} | found.facts, found.notes)

@@ -1,0 +1,110 @@
+"""A checkpoint of torch.distributed.checkpoint (DCP), whole tensors put together from the shards, without any rank.
+
+Its ``.metadata`` is a pickle, which torch reads with no limits: here only the classes that it consists of are let in.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from trueline.schema.errors import InputError
+from trueline.store.importers.torch_files import state_weights
+from trueline.store.importers.weights import Checkpoint, absolute
+
+METADATA = ".metadata"
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_NAMES = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "collections": ("OrderedDict",),
+    "pathlib": ("PosixPath", "PurePosixPath"),
+}
+
+
+_UNREAD = object()
+
+
+def is_dcp(folder: str) -> bool:
+    """Whether a directory is a checkpoint of DCP."""
+    return os.path.isfile(os.path.join(folder, METADATA))
+
+
+def read_dcp(folder: str) -> Checkpoint:
+    """Its tensors. Raises ``InputError`` where a file is damaged or missing."""
+    metadata = _read_metadata(os.path.join(folder, METADATA))
+    try:
+        tensors = _load(folder, metadata)
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0].rstrip(".") or type(error).__name__
+        raise InputError(f"'{folder}' cannot be read as a distributed checkpoint: {reason}. Copy it again.") from None
+    found = state_weights(_nested(metadata, tensors))
+    return Checkpoint(found.weights, {"format": "dcp", "path": absolute(folder)} | found.facts, found.notes)
+
+
+def _load(folder: str, metadata: Any) -> dict[str, Any]:
+    """All tensors by flat key."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    class Reader(dcp.FileSystemReader):
+        """Reads what was let in above instead of unpickling the metadata again."""
+
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            return metadata
+
+    entries = metadata.state_dict_metadata.items()
+    tensors = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in entries if hasattr(entry, "size")
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.load(tensors, storage_reader=Reader(folder), no_dist=True)
+    return tensors
+
+
+def _nested(metadata: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dict as it was saved, with a placeholder for what is no tensor: that is pickled, and not read."""
+    paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data or {}
+    whole: dict[str, Any] = {}
+    for key in metadata.state_dict_metadata:
+        path = paths.get(key) or (key,)
+        inside = whole
+        for part in path[:-1]:
+            inside = inside.setdefault(part, {})
+        inside[path[-1]] = tensors.get(key, _UNREAD)
+    return whole
+
+
+def _read_metadata(path: str) -> Any:
+    try:
+        with open(path, "rb") as file:
+            metadata = _Unpickler(io.BytesIO(file.read())).load()
+    except (OSError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError, ImportError) as error:
+        raise InputError(f"'{path}' cannot be read: {error}. Copy the checkpoint again.") from None
+    except pickle.UnpicklingError as error:
+        raise InputError(f"'{path}' is damaged or holds what no checkpoint has: {error}. Copy it again.") from None
+    if not isinstance(getattr(metadata, "state_dict_metadata", None), Mapping):
+        raise InputError(f"'{path}' is not the metadata of a distributed checkpoint. Pass the directory of one.")
+    return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    """Lets in the classes of DCP's metadata and torch's dtypes, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if name in _NAMES.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        if module == _METADATA and "." not in name and isinstance(found := super().find_class(module, name), type):
+            return found
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")

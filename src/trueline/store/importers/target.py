@@ -1,0 +1,72 @@
+"""The Run that an import makes: written beside its place under a hidden name, and put there when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+
+from trueline.schema.errors import InputError, RunExistsError
+from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.store import layout
+from trueline.store.writer import RunWriter
+
+
+class NewRun:
+    """A Run that nobody sees yet. Ranks are written one after the other."""
+
+    def __init__(self, folder: str, manifest: Manifest) -> None:
+        self.manifest = manifest
+        """Written with the first rank, and again at the end."""
+        self._folder = folder
+        self._lead: tuple[RunWriter, RankEnv] | None = None
+
+    @contextlib.contextmanager
+    def rank(self, rank: int) -> Iterator[RunWriter]:
+        """What takes the records of ``rank``; sealed at the end."""
+        writer = RunWriter(self._folder, rank=rank, creates=self._lead is None)
+        try:
+            env = RankEnv(rank=rank, world_size=self.manifest.world_size, device="", grad_dtype="")
+            writer.describe(self.manifest if self._lead is None else None, env)
+            self._lead = self._lead or (writer, env)
+            yield writer
+        finally:
+            writer.close()
+        lost = os.path.join(self._folder, layout.findings_name(rank))
+        if os.path.exists(lost):  # values that could not be stored are a Finding, as training would go on without
+            raise OSError("not all values could be stored")
+
+    def finish(self) -> None:
+        """Write the manifest as it is now."""
+        if self._lead is not None:
+            self._lead[0].describe(self.manifest, self._lead[1])
+
+
+@contextlib.contextmanager
+def new_run(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[NewRun]:
+    """A Run at ``path``, there when the block ends and not at all where it raises.
+
+    Raises ``RunExistsError`` where there is something already, ``InputError`` where nothing can be written.
+    """
+    final = os.path.abspath(os.fspath(path))
+    require_free(path)
+    draft = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.{os.getpid()}{layout.TEMPORARY_SUFFIX}")
+    try:
+        os.makedirs(draft)
+        run = NewRun(draft, manifest)
+        yield run
+        run.finish()
+        os.rename(draft, final)
+    except OSError as error:
+        raise InputError(
+            f"The Run '{os.fspath(path)}' cannot be written: {error}. Free space, or pass another path."
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def require_free(path: str | os.PathLike[str]) -> None:
+    """Raise ``RunExistsError`` where there is something at ``path``; an empty directory is nothing."""
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise RunExistsError(f"'{os.fspath(path)}' exists already. Pass another path; nothing was overwritten.")

@@ -1,0 +1,138 @@
+"""What torch.save wrote, and the state dicts in it as named tensors. Nothing that a file holds is executed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.errors import InputError
+from trueline.store.importers.step_rows import slot_part
+from trueline.store.importers.weights import Weight
+
+CONTAINERS = frozenset({"app", "model", "module", "state_dict", "model_state", "model_state_dict", "params"})
+"""Keys under which scripts keep the state dict of the model; they are no part of the names of its parameters."""
+
+MAX_VALUES = 1_000
+"""Plain values that are kept: a file may hold the state of a data loader, with an entry for every sample."""
+
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def read_file(path: str) -> Any:
+    """What a file of torch.save holds, its tensors in host memory. Raises ``InputError``."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        found = _GLOBAL.search(str(error))
+        what = f"an object of {found[1]}" if found else "more than tensors, or is damaged"
+        raise InputError(
+            f"'{path}' holds {what}, and nothing but tensors and plain containers is read from a file. Save the state "
+            "dicts alone."
+        ) from None
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0].rstrip(".") or type(error).__name__
+        raise InputError(f"'{path}' cannot be read as a file of torch.save: {reason}. Copy it again.") from None
+
+
+@dataclass(frozen=True)
+class State:
+    """The tensors of state dicts; ``values`` are plain numbers and texts beside them by path, ``others`` the paths of
+    all else.
+    """
+
+    weights: list[Weight]
+    values: dict[str, Any]
+    others: list[str]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The plain values, for the manifest's source."""
+        return {"values": self.values} if self.values else {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line on what was left out, if anything was."""
+        if not self.others:
+            return ()
+        more = f" and {len(self.others) - 5} more" if len(self.others) > 5 else ""
+        told = f"{len(self.others)} entries are neither tensors nor plain values"
+        return (f"{told}, and were left out: {', '.join(self.others[:5])}{more}.",)
+
+
+def state_weights(document: Any) -> State:
+    """What is in nested dicts and lists. A dict with ``state`` and ``param_groups`` is the state dict of an optimizer
+    (phase opt): its parameters go by name where it has their names, else by number.
+
+    Of two tensors with the same name, as of two models in one file, the later has its whole path for a name.
+    """
+    found = State([], {}, [])
+    taken: set[tuple[str, str, str]] = set()
+    for path, phase, name, slot, x in _walk((), document):
+        if not _is_tensor(x):
+            if isinstance(x, bool | int | float | str | None) and len(found.values) < MAX_VALUES:
+                found.values[".".join(path)] = x
+            else:
+                found.others.append(".".join(path))
+            continue
+        if (phase, name, slot) in taken:
+            name = ".".join(path)
+        taken.add((phase, name, slot))
+        found.weights.append(Weight(phase, name, slot, lambda x=x: x, memory=_memory(x)))
+    return found
+
+
+def _walk(path: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...], str, str, str, Any]]:
+    """(path, phase, name, slot, value) of every leaf."""
+    if isinstance(node, Mapping) and isinstance(node.get("state"), Mapping) and "param_groups" in node:
+        yield from _walk_optimizer(path, node)
+    elif isinstance(node, Mapping | list | tuple):
+        for key, inner in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _walk((*path, str(key)), inner)
+    else:
+        yield path, "param", _name(path), "value", node
+
+
+def _walk_optimizer(path: tuple[str, ...], node: Mapping[Any, Any]) -> Iterator[tuple[Any, ...]]:
+    names = _parameter_names(node["param_groups"])
+    for number, state in node["state"].items():
+        name = names.get(number) or (number if isinstance(number, str) else f"state.{number}")
+        for inner, _, _, _, value in _walk((), state):
+            slot = ".".join(map(slot_part, inner)) or "value"
+            yield (*path, "state", str(number), *inner), "opt", str(name), slot, value
+    for inner, _, _, _, value in _walk((), node["param_groups"]):
+        yield (*path, "param_groups", *inner), "opt", "param_groups", ".".join(map(slot_part, inner)) or "value", value
+
+
+def _parameter_names(groups: Any) -> dict[Any, str]:
+    """Names by number, where an optimizer was made with named parameters."""
+    names: dict[Any, str] = {}
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, Mapping) and isinstance(group.get("param_names"), list):
+            names |= dict(zip(group.get("params", ()), map(str, group["param_names"]), strict=False))
+    return names
+
+
+def _name(path: tuple[str, ...]) -> str:
+    first = next((index for index, part in enumerate(path) if part not in CONTAINERS), len(path))
+    return ".".join(path[first:]) or ".".join(path)
+
+
+def _is_tensor(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, torch.Tensor)
+
+
+def _memory(x: Any) -> Hashable | None:
+    """What tells one tensor under two names from two tensors; None where it has no memory of its own."""
+    try:
+        start = x.data_ptr() if x.numel() else 0
+        return (start, x.dtype, tuple(x.shape), x.stride()) if start else None
+    except RuntimeError:  # a layout without one, as of sparse tensors
+        return None

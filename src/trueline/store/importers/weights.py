@@ -1,0 +1,88 @@
+"""The tensors of a checkpoint as one step of a Run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.errors import InputError
+from trueline.schema.run_manifest import Manifest
+from trueline.store.importers.step_rows import Measure, Measured, Place, StepRows
+from trueline.store.importers.target import new_run
+from trueline.store.importers.values import dtype_name, to_store
+from trueline.store.writer import RunWriter
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of a checkpoint: ``phase`` param or opt, and what gives it, in host memory, when its turn comes. Those
+    with one ``memory`` are one tensor under several names.
+    """
+
+    phase: str
+    name: str
+    slot: str
+    load: Callable[[], Any]
+    memory: Hashable | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a source holds. ``source`` is for the manifest: format, path, and what the files say of themselves."""
+
+    weights: Sequence[Weight]
+    source: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a checkpoint is imported: as ``step``; its values are left out of the Run where not ``tensors``."""
+
+    measure: Measure
+    step: int = 0
+    tensors: bool = True
+    version: str = ""
+
+
+def write_checkpoint(checkpoint: Checkpoint, target: str, options: Options) -> None:
+    """Write a Run of one step at ``target``. Raises ``InputError`` where there are no tensors, or it cannot be
+    written.
+    """
+    if not checkpoint.weights:
+        raise InputError(f"'{checkpoint.source['path']}' holds no tensors, so there is nothing to import.")
+    manifest = Manifest(
+        trueline_version=options.version,
+        plan={"depth": "tensor" if options.tensors else "fingerprint"},
+        source=checkpoint.source,
+        notes=list(checkpoint.notes),
+    )
+    with new_run(target, manifest) as run, run.rank(0) as writer:
+        rows = StepRows(options.step)
+        seen: dict[Hashable, int] = {}
+        for weight in checkpoint.weights:
+            _add(weight, rows, seen, writer, options)
+        writer.write(rows.records())
+
+
+def absolute(path: str) -> str:
+    """A path as the manifest has it."""
+    return os.path.abspath(path)
+
+
+def _add(weight: Weight, rows: StepRows, seen: dict[Hashable, int], writer: RunWriter, options: Options) -> None:
+    x = weight.load()
+    place = Place(weight.phase, weight.name, kind="param" if weight.phase == "param" else "value")
+    same_as = seen.get(weight.memory) if weight.memory is not None else None
+    found = Measured() if same_as is not None else options.measure(x)
+    stored = None
+    if same_as is None and found.note is None and options.tensors:
+        record = to_store(x, step=options.step, key=rows.key(place, weight.slot))
+        if record is not None:
+            writer.write(record)
+            stored = record.key
+    row = rows.add(place, weight.slot, found, dtype=dtype_name(x), shape=tuple(x.shape), same_as=same_as, tensor=stored)
+    if weight.memory is not None and same_as is None:
+        seen[weight.memory] = row
