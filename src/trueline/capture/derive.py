@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.schema.formats import FORMATS
 from trueline.tensor.sketch import BLOCK_ROWS
 
 Array = NDArray[np.float64]
@@ -23,27 +24,13 @@ SCALARS: tuple[str, ...] = (
 )
 """What every rank tells the others a sampled step, in this order."""
 
-_U32 = 2.0**-24
+_U32 = FORMATS["float32"].unit
 LAMBDA = 8.0
 """Roundings behave like independent errors: a bound of LAMBDA·√n·u fails with probability 2·exp(-LAMBDA²/2) = 2.5e-14
 (Higham & Mary, A New Approach to Probabilistic Rounding Error Analysis, SISC 41(5), 2019, theorem 2.4)."""
 
 SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(BLOCK_ROWS / 2)
 """Relative rounding error of one sketch against its norm: signed sums of ``BLOCK_ROWS`` float32 terms."""
-
-UNIT_ROUNDOFF: dict[str, float] = {
-    "torch.float64": 2.0**-53,
-    "torch.float32": _U32,
-    "torch.float16": 2.0**-11,
-    "torch.bfloat16": 2.0**-8,
-}
-UNDERFLOW: dict[str, float] = {
-    "torch.float64": 2.0**-1075,
-    "torch.float32": 2.0**-150,
-    "torch.float16": 2.0**-25,
-    "torch.bfloat16": 2.0**-134,
-}
-"""Half of the smallest subnormal: what one rounding of a tiny value can lose."""
 
 
 @dataclass(frozen=True)
@@ -345,8 +332,9 @@ def _reduce_floor(mean_norm: Array, *, numel: Array, k: int, dtype: str, roundin
     underflow loses; the sketch keeps the length of that error up to 1 + λ√(2/k), and both sketches add their own
     rounding.
     """
-    unit = UNIT_ROUNDOFF.get(dtype, _U32)
+    known = FORMATS.get(dtype.removeprefix("torch."))
+    unit, smallest = (known.unit, known.smallest) if known else (_U32, 0.0)
     growth = roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else math.inf
-    lost = roundings * UNDERFLOW.get(dtype, 0.0) * np.sqrt(numel)
+    lost = roundings * smallest / 2 * np.sqrt(numel)
     relative_lost = np.divide(lost, mean_norm, out=np.zeros_like(mean_norm), where=mean_norm > 0)
     return (growth + relative_lost) * (1 + LAMBDA * math.sqrt(2 / k)) + 2 * SKETCH_FLOOR

@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,26 +49,15 @@ from numpy.typing import NDArray
 from trueline.analyze.evidence import MAX_SITES, Bools, counted, named_some, ranks_text, steps_text
 from trueline.analyze.recorded_steps import chunks, require_statistics
 from trueline.schema.finding import Finding
+from trueline.schema.formats import FORMATS
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "range-saturation"
 NEEDS: tuple[str, ...] = ()
 
-
-class _Format(NamedTuple):
-    """The largest number of a dtype, the smallest above zero, and half of the distance from 1 to the next."""
-
-    largest: float
-    smallest: float
-    unit: float
-
-
-_FORMATS: dict[str, _Format] = {
-    "float16": _Format(65_504.0, 2.0**-24, 2.0**-11),
-    "bfloat16": _Format((2 - 2.0**-7) * 2.0**127, 2.0**-133, 2.0**-8),
-    "float32": _Format((2 - 2.0**-23) * 2.0**127, 2.0**-149, 2.0**-24),
-}
+_JUDGED = {name: FORMATS[name] for name in ("float16", "bfloat16", "float32")}
+"""Formats of the dtypes that are judged."""
 
 _PRODUCTS = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "conv1d", "conv2d", "conv3d"}
@@ -118,7 +107,7 @@ class _Rows:
 
     def of(self, field: str) -> NDArray[np.float64]:
         """A number of each row's dtype; NaN for a dtype that is not judged."""
-        known = {name: getattr(each, field) for name, each in _FORMATS.items()}
+        known = {name: getattr(each, field) for name, each in _JUDGED.items()}
         return np.array([known.get(dtype, math.nan) for dtype in self.texts["dtype"]], dtype=np.float64)
 
     def site(self, index: int) -> Site:
@@ -142,7 +131,7 @@ def _near_the_top(rows: _Rows) -> list[_Hit]:
         is_product = slot.startswith("out") and api.rpartition(".")[2].strip("_") in _PRODUCTS
         if is_product and not _took_as_large(rows, index, near_R):
             value, dtype = float(rows.largest[index]), str(texts["dtype"][index])
-            left = math.log2(_FORMATS[dtype].largest / value)
+            left = math.log2(_JUDGED[dtype].largest / value)
             hits.append(_Hit(rows.site(index), dtype, value, left))
     return hits
 
