@@ -38,11 +38,13 @@ DIFFERENT_WEIGHTS = 0.1
 
 @dataclass
 class _Seen:
-    """What the pairs so far have shown. ``apart`` has a distance for each place that a pair has."""
+    """What the pairs so far have shown. ``apart`` has a distance for each place that a pair has, ``nonfinite`` the
+    places, as sites in full, where NaN or infinities differ.
+    """
 
     apart: list[dict[Place, float]] = field(default_factory=list[dict[Place, float]])
     kinds: dict[str, str] = field(default_factory=dict[str, str])
-    nonfinite: dict[str, str] = field(default_factory=dict[str, str])
+    nonfinite: dict[Place, str] = field(default_factory=dict[Place, str])
     inexact: int = 0
 
 
@@ -72,7 +74,7 @@ def calibrate(
             if heard is not None:
                 heard(done * len(arrangements) + at, len(pairs) * len(arrangements))
             _look_at(seen, each, names or NameMap(), measure, first=each.step == arrangements[0].step)
-        if not seen.apart[-1]:
+        if not set(seen.apart[-1]) - set(seen.nonfinite):
             raise CannotTell(
                 f"'{one.path}' and '{other.path}' have no numbers in common to measure. Record with depth = \"stats\" "
                 "or more."
@@ -126,12 +128,12 @@ def _look_at(
 
 def _note(seen: _Seen, mine: Value, theirs: Value, distance: Distance) -> None:
     site = site_key(theirs)
+    place = site, theirs.site.step
     if distance.nonfinite_differ:
-        seen.nonfinite.setdefault(site, str(theirs.site))
+        seen.nonfinite.setdefault(place, str(theirs.site))
         return
     if distance.rel is None or not np.isfinite(distance.rel):
         return
-    place = site, theirs.site.step
     apart = seen.apart[-1]
     apart[place] = max(apart.get(place, 0.0), distance.rel)
     seen.kinds[site] = kind_key(mine, theirs)
@@ -163,18 +165,14 @@ def _require_equal_start(mine: Value, distance: Distance, labels: tuple[str, str
 
 
 def _tolerance(seen: _Seen, paths: Sequence[str]) -> Tolerance:
-    places = sorted({place for apart in seen.apart for place in apart})
-    apart_PK = np.full((len(seen.apart), len(places)), np.nan)
-    index = {place: k for k, place in enumerate(places)}
-    for p, apart in enumerate(seen.apart):
-        apart_PK[p, [index[place] for place in apart]] = list(apart.values())
+    places = sorted({place for apart in seen.apart for place in apart} - set(seen.nonfinite))
+    apart_PK = np.array([[apart.get(place, np.nan) for place in places] for apart in seen.apart])
     floor_K = np.nanmax(apart_PK, axis=0)
     steps = sorted({step for _, step in places})
     by_kind = _places_by_kind(places, seen.kinds)
     sites: dict[str, list[float | None]] = {}
     for (site, step), floor in zip(places, floor_K.tolist(), strict=True):
-        if site not in seen.nonfinite:
-            sites.setdefault(site, [None] * len(steps))[steps.index(step)] = floor
+        sites.setdefault(site, [None] * len(steps))[steps.index(step)] = floor
     return Tolerance(
         runs=tuple(paths),
         pairs=len(seen.apart),
@@ -234,9 +232,11 @@ def _spread(apart_PK: Floats, kinds: Sequence[list[int]], num_runs: int) -> floa
 
 def _notes(seen: _Seen, floor_K: Floats) -> list[str]:
     notes: list[str] = []
-    if not floor_K.any():
+    if not floor_K.any() and not seen.nonfinite:
         notes.append("All Runs agree in all that was measured: the floor is 0, and any difference will be beyond it.")
     if seen.nonfinite:
         first = next(iter(seen.nonfinite.values()))
-        notes.append(f"NaN or infinities differ at {len(seen.nonfinite):,} sites ({first} first), which have no floor.")
+        notes.append(
+            f"NaN or infinities differ at {len(seen.nonfinite):,} places, first at {first}; they have no floor."
+        )
     return notes
