@@ -13,7 +13,7 @@ from tests.unit.recording import Recording
 from torch import nn
 
 from trueline.cli.import_ import measure
-from trueline.schema.errors import InputError, RunExistsError
+from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.store.importers.msprobe import Options, import_msprobe
 from trueline.store.reader import Run
 
@@ -106,22 +106,28 @@ def test_rows_stand_in_the_order_of_execution(run, recorded):
 
 
 def test_gradients_of_what_a_call_returned_are_those_of_the_recorder(run, recorded):
-    rows = {site: row for site, row in rows_by_site(run).items() if site[0] == "bwd"}
-    outputs = [site for site in rows if site[3].startswith("out")]
+    rows = {site: row for site, row in rows_by_site(run).items() if site[0] == "bwd" and site in recorded}
     entries = json.loads((DUMP / "step0" / "rank0" / "dump.json").read_text())["data"]
-    assert len(outputs) == sum(len([*leaves(entry["input"])]) for name, entry in entries.items() if ".backward" in name)
-    for site in outputs:
-        np.testing.assert_allclose(rows[site]["max"], recorded[site]["max"], rtol=1e-5, err_msg=str(site))
-    assert ("bwd", "act", 1, "in0") in rows
-    assert "through this call alone" in rows["bwd", "block.fc", 0, "in0"]["note"]
+    assert len(rows) == sum(len([*leaves(entry["input"])]) for name, entry in entries.items() if ".backward" in name)
+    for site, row in rows.items():
+        assert site[3].startswith("out")
+        np.testing.assert_allclose(row["max"], recorded[site]["max"], rtol=1e-5, err_msg=str(site))
 
 
-def test_what_a_node_of_autograd_hands_on_is_not_taken_for_the_gradient_of_an_argument(run, recorded):
-    sites = [site for site in rows_by_site(run) if site[0] == "bwd" and site[1] == "block.norm.layer_norm"]
-    assert [site[3] for site in sites] == ["out0", "grad1", "grad2"]  # the input needs none
-    assert not [
-        site for site in recorded if site[3].startswith("grad") and site[0] == "bwd" and "layer_norm" in site[1]
-    ]
+def test_a_backward_pass_is_a_call_of_its_own(run, recorded):
+    rows = {site[3]: row for site, row in rows_by_site(run).items() if site[1] == "block.norm.layer_norm_backward"}
+    assert list(rows) == ["in0", "out1", "out2"]  # the input of the model has no gradient
+    gradient = rows_by_site(run)["bwd", "block.norm.layer_norm", 0, "out0"]
+    assert rows["in0"]["same_as"] == gradient["row"]
+    assert rows["in0"]["max"] == gradient["max"]
+    assert rows["in0"]["args"] == '{"args":[{"in":"in0"}],"kwargs":{}}'
+    bias = recorded["grad", "block.norm.bias", 0, "grad"]
+    np.testing.assert_allclose(rows["out2"]["max"], bias["max"], rtol=1e-5)
+
+
+def test_rows_without_counts_are_not_taken_for_measured(run):
+    with pytest.raises(RunError, match="Nothing was measured"):
+        run.whole("0.0/r0/fwd/block#0:out0")
 
 
 def test_arguments_are_those_that_the_recorder_writes(run, recorded):

@@ -52,14 +52,14 @@ def test_an_operator_has_the_name_under_which_the_recorder_sees_it(operator):
     class Listener(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             function = Function(func)
-            seen.append((function.name, function.flags))
+            seen.append((function.name, function.api, function.flags))
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(2, 2, dtype=torch.int64 if operator in BITS else torch.float32)
     with Listener():
         getattr(x, f"__{operator}__")(*OPERANDS.get(operator, (2,)))
     key = parse(f"Tensor.__{operator}__.0.forward")
-    assert (key.name, key.flags) == seen[0]
+    assert (key.name, key.api, key.flags) == seen[0]
 
 
 def test_signatures_are_those_in_torchs_source():

@@ -50,8 +50,10 @@ def place_of(mesh: str) -> Place:
 
 
 def stats_of(row: Mapping[str, Any]) -> TensorStats | None:
-    """What was measured of the value of one row of ``Run.records``; None where nothing was."""
-    if row["numel"] is None or row["sum"] is None:
+    """What was measured of the value of one row of ``Run.records``; None where not all of it was, as in imported rows
+    without counts.
+    """
+    if row["numel"] is None or row["nan"] is None:
         return None
     return TensorStats.from_row(
         [float("nan") if row[name] is None else row[name] for name in STAT_NAMES],

@@ -153,7 +153,7 @@ class _StepImport:
         if entry is None:
             self._rows.add(place, "out0", Measured(note=ONLY_CALLED))
         elif key.way == "backward":
-            self._add(place, values.gradients(key, entry))
+            self._add_backward(place, entry)
         elif place.kind == "collective":
             self._add(place, values.exchanged(entry))
         else:
@@ -161,6 +161,25 @@ class _StepImport:
                 self._enter(parent)
             self._add(place, values.returned(entry))
             self._keep_parameters(key, entry)
+
+    def _add_backward(self, place: Place, entry: Mapping[str, Any]) -> None:
+        """The gradients of what a call returned, and its backward pass as a call of its own, whose name ends in
+        ``_backward``: what that returns is no gradient of a tensor as the recorder takes it.
+        """
+        arrived = list(values.arrived(entry))
+        rows = [self._add_value(place, slot, leaf, None) for slot, leaf in arrived]
+        handed_on = list(values.handed_on(entry))
+        if not handed_on:
+            return
+        call = replace(place, name=f"{place.name}_backward", api=f"{place.api}_backward")
+        args: str | None = values.backward_arguments(len(arrived))
+        for index, ((_, leaf), row) in enumerate(zip(arrived, rows, strict=True)):
+            dtype, shape = str(leaf["dtype"]).removeprefix("torch."), leaf["shape"]
+            self._rows.add(call, f"in{index}", Measured(), dtype=dtype, shape=shape, args=args, same_as=row)
+            args = None
+        for slot, leaf in handed_on:
+            self._add_value(call, slot, leaf, args)
+            args = None
 
     def _enter(self, name: str) -> None:
         """What a forward call was given; a module has its entry in the dump when it returns, after all inside it."""
@@ -192,7 +211,7 @@ class _StepImport:
             self._add_value(place, slot, leaf, args)
             args = None
 
-    def _add_value(self, place: Place, slot: str, leaf: values.Leaf, args: str | None) -> None:
+    def _add_value(self, place: Place, slot: str, leaf: values.Leaf, args: str | None) -> int:
         dtype, shape, stored = str(leaf["dtype"]).removeprefix("torch."), leaf["shape"], None
         numbers = values.measured(leaf)
         if leaf.get("data_name"):
@@ -205,9 +224,7 @@ class _StepImport:
                 if record is not None and self._options.tensors:
                     self._writer.write(record)
                     stored = record.key
-        if place.phase == "bwd" and slot.startswith("in"):
-            numbers = _with_note(numbers, values.THROUGH_CALL)
-        self._rows.add(place, slot, numbers, dtype=dtype, shape=shape, args=args, tensor=stored)
+        return self._rows.add(place, slot, numbers, dtype=dtype, shape=shape, args=args, tensor=stored)
 
     def _measure(self, x: Any, told: Measured) -> Measured:
         """Our own numbers of a value; its fingerprint only where msProbe took no checksums in the step."""

@@ -67,6 +67,13 @@ differ.
 """
 
 
+_ALIASES = frozenset(
+    {f"__{name}__" for name in ("abs", "add", "ge", "gt", "le", "lt", "matmul", "mul", "ne", "neg", "sub")}
+    | {*_OPERATORS} - {"__ipow__", "__rtruediv__"}
+)
+"""Operators that torch.overrides resolves to the method of the plain name, and not to themselves."""
+
+
 @dataclass(frozen=True)
 class Key:
     """What a key of dump.json says: ``prefix`` 'Module' or that of a function; ``name`` the FQN of the module or the
@@ -87,7 +94,8 @@ class Key:
     @property
     def api(self) -> str:
         """The column ``api``: the class of a module (msProbe keeps no more of it), or the path of a function."""
-        called = self.name if self.prefix == "Distributed" else self.kind
+        alias = self.prefix == "Distributed" or self.kind in _ALIASES
+        called = self.name if alias else self.kind
         return self.kind if self.prefix == "Module" else _PATHS.get(self.prefix, f"{self.prefix}.") + called
 
     @property

@@ -20,7 +20,6 @@ from trueline.store.importers.step_rows import UNKNOWN, Measured, slot_part
 ROUNDED = "from msProbe: sums are of its rounded mean and norm, NaN and infinities were not counted"
 NOT_FINITE = "from msProbe: Max {Max}, Min {Min}; not all elements are finite, and nothing was counted"
 MAGNITUDES = "from msProbe: its statistics of complex numbers are of magnitudes, and were left out"
-THROUGH_CALL = "from msProbe: the gradient through this call alone, not all of the tensor's"
 NO_NUMBERS = "from msProbe, which did not measure it"
 
 MAX_FRAMES = 32
@@ -71,15 +70,19 @@ def exchanged(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
             yield f"{side}{index}", leaf
 
 
-def gradients(key: Key, entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
-    """(slot, tensor) of a backward pass: its input is the gradient of what the call returned. Its output is, of a
-    module, the gradient of what it took, by position; of a function what the last node of autograd that the call made
-    handed on (``grad0``, ``grad1``), which need not be the gradient of any of its arguments.
-    """
+def arrived(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+    """(slot, tensor) of the gradients of what a call returned, which its backward pass was given."""
     for index, node in enumerate(_listed(entry.get("input"))):
         yield from _open(f"out{index}", node)
+
+
+def handed_on(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+    """(slot, tensor) of what a backward pass returned: of a module the gradients of its arguments through this call
+    alone; of a function what the last node of autograd that it made handed on, which need not be the gradient of any
+    of its arguments. (The recorder has the gradients of tensors, with what came through all calls.)
+    """
     for index, node in enumerate(_listed(entry.get("output"))):
-        yield from _open(f"in{index}" if key.is_module else f"grad{index}", node)
+        yield from _open(f"out{index}", node)
 
 
 def arguments(key: Key, entry: Mapping[str, Any]) -> str:
@@ -92,6 +95,12 @@ def arguments(key: Key, entry: Mapping[str, Any]) -> str:
         (positional if slot.removeprefix("in").isdigit() else named)[slot] = _plain(slot, node)
     order = sorted(positional, key=lambda slot: int(slot.removeprefix("in")))
     return json.dumps({"args": [positional[slot] for slot in order], "kwargs": named}, separators=(",", ":"))
+
+
+def backward_arguments(num_gradients: int) -> str:
+    """The column ``args`` of a backward pass."""
+    plain = {"args": [{"in": f"in{index}"} for index in range(num_gradients)], "kwargs": {}}
+    return json.dumps(plain, separators=(",", ":"))
 
 
 def measured(leaf: Leaf) -> Measured:
