@@ -63,10 +63,10 @@ def test_one_process_has_a_loss_not_a_mean(tmp_path):
 
 def test_several_jumps_are_one_finding():
     loss_T = losses(num_steps=300, at=120)
-    loss_T[[180, 240]] *= 4
+    loss_T[180] *= 4
     (finding,) = judge(series(loss_T))
-    assert [spike["step"] for spike in finding.evidence["spikes"]] == [120, 180, 240]
-    assert "it jumped 2 times more, at step 240 last" in finding.claim
+    assert [spike["step"] for spike in finding.evidence["spikes"]] == [120, 180]
+    assert "; it jumped once more, at step 180" in finding.claim
 
 
 def test_a_loss_that_stays_up_has_not_come_back():

@@ -14,6 +14,9 @@ excesses of a logarithm are a power law of the series itself, of any index, so h
 and lighter tails only make the true probability smaller (peaks over a threshold: Pickands, Ann. Statist. 3, 1975,
 119-131; that excesses over an order statistic are independent of it: Renyi, Acta Math. Hung. 4, 1953, 191-231).
 
+A step that was told is no part of the past of those after it as long as it is the only one, so that a second spike is
+told like the first; what comes back again and again is usual.
+
 What is assumed and not proven is that scores are exchangeable, which a level and a spread that follow training make
 nearly so. ``benchmarks/spikes`` measures what comes of it.
 
@@ -40,8 +43,9 @@ SPREAD_STEPS = 64
 HISTORY_STEPS = 1000
 """Scores that the next one is held against, at most."""
 
-TAIL = 20
-"""Scores that the tail is estimated from, at most; of fewer than three times as many scores, a third."""
+TAIL = 10
+"""Scores that the tail is estimated from, at most; of fewer than three times as many scores, a third. With more, alarms
+where the spread wanders become more frequent than promised; with fewer, only larger jumps are told."""
 
 FEWEST = 16
 """Scores before the first step that is judged."""
@@ -49,8 +53,11 @@ FEWEST = 16
 STEPS_BEFORE = 2 * LEVEL_STEPS + FEWEST
 """Measured steps before the first that is judged."""
 
+FEW_TOLD = 1
+"""Jumps among the last ``HISTORY_STEPS`` steps that are left out of the past; with more, all count."""
+
 _ABOVE = 3.0
-"""Scores below this are not looked at: none was near any alarm (it saves time, and changes nothing)."""
+"""A step less than so many spreads above its level is no jump, whatever the past."""
 
 _BACK = 3.0
 """A series has come back once it is within so many spreads of its level before the jump, or a quarter of the jump."""
@@ -112,14 +119,14 @@ def num_judged(log_T: Floats, starts: Sequence[int] = ()) -> int:
 def log_probability(score: float, before: Floats) -> float:
     """Natural log of the probability of a score this large after the scores ``before`` [n], n at least 2.
 
-    0 where it is not larger than all of them, or where the largest are all equal.
+    0 where it is not among the largest, or where the largest are all equal.
     """
     num = len(before)
     k = min(TAIL, max(num // 3, 1))
     ordered = np.partition(before, num - k - 1)
     threshold, excesses = float(ordered[num - k - 1]), ordered[num - k :] - ordered[num - k - 1]
     mean = float(excesses.mean())
-    if score <= float(ordered[num - k :].max()) or mean <= 0:
+    if score <= threshold or mean <= 0:
         return 0.0
     return math.log((k + 1) / (num + 1)) - k * math.log1p((score - threshold) / (k * mean))
 
@@ -144,17 +151,22 @@ def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list
     """The spikes of a series without gaps, whose steps are ``at`` in the one that was given."""
     score_T, level_T, spread_T = scores(log_T)
     known_T: Bools = np.isfinite(score_T)
+    told: list[int] = []
     found: list[Spike] = []
     free = STEPS_BEFORE
     for t in np.flatnonzero((score_T > _ABOVE) & (log_T - level_T >= least)).tolist():
         if t < free:
             continue
-        before = score_T[max(t - HISTORY_STEPS, 0) : t][known_T[max(t - HISTORY_STEPS, 0) : t]]
+        begin = max(t - HISTORY_STEPS, 0)
+        told = [index for index in told if index >= begin]
+        known_T[told] = len(told) > FEW_TOLD
+        before = score_T[begin:t][known_T[begin:t]]
         log_p = log_probability(float(score_T[t]), before) if len(before) >= FEWEST else 0.0
         if log_p > log_level:
             continue
         end, back = _end(log_T, t, float(level_T[t]), float(spread_T[t]))
         known_T[t:end] = False
+        told.append(t)
         free = end
         peak = t + int(np.argmax(log_T[t:end]))
         level, value, score = (float(series[i]) for series, i in ((level_T, t), (log_T, peak), (score_T, t)))

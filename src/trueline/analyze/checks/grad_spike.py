@@ -2,8 +2,8 @@
 
 What it finds
 -------------
-Steps at which the norm of the mean gradient, or that of one parameter group, is further above where it was than it has
-ever been by chance: when, by how much, and which groups and parameters it is in.
+Steps at which the norm of the mean gradient, or that of one parameter group, is further above where it was than its
+own past explains: when, by how much, and which groups and parameters it is in.
 
 Why it matters
 --------------
@@ -30,7 +30,8 @@ its scale is none. Norms that are not finite are left to `worker-nonfinite` and 
 
 What it may miss
 ----------------
-The first 48 steps, and the first 48 after such a change. A jump of one worker among many, which the mean dilutes: see
+The first 48 steps, and the first 48 after such a change. What has jumped before as far and more than a few times. A
+jump of one worker among many, which the mean dilutes: see
 `worker-grad-norm-outlier`. A slow rise. Parameters that are named are a description of the step, chosen after the jump
 was seen, and are no part of the promise.
 

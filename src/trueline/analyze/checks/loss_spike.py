@@ -2,7 +2,7 @@
 
 What it finds
 -------------
-Steps at which the workers' mean loss is further above where it was than it has ever been by chance: when, from what to
+Steps at which the workers' mean loss is further above where it was than its own past explains: when, from what to
 what, when it came back, or that it did not.
 
 Why it matters
@@ -14,8 +14,8 @@ what the step was made of; this says which step to look at.
 How it decides
 --------------
 The logarithm of the mean loss is held against its own past: its level is the median of the last 16 steps, its spread is
-that of the last 64, and what is told is a step further up than all of the last 1,000 were. How unlikely that is follows
-from their own tail, the largest 20 of them: if steps are exchangeable with those before, and the largest excesses of a
+that of the last 64, and what is told is a step further up than the last 1,000 make likely. How unlikely it is follows
+from their own tail, the largest 10 of them: if steps are exchangeable with those before, and the largest excesses of a
 logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it), the
 probability is exact for any number of steps (`analyze/spikes.py` has the law). The line is `false_alarms` of the plan
 (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for this one. The promise is
@@ -29,8 +29,10 @@ rise of less than a quarter of the loss called a spike, however quiet the run.
 What it may miss
 ----------------
 The first 48 steps, and the first 48 after such a change: they are what the others are held against. With few steps
-behind it, only a large jump can be told from chance. A slow rise. Losses that are zero or negative. A loss that jumps
-on purpose (a curriculum in stages, another data set) is told as well, as nothing in a Run says that it was meant.
+behind it, only a large jump can be told from chance. A slow rise. What has jumped before as far and more than a few
+times: it is usual then. Losses that are zero or negative. Jumps that come with the data are told as well (a curriculum
+in stages, another data set, the first of some batches that are much harder), as nothing in a Run says that they were
+meant.
 
 Example
 -------
