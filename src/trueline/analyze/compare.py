@@ -14,6 +14,7 @@ from trueline.analyze.divergence import Compared, Divergence
 from trueline.analyze.naming import NameMap
 from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.values import Value
+from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
 Heard = Callable[[int, int], None]
@@ -24,6 +25,7 @@ def compare(
     run: str | os.PathLike[str] | Run,
     ref: str | os.PathLike[str] | Run,
     *,
+    tolerance: Tolerance | None = None,
     names: NameMap | None = None,
     steps: Collection[int] | None = None,
     ranks: Collection[int] | None = None,
@@ -32,21 +34,24 @@ def compare(
 ) -> Comparison:
     """The first difference between two Runs that rounding does not explain, and a judgement of every pair of values.
 
-    What rounding explains is derived from what was recorded. ``names`` maps names of the run to those of the reference.
-    ``steps`` and ``ranks`` choose; ``max_bytes`` of memory are taken to compare stored values. Raises ``RunError`` where there is no Run, ``CannotTell`` where
-    nothing was recorded in both, ``AlignmentError`` where nothing of the two aligns.
+    What rounding explains is derived from what was recorded, or taken from a ``tolerance`` that ``calibrate`` measured.
+    ``names`` maps names of the run to those of the reference. ``steps`` and ``ranks`` choose; ``max_bytes`` of memory
+    are taken to compare stored values. Raises ``RunError`` where there is no Run, ``CannotTell`` where nothing was
+    recorded in both, ``AlignmentError`` where nothing of the two aligns.
     """
     mine, theirs = (each if isinstance(each, Run) else Run(each) for each in (run, ref))
     measure = measure_with(max_bytes)
     judged: list[Step] = []
-    arrangements = arrange(mine, theirs, steps=steps, ranks=ranks)
+    arrangements = arrange(mine, theirs, steps=steps, ranks=ranks, names=names)
     first_step = arrangements[0].step
     for done, each in enumerate(arrangements):
         if heard is not None:
             heard(done, len(arrangements))
         tainted = any(step.first is not None for step in judged if step.step < each.step)
         alignment = align(*(sides := each.read()), names or NameMap())
-        divergence = Divergence(alignment, sides, measure=measure, settled=each.step > first_step, tainted=tainted)
+        divergence = Divergence(
+            alignment, sides, measure=measure, tolerance=tolerance, settled=each.step > first_step, tainted=tainted
+        )
         judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows))
     findings, first = blame(mine, theirs, judged)
     rows = [_row(step, compared) for step in judged for compared in step.rows]

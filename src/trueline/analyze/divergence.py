@@ -14,12 +14,17 @@ from trueline.analyze.align import Alignment
 from trueline.analyze.comparison import Judgement
 from trueline.analyze.distance import Distance
 from trueline.analyze.expected import CallKey, Expectation, Expected, coarser, key_of
+from trueline.analyze.floors import floor_of
 from trueline.analyze.values import StepValues, Value
+from trueline.schema.tolerance import Tolerance
 
 LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 """How many times the expected difference rounding explains, by how the difference was measured; ``benchmarks/compare``
 has the largest that healthy pairs of runs reach. Statistics tell a difference less exactly.
 """
+
+LEAST_SPREAD = 2.0
+"""How many times a measured floor is explained at least: of two pairs either is the larger one as often."""
 
 Measure = Callable[[Value, Value], Distance]
 
@@ -47,6 +52,8 @@ class Compared:
         """The difference over the one that rounding explains; inf where none is expected."""
         if self.distance is None or self.distance.rel is None or self.expectation is None:
             return None
+        if self.judgement == "not-comparable":
+            return None
         return _over(self.distance.rel, self.expectation.rel)
 
 
@@ -71,10 +78,12 @@ class Divergence:
         sides: tuple[StepValues, StepValues],
         *,
         measure: Measure,
+        tolerance: Tolerance | None = None,
         settled: bool = False,
         tainted: bool = False,
     ) -> None:
         self._measure = measure
+        self._tolerance = tolerance
         self._settled = settled
         self._tainted = tainted
         mine, theirs = sides
@@ -82,6 +91,7 @@ class Divergence:
         guide = mine if self._leads else theirs
         self.expected = Expected(guide)
         self._by_root: dict[tuple[int, int], _Verdict] = {}
+        self._measured: set[int] = set()
         self._unlike: set[CallKey] = set()
         """Calls that took values without a comparable twin: what they return says nothing."""
         self.rows = list(self._run(guide, alignment))
@@ -133,7 +143,10 @@ class Divergence:
         else:
             verdict = self._by_root.get((value.root, twin.root))
             if verdict is None:
-                verdict = self._compared(value, twin, self.expected.again(value))
+                expectation = self.expected.again(value)
+                verdict = self._compared(value, twin, expectation)
+                if value.root not in self._measured:
+                    self._learn(value, twin, expectation, verdict)
         if twin is not None and verdict is not None:
             self._by_root.setdefault((value.root, twin.root), verdict)
         return verdict
@@ -146,9 +159,15 @@ class Divergence:
 
     def _learn(self, value: Value, twin: Value | None, expectation: Expectation, verdict: _Verdict | None) -> None:
         dtype = value.dtype if twin is None else coarser(value.dtype, twin.dtype)
-        if verdict is None or verdict.distance is None:
+        if (
+            verdict is None
+            or verdict.distance is None
+            or verdict.distance.rel is None
+            or verdict.judgement == "not-comparable"
+        ):
             self.expected.learn(value, expectation.rel, dtype=dtype, tainted=expectation.tainted)
             return
+        self._measured.add(value.root)
         distance, judgement = verdict.distance, verdict.judgement
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
@@ -180,7 +199,8 @@ class Divergence:
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
             left = replace(expectation, rel=distance.rel or 0.0)
             return _Verdict(judgement, distance, left, "as the updates before this step left it")
-        judgement = self._judgement(distance, expectation)
+        expectation, limit = self._floor(value, twin, distance, expectation)
+        judgement = self._judgement(distance, expectation, limit)
         if judgement == "beyond" and self._is_of_unlike(value, expectation):
             note = "its call took other values than the one in the reference"
             return _Verdict("not-comparable", distance, expectation, note)
@@ -193,8 +213,21 @@ class Divergence:
         micro, phase, name, number = key_of(value)
         return (micro, phase, name, number) in self._unlike or (micro, "fwd", name, number) in self._unlike
 
-    def _judgement(self, distance: Distance, expectation: Expectation) -> Judgement:
-        limit = LIMIT[distance.how or "statistics"]
+    def _floor(
+        self, value: Value, twin: Value, distance: Distance, expectation: Expectation
+    ) -> tuple[Expectation, float]:
+        """What rounding explains and how many times that is still explained: as measured, where it was."""
+        limit = LIMIT[distance.how]
+        if self._tolerance is None or expectation.tainted:
+            return expectation, limit
+        mine, theirs = (value, twin) if self._leads else (twin, value)
+        floor = floor_of(self._tolerance, mine, theirs, how=distance.how)
+        if floor is None:
+            return expectation, limit
+        spread = self._tolerance.spread
+        return replace(expectation, rel=floor), limit if spread is None else max(spread, LEAST_SPREAD)
+
+    def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
         beyond: Judgement = "propagated" if expectation.tainted else "beyond"
         if distance.nonfinite_differ or distance.rel is None:
             return beyond

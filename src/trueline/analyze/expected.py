@@ -75,6 +75,7 @@ class Expected:
         self._known: dict[int, _Known] = {}
         self._calls: dict[CallKey, _Called] = {}
         self._gradients: dict[int, list[int]] = {}
+        self._uses: dict[int, list[tuple[int, str, str, int, str]]] = {}
         self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._by_param = {name: root for root, name in self._param_roots.items()}
         self._grad_roots: dict[str, int] = {}
@@ -130,6 +131,8 @@ class Expected:
                 self._latest[key[:3]] = key[3]
         if value.site.phase == "fwd":
             self._forward_roots[value.site.micro, value.site.name, value.site.call, value.site.slot] = value.root
+            if value.root in self._param_roots and value.kind == "op":
+                self._uses.setdefault(value.root, []).append((*key, value.site.slot))
         known = self._known[value.root]
         if self._is_gradient(value):
             if value.returned:
@@ -184,42 +187,48 @@ class Expected:
             taken += [root for name, root in self._by_param.items() if name.startswith(prefix) and root in self._known]
         function = function_of(value.api)
         ins = [self._known[root].operand for root in taken]
-        own = self._own_rounding(value, function, taken, out, dtype)
+        own = self._own_rounding(function, taken, out, dtype)
         return self._made(forward_rel(function, ins, out), own, "call", tuple(taken), key_of(value))
 
     def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         key = key_of(value)
-        if value.returned or value.kind == "param":
-            sources = self._gradients.get(self._forward_root(value) or -1, [])
-            if not sources:
-                return self._unseen(out, dtype, key)
-            squares = sum((known.operand.rel * (known.operand.rms or 0.0)) ** 2 for known in self._all(sources))
-            scale = out.rms or max((known.operand.rms or 0.0 for known in self._all(sources)), default=0.0)
-            rel = math.sqrt(squares) / scale if scale else max(known.operand.rel for known in self._all(sources))
-            own = _both(rounding_rel(_unit(dtype))) * math.sqrt(len(sources))
-            return self._made(rel, own, "call", tuple(sources), key)
-        call = self._calls.get(key)
+        if not value.returned and value.kind != "param":
+            return self._passed_back(key, value, replace(out, slot=value.site.slot), dtype)
+        sources = self._gradients.get(self._forward_root(value) or -1, [])
+        if not sources:
+            return self._of_early_gradient(value, out, dtype)
+        known = [self._known[root].operand for root in sources]
+        scale = out.rms or max((each.rms or 0.0 for each in known), default=0.0)
+        squares = sum((each.rel * (each.rms or 0.0)) ** 2 for each in known)
+        rel = math.sqrt(squares) / scale if scale else max(each.rel for each in known)
+        own = _both(rounding_rel(_unit(dtype))) * math.sqrt(len(sources))
+        return self._made(rel, own, "call", tuple(sources), key)
+
+    def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
+        """Of a parameter whose gradient is there before the call that used it says so."""
+        root = self._forward_root(value)
+        for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
+            key = (micro, "bwd", name, number)
+            if phase == "fwd" and key in self._calls and self._calls[key].taken:
+                return self._passed_back(key, value, replace(out, slot=slot), dtype)
+        return self._unseen(out, dtype, key_of(value))
+
+    def _passed_back(self, key: CallKey, value: Value, out: Operand, dtype: str) -> Expectation:
+        """Of what the backward of a call returns for the input in the slot of ``out``."""
+        call, forward = self._calls.get(key), self._calls.get((key[0], "fwd", key[2], key[3]))
         if call is None or not call.taken:
             return self._unseen(out, dtype, key)
-        forward = self._calls.get((key[0], "fwd", key[2], key[3]))
-        inputs = (
-            []
-            if forward is None
-            else [
-                replace(self._known[root].operand, slot=slot)
-                for root, slot in zip(forward.taken, forward.slots, strict=True)
-            ]
-        )
+        taken, slots = (forward.taken, forward.slots) if forward is not None else ([], [])
+        inputs = [replace(self._known[root].operand, slot=slot) for root, slot in zip(taken, slots, strict=True)]
         given = max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
-        function = function_of(value.api)
+        function = function_of(call.api)
         if value.kind == "module" and not self._leaf(value):
             rel = 2 * max(given.rel, call.worst_inside)
         else:
-            rel = backward_rel(function, given, inputs, replace(out, slot=value.site.slot))
-        own = self._own_rounding(value, function, [*call.taken, *(forward.taken if forward else [])], out, dtype)
-        own = math.hypot(own, _both(rounding_rel(_unit(dtype))))
-        sources = (*call.taken, *(forward.taken if forward else ()))
-        return self._made(rel, own, "call", sources, key)
+            rel = backward_rel(function, given, inputs, out)
+        own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
+        summed = _summed_rounding(given, out, dtype)
+        return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
 
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
         """A gradient of what the record does not show: as far off as any before it, and twice that."""
@@ -232,7 +241,7 @@ class Expected:
         tainted = any(self._known[root].tainted for root in sources)
         return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call)
 
-    def _own_rounding(self, value: Value, function: str, taken: list[int], out: Operand, dtype: str) -> float:
+    def _own_rounding(self, function: str, taken: list[int], out: Operand, dtype: str) -> float:
         if not _is_float(dtype):
             return 0.0
         floats = [self._known[root].dtype for root in taken if _is_float(self._known[root].dtype)]
@@ -302,6 +311,15 @@ def _cast(value: Value, twin: Value | None) -> float:
 def _both(rel: float) -> float:
     """Both sides round, independently of each other."""
     return math.sqrt(2) * rel
+
+
+def _summed_rounding(given: Operand, out: Operand, dtype: str) -> float:
+    """Of a gradient that is summed over what the input was spread to; of one that is not, a rounding."""
+    terms = given.numel // max(out.numel, 1)
+    if terms <= 1 or not given.rms or not out.rms:
+        return _both(rounding_rel(_unit(dtype)))
+    condition = min(max(given.rms * math.sqrt(terms) / out.rms, 1e-3), 1e3)
+    return _both(op_rounding_rel("sum", dtype, dtype, terms, condition)) if _is_float(dtype) else 0.0
 
 
 def _is_float(dtype: str) -> bool:

@@ -1,0 +1,187 @@
+"""Pairs of runs that differ by rounding alone, and the same with a fault planted: what `compare` says of each.
+
+    python -m benchmarks.compare.contrasts [--seeds 20] [--steps 3] [--depth fingerprint]
+
+One process; every pair is of one small causal LM, from one seed, on one stream of batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import trueline
+from trueline.analyze.compare import compare
+from trueline.analyze.comparison import Comparison
+from trueline.testing.problems import CausalLM
+
+WIDTH = 64
+BATCH_SIZE = 8
+FAULT = "0.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0"
+SEAM = "0.0/r0/fwd/"
+"""All that can be named in a compiled model: what it returns."""
+
+
+class HiddenScale(TorchDispatchMode):
+    """The second attention of each step has its scale times 1.25, below what is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if "flash_attention" in str(func) and "backward" not in str(func):
+            self._calls += 1
+            if self._calls % 2 == 0:
+                return func(*args, **{**(kwargs or {}), "scale": 1.25 / (WIDTH / 2) ** 0.5})
+        return func(*args, **(kwargs or {}))
+
+
+def not_causal(model: nn.Module) -> nn.Module:
+    """The second attention sees what comes after."""
+    block = model.get_submodule("blocks.1")
+
+    def attention(x_BLD: torch.Tensor) -> torch.Tensor:
+        parts = block.qkv(x_BLD).chunk(3, -1)
+        qkv_BHLK = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in parts)
+        mixed_BHLK = functional.scaled_dot_product_attention(*qkv_BHLK, is_causal=False)
+        return block.out(mixed_BHLK.transpose(1, 2).flatten(-2))
+
+    block._attention = attention
+    return model
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How the other run differs. ``inside`` is a context for the whole run; ``coarse`` says that a fault must be larger
+    than a hidden scale to stand out.
+    """
+
+    name: str
+    dtype: torch.dtype = torch.float32
+    change: Callable[[nn.Module], nn.Module] = lambda model: model
+    inside: Callable[[], Any] = contextlib.nullcontext
+    coarse: bool = False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--depth", default="fingerprint")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| contrast | pairs | silent | largest times, first step | later | fault found first |")
+    print("|---|---|---|---|---|---|")
+    for contrast in CONTRASTS:
+        if options.only in contrast.name:
+            print(row(contrast, options), flush=True)
+
+
+def row(contrast: Contrast, options: argparse.Namespace) -> str:
+    silent = found = 0
+    first, later = 0.0, 0.0
+    for seed in range(options.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = Path(folder)
+            record(runs / "ref", CONTRASTS[0], seed, options)
+            record(runs / "run", contrast, seed, options)
+            healthy = compare(runs / "run", runs / "ref")
+            silent += healthy.exit_code == 0
+            if healthy.exit_code:
+                print("  alarm", seed, [finding.claim for finding in healthy.findings][:1])
+            first = max(first, largest(healthy, 0))
+            later = max([later, *(largest(healthy, step) for step in range(1, options.steps))])
+            record(runs / "bad", contrast, seed, options, faulty=True)
+            bad = compare(runs / "bad", runs / "ref")
+            place = SEAM if contrast.change is compiled else FAULT
+            named = bad.first is not None and str(bad.first.site).startswith(place)
+            found += named
+            if not named:
+                print("  missed", seed, bad.first and bad.first.site, [finding.claim for finding in bad.findings][:1])
+    return f"| {contrast.name} | {options.seeds} | {silent} | {first:.2f} | {later:.2f} | {found} |"
+
+
+def largest(comparison: Comparison, step: int) -> float:
+    within = [each for each in comparison.rows if each.step == step and each.judgement == "within"]
+    return max((each.times or 0.0 for each in within), default=0.0)
+
+
+def record(out: Path, contrast: Contrast, seed: int, options: argparse.Namespace, *, faulty: bool = False) -> None:
+    problem = CausalLM(width=WIDTH)
+    model = problem.model(seed=seed).to(contrast.dtype)
+    hidden = contextlib.nullcontext()
+    if faulty and contrast.coarse:
+        not_causal(model)
+    elif faulty:
+        hidden = HiddenScale()
+    model = contrast.change(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    batches = torch.utils.data.DataLoader(problem.dataset(256, seed=seed), batch_size=BATCH_SIZE)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": options.depth})
+    with contrast.inside(), hidden:
+        for _, batch in zip(range(options.steps), batches, strict=False):
+            with watch.step(batch):
+                problem.loss(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    watch.close()
+
+
+def halved(model: nn.Module) -> nn.Module:
+    """Each linear adds its products in two halves."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = _in_halves(module)
+    return model
+
+
+def _in_halves(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        first = functional.linear(x[..., :half], module.weight[:, :half], module.bias)
+        return first + functional.linear(x[..., half:], module.weight[:, half:])
+
+    return forward
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """Inductor's kernels."""
+    torch._dynamo.reset()
+    return torch.compile(model)
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+CONTRASTS = (
+    Contrast("none"),
+    Contrast("bfloat16 beside float32", dtype=torch.bfloat16, coarse=True),
+    Contrast("bfloat16 autocast", inside=lambda: torch.autocast("cpu", torch.bfloat16), coarse=True),
+    Contrast("float64 beside float32", dtype=torch.float64),
+    Contrast("two threads", inside=threads),
+    Contrast("no oneDNN", inside=lambda: torch.backends.mkldnn.flags(enabled=False)),
+    Contrast("linears in halves", change=halved),
+    Contrast("torch.compile", change=compiled, coarse=True),
+)
+
+if __name__ == "__main__":
+    main()
