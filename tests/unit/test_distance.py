@@ -258,6 +258,12 @@ def test_values_in_another_order_are_no_distance_apart_by_statistics() -> None:
     assert (found.equal, found.rel, found.certain_rel) == (False, 0.0, 0.0)
 
 
+def test_a_norm_that_changes_alone_is_told() -> None:
+    found = stats_distance(exact(2.0, -2.0, 1.5, -1.5), exact(2.0, -2.0, 1.0, -1.0), rows=1)
+    assert found.rel == pytest.approx(math.sqrt(12.5 / 10) - 1)
+    assert found.certain_rel == pytest.approx(math.sqrt(12.5 / 10) - 1)
+
+
 def test_one_step_of_the_grid_in_an_extreme_says_nothing_and_more_do() -> None:
     theirs = exact(1.0, -1.0, 0.5, dtype="bfloat16")
     step = 2.0**-7

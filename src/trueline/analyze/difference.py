@@ -34,35 +34,37 @@ def describe_difference(
     """The difference of two arrays of one shape in numbers that people ask for; {} where shapes differ.
 
     ``max_abs`` with ``max_abs_at`` (index) and ``max_abs_values`` (x and y there); ``cosine``; ``differ_frac`` (0-1) of
-    elements that are not equal; ``beyond_frac`` (0-1) of those with |e| > 2u·max(|x|, |y|, rms(y)): more than one
-    rounding of each side; ``ulp_p50``, ``ulp_p90``, ``ulp_p99``, ``ulp_max``: |e| in units of the last place of the
-    larger of x and y, upper ends of bins; ``nonfinite`` elements that differ in being NaN or infinite; ``where`` in
-    words, '' where it is all over. ``dtype``, without 'torch.', is what the numbers were rounded to; one that has no
-    rounding gives no ``beyond_frac`` and no ``ulp_*``. Arrays are read twice and in blocks; at most about ``max_bytes``
-    are taken beside them.
+    elements that are not equal; ``beyond_frac`` (0-1) of those with |e| > 2u·max(|x|, |y|, g), g the geometric mean of
+    |y|: more than one rounding of each side, or of numbers of the usual size; ``ulp_p50``, ``ulp_p90``, ``ulp_p99``,
+    ``ulp_max``: |e| in units of the last place of the larger of x and y, upper ends of bins; ``nonfinite`` elements
+    that differ in being NaN or infinite; ``where`` in words, '' where it is all over. ``dtype``, without 'torch.', is
+    what the numbers were rounded to; one that has no rounding gives no ``beyond_frac`` and no ``ulp_*``. Arrays are
+    read twice and in blocks; at most about ``max_bytes`` are taken beside them.
     """
     if mine.shape != theirs.shape:
         return {}
     complex_pairs = mine.dtype.kind == "c" or theirs.dtype.kind == "c"
     shape = (*mine.shape, 2) if complex_pairs else mine.shape
-    seen = _Seen(shape, dtype, _mean_square(theirs, mine, max_bytes), max_bytes)
+    seen = _Seen(shape, dtype, _usual_size(theirs, mine, max_bytes), max_bytes)
     with np.errstate(all="ignore"):
         for begin, x, y in blocks(mine, theirs, max_bytes=max_bytes):
             seen.add(begin, x.astype(np.float64), y.astype(np.float64))
     return seen.described()
 
 
-def _mean_square(theirs: NDArray[Any], mine: NDArray[Any], max_bytes: int) -> float:
-    """Of the reference's finite elements, or of the run's where those are all zero."""
+def _usual_size(theirs: NDArray[Any], mine: NDArray[Any], max_bytes: int) -> float:
+    """Geometric mean of the absolute values of the reference's finite elements but zeros, which few large ones do not
+    lift; that of the run's where the reference has none, and 0 where neither has.
+    """
     for values in (theirs, mine):
         total, count = 0.0, 0
-        with np.errstate(all="ignore"):
-            for _, y, _ in blocks(values, values, max_bytes=max_bytes):
-                finite = y[np.isfinite(y)].astype(np.float64)
-                total += float(np.dot(finite, finite))
-                count += len(finite)
-        if total:
-            return total / count
+        for _, y, _ in blocks(values, values, max_bytes=max_bytes):
+            size = np.abs(y.astype(np.float64))
+            logs = np.log(size[np.isfinite(size) & (size > 0)])
+            total += float(logs.sum())
+            count += len(logs)
+        if count:
+            return math.exp(total / count)
     return 0.0
 
 
@@ -72,7 +74,7 @@ class _Seen:
 
     shape: tuple[int, ...]
     dtype: str
-    mean_square: float
+    usual_size: float
     max_bytes: int
     xy: float = 0.0
     xx: float = 0.0
@@ -111,7 +113,7 @@ class _Seen:
             self.largest = (float(size[at]), begin + at, float(x[at]), float(y[at]))
         self._add_roundings(begin, size, np.where(both, np.maximum(np.abs(x), np.abs(y)), 0.0), both)
         if self.places is not None:
-            weight = np.divide(error**2, np.where(both, y, 0.0) ** 2 + self.mean_square)
+            weight = np.divide(error**2, np.where(both, y, 0.0) ** 2 + self.usual_size**2)
             self.places.add(begin, np.nan_to_num(weight, posinf=1e300))
 
     def _add_finite(self, begin: int, x: Floats, y: Floats) -> None:
@@ -126,7 +128,7 @@ class _Seen:
         if number is None:
             beyond = size > 0
         else:
-            beyond = size > 2 * number.unit * np.maximum(larger, math.sqrt(self.mean_square))
+            beyond = size > 2 * number.unit * np.maximum(larger, self.usual_size)
             step = np.maximum(2 * number.unit * np.exp2(np.frexp(larger)[1] - 1.0), number.smallest)
             places = np.ceil(np.log2(size / step) * _BINS)
             bins = np.where(size > 0, np.clip(places, _LEAST, _MOST) - _LEAST + 1, 0)[both].astype(np.int64)
