@@ -307,6 +307,12 @@ def test_counts_of_nan_and_infinities_that_differ_are_told() -> None:
     assert stats_distance(exact(math.nan), exact(1.0), rows=1).rel is None
 
 
+def test_nothing_is_certain_where_other_elements_may_be_the_finite_ones() -> None:
+    found = stats_distance(exact(2.0, math.nan), exact(4.0, math.nan), rows=1)
+    assert found.rel == pytest.approx(0.5)
+    assert found.certain_rel == 0.0
+
+
 def test_other_numbers_of_elements_have_no_distance() -> None:
     found = stats_distance(exact(1.0), exact(1.0, 1.0), rows=1)
     assert (found.equal, found.rel, found.certain_rel) == (False, None, None)
