@@ -76,6 +76,7 @@ def test_a_seed_decides_everything_and_pieces_are_heard_of(monkeypatch):
     assert measure(question) == measure(question) != measure(Question(4, 1000, seed=4))
 
     monkeypatch.setattr(noise, "_AT_A_TIME", 4 * 300)
+    monkeypatch.setattr(noise, "_LEAST_PIECE", 1)
     heard = []
     piecewise = measure(question, heard=lambda: heard.append(1))
     assert len(heard) == num_pieces(question) == 4 * 3

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers what recorded Runs do not.")
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
-_ELEMENTS = 65_536
+_MOST_NUMBERS = 2**24
+"""Of all workers together, where the number of elements is not given."""
 
 
 @app.callback()
@@ -24,7 +25,9 @@ def group() -> None:
 @app.command("noise")
 def noise(
     workers: Annotated[int | None, typer.Option(help="Workers whose gradients are added up. [default: 8]")] = None,
-    elements: Annotated[int, typer.Option(help="Elements of each gradient.")] = _ELEMENTS,
+    elements: Annotated[
+        int | None, typer.Option(help="Elements of each gradient. [default: 65,536; fewer for over 256 workers]")
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Of the gradients: float32, bfloat16 or float16. [default: float32]", metavar="DTYPE"),
@@ -62,9 +65,10 @@ def noise(
         from trueline.store.reader import Run
 
         workers, cosine, dtype = question_of(Run(run), workers=workers, cosine=cosine, dtype=dtype)
+    workers = 8 if workers is None else workers
     question = Question(
-        workers=8 if workers is None else workers,
-        elements=elements,
+        workers=workers,
+        elements=min(65_536, max(_MOST_NUMBERS // max(workers, 1), 1024)) if elements is None else elements,
         dtype=dtype or "float32",
         accumulate=accumulate,  # type: ignore[arg-type]  # Question refuses what is no such word
         orders=ORDERS if order == "all" else (order,),  # type: ignore[arg-type]

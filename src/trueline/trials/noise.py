@@ -33,14 +33,16 @@ from trueline.store.reader import Run
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ORDERS: tuple[Order, ...] = ("sequential", "ring", "tree")
-MAX_WORKERS = 65_536
+MAX_WORKERS = 8192
 MAX_ELEMENTS = 2**30
 PERMUTATIONS = 4
 """Of the workers, in each kind of order."""
 
 _AT_A_TIME = 2**22
-"""Numbers of all workers together that are held at a time, which bounds memory to some 100 MB, but for one element of
-each worker at least."""
+"""Numbers of all workers together that are held at a time, which bounds memory."""
+
+_LEAST_PIECE = 1024
+"""Elements of a piece at least: with fewer, calls take longer than sums."""
 
 _OCTAVES = 4
 """Over which the scales of elements spread."""
@@ -220,7 +222,7 @@ def _noise(question: Question, order: Order, squares: _Squares) -> OrderNoise:
 
 
 def _piece_sizes(question: Question) -> list[int]:
-    most = max(_AT_A_TIME // question.workers, 1)
+    most = max(_AT_A_TIME // question.workers, _LEAST_PIECE)
     whole, rest = divmod(question.elements, most)
     return [most] * whole + ([rest] if rest else [])
 
