@@ -91,7 +91,8 @@ class Divergence:
         guide = mine if self._leads else theirs
         self.expected = Expected(guide)
         self._by_root: dict[tuple[int, int], _Verdict] = {}
-        self._measured: set[int] = set()
+        self._unmeasured: dict[int, Expectation] = {}
+        """What is expected of values that had no twin so far, by root."""
         self._unlike: set[CallKey] = set()
         """Calls that took values without a comparable twin: what they return says nothing."""
         self.rows = list(self._run(guide, alignment))
@@ -143,9 +144,9 @@ class Divergence:
         else:
             verdict = self._by_root.get((value.root, twin.root))
             if verdict is None:
-                expectation = self.expected.again(value)
+                expectation = self._unmeasured.get(value.root) or self.expected.again(value)
                 verdict = self._compared(value, twin, expectation)
-                if value.root not in self._measured:
+                if value.root in self._unmeasured:
                     self._learn(value, twin, expectation, verdict)
         if twin is not None and verdict is not None:
             self._by_root.setdefault((value.root, twin.root), verdict)
@@ -165,9 +166,10 @@ class Divergence:
             or verdict.distance.rel is None
             or verdict.judgement == "not-comparable"
         ):
+            self._unmeasured[value.root] = expectation
             self.expected.learn(value, expectation.rel, dtype=dtype, tainted=expectation.tainted)
             return
-        self._measured.add(value.root)
+        self._unmeasured.pop(value.root, None)
         distance, judgement = verdict.distance, verdict.judgement
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
@@ -228,14 +230,16 @@ class Divergence:
         return replace(expectation, rel=floor), limit if spread is None else max(spread, LEAST_SPREAD)
 
     def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
+        if expectation.tainted and distance.how != "tensor":
+            # With statistics alone the size of a difference that is not rounding is only guessed, and may seem small.
+            return "propagated"
         beyond: Judgement = "propagated" if expectation.tainted else "beyond"
         if distance.nonfinite_differ or distance.rel is None:
             return beyond
         if _over(distance.rel, expectation.rel) <= limit:
             # What a wrong input explains is not what rounding explains.
             return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
-        # With statistics alone the size of a difference that is not rounding is only guessed.
-        return beyond if distance.how == "tensor" or not expectation.tainted else "propagated"
+        return "beyond"
 
 
 def _over(rel: float, expected: float) -> float:

@@ -79,6 +79,7 @@ class Expected:
         self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._by_param = {name: root for root, name in self._param_roots.items()}
         self._grad_roots: dict[str, int] = {}
+        self._any_tainted = False
         self._worst = 0.0
         self._worst_backward = 0.0
         self._leaves = {name.rsplit(".", 1)[0] for name in self._by_param}
@@ -116,6 +117,7 @@ class Expected:
     def learn(self, value: Value, rel: float, *, dtype: str, tainted: bool) -> None:
         """A value that was seen for the first time is known to differ by ``rel``."""
         self._known[value.root] = _Known(operand_of(value, rel), dtype, tainted)
+        self._any_tainted |= tainted
         if not tainted and value.kind != "param":
             self._worst = max(self._worst, rel)
             if value.site.phase == "bwd":
@@ -131,7 +133,7 @@ class Expected:
                 self._latest[key[:3]] = key[3]
         if value.site.phase == "fwd":
             self._forward_roots[value.site.micro, value.site.name, value.site.call, value.site.slot] = value.root
-            if value.root in self._param_roots and value.kind == "op":
+            if value.kind == "op" and not value.returned:
                 self._uses.setdefault(value.root, []).append((*key, value.site.slot))
         known = self._known[value.root]
         if self._is_gradient(value):
@@ -171,8 +173,9 @@ class Expected:
         if value.root in self._param_roots:
             return Expectation(cast, 0.0, "param")
         # Something that is not recorded may have made it from what is known.
-        derived = 0.0 if not _is_float(value.dtype) else 2 * self._worst
-        return Expectation(math.hypot(cast, derived), 0.0, "given")
+        derived = 2 * self._worst if _is_float(value.dtype) else 0.0
+        tainted = self._any_tainted and _is_float(value.dtype)
+        return Expectation(math.hypot(cast, derived), 0.0, "given", tainted)
 
     def _of_call(self, value: Value, call: _Called, out: Operand, dtype: str) -> Expectation:
         if value.kind == "module" and (call.worst_inside or value.site.name not in self._leaves):
@@ -205,7 +208,7 @@ class Expected:
         return self._made(rel, own, "call", tuple(sources), key)
 
     def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
-        """Of a parameter whose gradient is there before the call that used it says so."""
+        """Of a value whose gradient is there before the call that used it says so."""
         root = self._forward_root(value)
         for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
             key = (micro, "bwd", name, number)
@@ -233,7 +236,8 @@ class Expected:
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
         """A gradient of what the record does not show: as far off as any before it, and twice that."""
         rel = 2 * max(self._worst_backward, self._worst) if out.numel > 1 else 0.0
-        return Expectation(math.hypot(rel, rounding_rel(_unit(dtype)) if rel else 0.0), 0.0, "gradient", call=key)
+        rel = math.hypot(rel, rounding_rel(_unit(dtype)) if rel else 0.0)
+        return Expectation(rel, 0.0, "gradient", self._any_tainted, call=key)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
