@@ -146,6 +146,15 @@ def test_all_prints_every_row_whole() -> None:
         assert sum(line.endswith(f"  {each.site}") for line in lines) == 1
 
 
+def test_all_is_asked_for_with_an_option(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, printed, _ = trueline(monkeypatch, capsys, *runs, "--all", result=same_comparison())
+
+    assert [line for line in printed.splitlines() if line.startswith("equal ")] != []
+    assert len(printed.splitlines()) > len(same_comparison().rows)
+
+
 def test_json_is_one_document_with_every_row(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +222,8 @@ def test_files_are_refused_before_anything_is_compared(
         code, printed, error = trueline(monkeypatch, capsys, *runs, *options)
         assert (code, printed, error.count("\n")) == (2, "", 1)
         assert said in error
+    monkeypatch.setattr("trueline.view.compare_xlsx.find_spec", lambda name: None)
+    assert trueline(monkeypatch, capsys, *runs, "--xlsx", tmp_path / "x.xlsx")[0] == 2
 
 
 def test_workbook_without_xlsxwriter_is_one_sentence(

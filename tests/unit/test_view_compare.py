@@ -228,8 +228,8 @@ def recorded(tmp_path: Path) -> Run:
         "args": [
             '{"args":[{"in":"in0"},[64]],"kwargs":{"weight":{"in":"weight"},"eps":1e-06}}',
             None,
-            '{"args":[]}',
             "not json",
+            None,
             None,
             None,
         ],
@@ -254,6 +254,7 @@ def test_call_is_found_with_its_arguments_module_and_line(recorded: Run) -> None
     own = recorded_call(recorded, "3.0/r0/fwd/norm#1:out0")
     assert own is not None
     assert own.code == "/home/me/model.py:7 forward"
+    assert own.arguments == {}
 
 
 @pytest.mark.parametrize("site", [None, "no site", "3.0/r0/fwd/none#0:out0", "9.0/r0/fwd/norm#0:out0"])

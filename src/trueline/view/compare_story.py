@@ -159,7 +159,7 @@ def _its_call(comparison: Comparison, first: Judged) -> str:
         return ""
     slots: dict[str, list[str]] = {}
     for row in comparison.rows:
-        if row.step == first.step and row.rank == first.rank and _call_key(row) == key:
+        if _call_key(row) == key:
             slots.setdefault(row.judgement, []).append(_slot(row.site))
     return "; ".join(f"{_slots(slots[name])} {SAID[name]}" for name in JUDGEMENTS if name in slots)
 

@@ -51,9 +51,8 @@ def write_xlsx(target: Path, comparison: Comparison, story: Story) -> None:
     require_xlsxwriter()
     import xlsxwriter
 
-    options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     with replacing(target, what="workbook") as temporary, temporary.open("wb") as file:
-        book = xlsxwriter.Workbook(file, options)
+        book = xlsxwriter.Workbook(file, {"constant_memory": True})
         formats = _formats(book)
         _write_summary(book.add_worksheet("summary"), comparison, story, formats)
         per_sheet = MAX_SHEET_ROWS - 1
