@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
-from trueline.analyze.step_values import read_step
+from trueline.analyze.gathering import gather, num_micro, read_ranks
+from trueline.analyze.joining import joined
+from trueline.analyze.naming import NameMap
+from trueline.analyze.step_values import RankStep
 from trueline.analyze.values import StepValues
-from trueline.schema.errors import CannotTell
+from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
+from trueline.store.whole import place_of
 
 
 @dataclass(frozen=True)
@@ -24,19 +29,85 @@ class Arrangement:
 
 
 def arrange(
-    run: Run, ref: Run, *, steps: Collection[int] | None = None, ranks: Collection[int] | None = None
+    run: Run,
+    ref: Run,
+    *,
+    steps: Collection[int] | None = None,
+    ranks: Collection[int] | None = None,
+    names: NameMap | None = None,
 ) -> list[Arrangement]:
     """What to compare, by step, then by rank, both ascending; ``steps`` and ``ranks`` choose (None: all common ones).
 
-    Raises ``CannotTell`` where there is nothing in common.
+    Ranks are compared one by one where both runs have the same and they hold the same parts of the model; else all
+    ranks of a run are merged into one. ``names`` helps to find the twin of a value, which shows how its parts belong
+    together. Raises ``CannotTell`` where there is nothing in common, ``InputError`` for ranks that cannot be chosen.
     """
+    names = names or NameMap()
     common = _common_steps(run, ref, steps)
-    shared = [rank for rank in run.record_ranks if rank in ref.record_ranks and (ranks is None or rank in ranks)]
-    return [Arrangement(step, rank, "", _reader(run, ref, step, rank)) for step in common for rank in shared]
+    first = common[0]
+    why = _unlike(run, ref, first)
+    if why:
+        if ranks is not None:
+            raise InputError(
+                f"Ranks {_listed(sorted(ranks))} cannot be compared by themselves: {why}. Leave the choice of "
+                "ranks out, and all are compared together."
+            )
+        return [
+            Arrangement(step, None, f"{why}: all ranks are merged", _joiner(run, ref, step, names)) for step in common
+        ]
+    chosen = _chosen_ranks(run, ranks)
+    return [Arrangement(step, rank, "", _joiner(run, ref, step, names, rank)) for step in common for rank in chosen]
 
 
-def _reader(run: Run, ref: Run, step: int, rank: int) -> Callable[[], tuple[StepValues, StepValues]]:
-    return lambda: (read_step(run, step, rank), read_step(ref, step, rank))
+def _unlike(run: Run, ref: Run, step: int) -> str:
+    """Why ranks cannot be compared one by one; '' where they can."""
+    if run.record_ranks != ref.record_ranks or run.world_size != ref.world_size:
+        return (
+            f"the run has ranks {_listed(run.record_ranks)} of {run.world_size}, "
+            f"the reference {_listed(ref.record_ranks)} of {ref.world_size}"
+        )
+    if len(run.record_ranks) > 1 and _meshes(run, step) != _meshes(ref, step):
+        return "their tensors are cut otherwise"
+    return ""
+
+
+def _meshes(run: Run, step: int) -> set[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Names and sizes of the meshes over which tensors of a step lie."""
+    table = cast(Any, run).records(steps=[step], columns=["mesh"], resolve=False)
+    texts: list[str | None] = table["mesh"].unique().to_pylist()
+    places = [place_of(text) for text in texts if text is not None]
+    return {(place.names, place.sizes) for place in places}
+
+
+def _chosen_ranks(run: Run, ranks: Collection[int] | None) -> list[int]:
+    chosen = [rank for rank in run.record_ranks if ranks is None or rank in ranks]
+    if not chosen:
+        raise InputError(
+            f"None of the ranks {_listed(sorted(ranks or ()))} was recorded: both runs have ranks "
+            f"{_listed(run.record_ranks)}. Choose among these."
+        )
+    return chosen
+
+
+def _joiner(
+    run: Run, ref: Run, step: int, names: NameMap, rank: int | None = None
+) -> Callable[[], tuple[StepValues, StepValues]]:
+    def read() -> tuple[StepValues, StepValues]:
+        mine, theirs = (read_ranks(side, step, side.record_ranks if rank is None else [rank]) for side in (run, ref))
+        same = num_micro(mine) == num_micro(theirs)
+        if rank is not None and same:
+            return _of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs)
+        alone = rank is not None
+        one, other = (
+            gather(side, step, read, micros_apart=same, alone=alone) for side, read in ((run, mine), (ref, theirs))
+        )
+        return joined(one, other, names)
+
+    return read
+
+
+def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> StepValues:
+    return StepValues(run.path, step, (rank,), read[rank].values if rank in read else [])
 
 
 def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:

@@ -1,0 +1,115 @@
+"""One step of two runs on different ranks, or in different micro-batches, each merged into one: as if there were one
+rank that sees the whole batch at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trueline.analyze.align import align
+from trueline.analyze.gathering import Gathered, Gathering
+from trueline.analyze.merging import Plan, chosen, merged_value, number_of, plans
+from trueline.analyze.naming import NameMap
+from trueline.analyze.values import StepValues, Value
+
+
+def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValues, StepValues]:
+    """Both sides merged. Raises ``AlignmentError`` where nothing of the two aligns."""
+    one, other = _Side(mine), _Side(theirs)
+    twins = [
+        (pair.mine.index, pair.theirs.index)
+        for pair in align(mine.values, theirs.values, names).pairs
+        if pair.mine is not None and pair.theirs is not None
+    ]
+    averaged = True
+    for i, j in twins:
+        one.plan[i], other.plan[j] = chosen(one.plans(i), other.plans(j))
+        if "mean" in (one.plan[i].batch.how, other.plan[j].batch.how):
+            one.plan[i], other.plan[j] = _mean_or_sum(one.options(i), other.options(j))
+            averaged = "sum" not in (one.plan[i].batch.how, other.plan[j].batch.how)
+    apart = mine.num_teams != theirs.num_teams
+    return one.merged(apart=apart, averaged=averaged), other.merged(apart=apart, averaged=averaged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A way to merge a single number, and what it gives."""
+
+    plan: Plan
+    number: float | None
+
+
+class _Side:
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self._entries = gathering.gathered
+        self.plan: dict[int, Plan] = {}
+        self._executed = {
+            (entry.first.site.name, entry.first.site.call)
+            for entry in self._entries
+            if entry.first.site.phase == "bwd" and entry.first.args is not None
+        }
+
+    def plans(self, index: int) -> list[Plan]:
+        """See ``merging.plans``."""
+        return plans(self._gathering, self._entries[index])
+
+    def options(self, index: int) -> list[_Option]:
+        """The plan of a value and, where that is a mean of single numbers, their sum."""
+        plan, entry = self.plan[index], self._entries[index]
+        found = [plan]
+        if plan.batch.how == "mean":
+            found.append(replace(plan, batch=replace(plan.batch, how="sum")))
+        values = [merged_value(self._gathering, entry, each) for each in found]
+        return [
+            _Option(each, None if value.stats is None or value.stats.numel != 1 else number_of(value.stats))
+            for each, value in zip(found, values, strict=True)
+        ]
+
+    def merged(self, *, apart: bool, averaged: bool) -> StepValues:
+        """All values merged. ``apart``: the sides have other numbers of teams; ``averaged``: the loss of the whole
+        batch is the mean of those of the teams, else their sum.
+        """
+        scale = 1.0 / self._gathering.num_teams if apart and averaged else 1.0
+        for index, entry in enumerate(self._entries):
+            plan = self.plan.setdefault(index, self.plans(index)[0])
+            if plan.batch.how == "sum" and not averaged and entry.first.site.phase == "bwd" and _is_number(plan):
+                self.plan[index] = replace(
+                    plan, batch=replace(plan.batch, how="same")
+                )  # of a sum, by each of its terms
+        values = [self._merged(index, entry, scale) for index, entry in enumerate(self._entries)]
+        return StepValues(self._gathering.label, self._gathering.step, self._gathering.ranks, values)
+
+    def _merged(self, index: int, entry: Gathered, scale: float) -> Value:
+        site = entry.first.site
+        plan = self.plan[index]
+        if site.phase == "comm":
+            return _untold(entry, "what ranks send each other is not merged")
+        if site.phase != "bwd":
+            return merged_value(self._gathering, entry, plan)
+        if scale != 1.0 and (site.name, site.call) in self._executed:
+            return _untold(entry, "what runs inside the backward pass is not merged")
+        return merged_value(self._gathering, entry, plan, scale=scale)
+
+
+def _is_number(plan: Plan) -> bool:
+    return math.prod(plan.shape) == 1
+
+
+def _untold(entry: Gathered, note: str) -> Value:
+    return replace(entry.first, stats=None, load=None, note=note)
+
+
+def _mean_or_sum(mine: Sequence[_Option], theirs: Sequence[_Option]) -> tuple[Plan, Plan]:
+    """Which of mean and sum makes single numbers of shares of a batch, such as losses, agree best."""
+
+    def apart(pair: tuple[_Option, _Option]) -> float:
+        one, other = pair[0].number, pair[1].number
+        if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+            return math.inf
+        return abs(one - other)
+
+    one, other = min(((a, b) for a in mine for b in theirs), key=apart)
+    return one.plan, other.plan
