@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
+from collections import OrderedDict
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -10,7 +12,10 @@ from fsspec.implementations.local import LocalFileSystem
 from trueline.schema.errors import RunError
 from trueline.store import layout
 from trueline.store.listing import names_in
-from trueline.store.tensors import DamagedTensors, TensorValue, read, read_header, read_value
+from trueline.store.tensors import DamagedTensors, TensorContents, TensorValue, read_header, told
+
+_OPEN_FILES = 64
+"""Whose headers are kept: a file for each rank of a step that is looked at."""
 
 
 class TensorReader:
@@ -19,21 +24,35 @@ class TensorReader:
     def __init__(self, fs: AbstractFileSystem, root: str) -> None:
         self._fs = fs
         self._root = root
+        self._open: OrderedDict[tuple[object, ...], TensorContents] = OrderedDict()
 
     def read(self, rank: int, step: int, key: str) -> TensorValue:
         """A value; mapped from its file where that is local. Raises ``RunError`` where it is gone or damaged."""
         name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
         path = posixpath.join(self._root, name)
-        if not self._fs.exists(path):
-            raise RunError(f"{name} is not in the Run, and the values of step {step} of rank {rank} with it.")
-        if isinstance(self._fs, LocalFileSystem):
-            return read(path, key)
-        try:
-            return read_value(lambda begin, end: self._fs.cat_file(path, begin, end), self._fs.size(path), key)
-        except (DamagedTensors, OSError) as error:
-            raise RunError(f"'{name}' cannot be read as tensors: {error}.") from None
-        except KeyError:
-            raise RunError(f"'{name}' holds no tensor '{key}'.") from None
+        local = isinstance(self._fs, LocalFileSystem)
+        with told(path if local else name, key):
+            try:
+                version = _version(os.stat(path)) if local else (self._fs.size(path),)
+            except FileNotFoundError:
+                raise RunError(
+                    f"{name} is not in the Run, and the values of step {step} of rank {rank} with it."
+                ) from None
+            return self._contents(path, version, local=local).value(key)
+
+    def _contents(self, path: str, version: tuple[object, ...], *, local: bool) -> TensorContents:
+        """Those of a file, which stay open: a step has thousands of values, and as many entries in its header."""
+        known = self._open.pop((path, *version), None)
+        if known is None:
+            known = (
+                TensorContents.of_file(path)
+                if local
+                else TensorContents(lambda begin, end: self._fs.cat_file(path, begin, end), self._fs.size(path))
+            )
+        self._open[path, *version] = known
+        if len(self._open) > _OPEN_FILES:
+            self._open.popitem(last=False)
+        return known
 
     def problems(self) -> list[str]:
         """One line for each file that is not whole, or not that of a step that ended."""
@@ -56,3 +75,8 @@ class TensorReader:
         except (DamagedTensors, OSError) as error:
             return f"{error}; its values cannot be read"
         return "" if found[1] else "its step did not end: it holds the values up to there, and no rows refer to them"
+
+
+def _version(file: os.stat_result) -> tuple[object, ...]:
+    """What is another one once a step was recorded again."""
+    return file.st_ino, file.st_size, file.st_mtime_ns

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,35 +144,62 @@ class TensorFile:
         self._start += shift
 
 
+class TensorContents:
+    """The values of a file. ``fetch(begin, end)`` gives bytes of it; its header is read once.
+
+    Raises ``DamagedTensors`` where the file is not whole.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], Any], size_bytes: int) -> None:
+        self._fetch = fetch
+        self._header, self._start = read_header(fetch, size_bytes)
+        self._hashes = _hashes(self._header)
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str]) -> TensorContents:
+        """Those of a local file, mapped into memory. Raises ``OSError`` and ``ValueError`` (it is empty) besides."""
+        content = np.memmap(path, dtype=np.uint8, mode="r")
+        return cls(lambda begin, end: content[begin:end], content.size)
+
+    def value(self, key: str) -> TensorValue:
+        """One of them. Raises ``KeyError`` where there is none such, ``DamagedTensors``."""
+        entry = self._header[key]
+        try:
+            begin, end = entry["data_offsets"]
+            dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+            bits = np.frombuffer(self._fetch(self._start + begin, self._start + end), dtype=np.uint8)
+            data = bits.view(NUMPY_TYPES[dtype]).reshape(shape) if dtype in NUMPY_TYPES else bits
+        except (KeyError, TypeError, ValueError):
+            raise DamagedTensors(f"the header's entry of '{key}' is damaged: {entry!r}") from None
+        wanted = self._hashes.get(key)
+        if wanted is not None and xxhash.xxh3_64_hexdigest(bits.data) != wanted:
+            raise DamagedTensors(f"the {len(bits)} bytes of '{key}' are not those that were written")
+        return TensorValue(dtype, shape, data)
+
+
 def read(path: str | os.PathLike[str], key: str) -> TensorValue:
     """The value ``key`` of a local file, in memory mapped from it.
 
     Raises ``RunError`` where there is no such file or key, or the file is damaged.
     """
+    with told(os.fspath(path), key):
+        return TensorContents.of_file(path).value(key)
+
+
+@contextlib.contextmanager
+def told(name: str, key: str) -> Iterator[None]:
+    """Turn what reading the value ``key`` of the file ``name`` raises into ``RunError``."""
     try:
-        content = np.memmap(path, dtype=np.uint8, mode="r")
-        return read_value(lambda begin, end: content[begin:end], content.size, key)
+        yield
     except (DamagedTensors, OSError, ValueError) as error:
-        raise RunError(f"'{os.fspath(path)}' cannot be read as tensors: {error}.") from None
+        raise RunError(f"'{name}' cannot be read as tensors: {error}.") from None
     except KeyError:
-        raise RunError(f"'{os.fspath(path)}' holds no tensor '{key}'.") from None
+        raise RunError(f"'{name}' holds no tensor '{key}'.") from None
 
 
 def read_value(fetch: Callable[[int, int], Any], size_bytes: int, key: str) -> TensorValue:
-    """The value ``key`` of a file; ``fetch(begin, end)`` gives bytes of it. Raises ``DamagedTensors``, ``KeyError``."""
-    header, start = read_header(fetch, size_bytes)
-    entry = header[key]
-    try:
-        begin, end = entry["data_offsets"]
-        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
-        bits = np.frombuffer(fetch(start + begin, start + end), dtype=np.uint8)
-        data = bits.view(NUMPY_TYPES[dtype]).reshape(shape) if dtype in NUMPY_TYPES else bits
-    except (KeyError, TypeError, ValueError):
-        raise DamagedTensors(f"the header's entry of '{key}' is damaged: {entry!r}") from None
-    wanted = _hashes(header).get(key)
-    if wanted is not None and xxhash.xxh3_64_hexdigest(bits.data) != wanted:
-        raise DamagedTensors(f"the {len(bits)} bytes of '{key}' are not those that were written")
-    return TensorValue(dtype, shape, data)
+    """The value ``key`` of a file; see ``TensorContents``. Raises ``DamagedTensors``, ``KeyError``."""
+    return TensorContents(fetch, size_bytes).value(key)
 
 
 def read_header(fetch: Callable[[int, int], Any], size_bytes: int) -> tuple[dict[str, Any], int]:
