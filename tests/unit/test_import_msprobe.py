@@ -87,7 +87,7 @@ def change(rank, name, edit):
 
 
 def test_every_forward_site_parameter_and_update_is_one_of_the_recorder(run, recorded):
-    rows = {site: row for site, row in rows_by_site(run).items() if site[0] != "bwd"}
+    rows = {site: row for site, row in rows_by_site(run).items() if site[0] != "bwd" and site[1] != "Net"}
     entries = json.loads((DUMP / "step0" / "rank0" / "dump.json").read_text())["data"]
     assert len(rows) == sum(len([*leaves(entry)]) for name, entry in entries.items() if ".backward" not in name)
     assert set(rows) <= set(recorded)
@@ -165,6 +165,15 @@ def test_the_manifest_says_where_the_run_is_from(run):
     assert run.manifest.plan == {"preset": "mix", "depth": "stats"}
     assert run.manifest.world_size == 1
     assert run.problems == []
+
+
+def test_the_model_itself_is_there_without_values(run, recorded):
+    rows = {site: row for site, row in rows_by_site(run).items() if site[1] == "Net"}
+    assert [*rows] == [("fwd", "Net", 0, "call")]
+    assert ("fwd", "Net", 0, "in0") in recorded
+    (row,) = rows.values()
+    assert (row["kind"], row["module"], row["numel"]) == ("module", "", None)
+    assert "not that of the model" in row["note"]
 
 
 def test_without_the_models_name_its_own_calls_have_none(tmp_path):
@@ -276,7 +285,8 @@ def test_the_structure_task_has_every_call_once(dump, tmp_path):
     forward = {site[1:3] for site in rows if site[0] == "fwd"}
     assert ("block.fc.linear", 0) in forward
     assert ("act", 1) in forward
-    assert all(row["slot"] == "out0" and row["numel"] is None and "no values" in row["note"] for row in rows.values())
+    assert all(row["slot"] == "call" and row["numel"] is None for row in rows.values())
+    assert "no values" in rows["fwd", "block.fc.linear", 0, "call"]["note"]
     assert run.manifest.plan["depth"] == "structure"
 
 

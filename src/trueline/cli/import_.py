@@ -27,9 +27,9 @@ def msprobe(
         str, typer.Argument(help="A dump: with step*/rank*/dump.json, or one step or rank of it.", metavar="SRC")
     ],
     run: _Target,
-    model: Annotated[
-        str, typer.Option(help="The model's class, below which what it calls itself is named. [default: no name]")
-    ] = "",
+    model: Annotated[str, typer.Option(help="The model's class: names what runs in it and in none of its modules.")] = (
+        "Model"
+    ),
     optimizer: Annotated[str, typer.Option(help="The optimizer's class: names what it calls.")] = "optimizer",
     no_tensors: _NoTensors = False,
     json: _Json = False,

@@ -26,7 +26,11 @@ from trueline.store.writer import RunWriter
 
 PRESETS = {"L0": "modules", "L1": "ops", "mix": "mix"}
 FINGERPRINTS = {False: "msprobe-crc32", True: "msprobe-xor"}
+WITHOUT_VALUES = "call"
+"""The slot of a call of which no value is known: one that the recorder does not use, as there is no value to compare."""
 ONLY_CALLED = "from msProbe's structure task, which has the calls and no values"
+
+NOT_DUMPED = "from msProbe, which has the calls of modules inside the model and not that of the model"
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Options:
     """
 
     measure: Measure
-    model: str = ""
+    model: str = "Model"
     optimizer: str = "optimizer"
     tensors: bool = True
 
@@ -130,6 +134,9 @@ class _StepImport:
         """Write all rows in the order in which things happened."""
         unread = 0
         updated = False
+        for micro in sorted(self._calls.model_ran):
+            model = Place("fwd", self._options.model, kind="module", api=self._options.model, micro=micro)
+            self._rows.add(model, WITHOUT_VALUES, Measured(note=NOT_DUMPED))
         for name in self._names:
             key, place = parse(name), self._calls.place(name)
             if key is not None and key.way == "parameters_grad":
@@ -151,7 +158,7 @@ class _StepImport:
     def _add_call(self, name: str, key: Key, place: Place) -> None:
         entry = self._entries.get(name)
         if entry is None:
-            self._rows.add(place, "out0", Measured(note=ONLY_CALLED))
+            self._rows.add(place, WITHOUT_VALUES, Measured(note=ONLY_CALLED))
         elif key.way == "backward":
             self._add_backward(place, entry)
         elif place.kind == "collective":

@@ -44,6 +44,8 @@ class Calls:
         self._roots = {number: model for number, lines in frames.items() if _any(_IN_MODULE, lines)} if model else {}
         self._updates = {number for number, lines in frames.items() if _any(_IN_UPDATE, lines)}
         self._optimizer = optimizer
+        self.model_ran: set[int] = set()
+        """Micro-batches in which the model itself, which is in no dump, called something."""
         self._counts: dict[tuple[int, str, str], int] = {}
         self._places: dict[str, Place] = {}
         names = dict.fromkeys([*construct, *entries])
@@ -109,7 +111,10 @@ class Calls:
         within = parse(parent) if parent is not None else None
         if within is not None and within.is_module:
             return phase, within.name
-        return phase, self._roots.get(stack, "") if stack is not None else ""
+        if stack not in self._roots or (key.is_module and key.name == key.kind):  # the latter is the model inside DDP
+            return phase, ""
+        self.model_ran.add(self._micro(name))
+        return phase, self._roots[stack]
 
     def _parent(self, name: str) -> str | None:
         parent = self._construct.get(name)
