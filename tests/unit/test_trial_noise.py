@@ -68,6 +68,7 @@ def test_the_measured_floor_is_the_predicted_one(dtype):
 def test_float32_partial_sums_leave_one_rounding_and_next_to_no_difference():
     (one,) = measure(Question(8, 8192, "bfloat16", "float32", ("ring",)))
     assert one.error_rel == pytest.approx(0.4247 * UNIT_ROUNDOFF["bfloat16"], rel=0.05)
+    assert one.error_expected_rel == pytest.approx(one.error_rel, rel=0.05)
     assert one.difference_most_rel <= one.limit_rel < one.error_rel / 50
 
 
