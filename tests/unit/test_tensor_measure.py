@@ -132,6 +132,21 @@ def test_one_nan_of_either_sign_or_signalling_wipes_nothing_else(dtype, numel):
         assert measured(x)[0] == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_zeros_and_subnormals_are_counted_wherever_they_lie(dtype, sign):
+    numel = 9 * SMALL + 5
+    tiny = torch.finfo(dtype).smallest_normal * 0.5 * sign
+    for places in ([0], [3 * SMALL], [numel - 1], [5, 4 * SMALL - 1, 4 * SMALL, numel - 2], range(1, numel, 700)):
+        for other in (1.0, -1.0):
+            x = torch.full((numel,), 1.5).to(dtype)
+            x[::2] = other
+            x[list(places)] = 0.0 * sign
+            assert_same(measured(x), x)
+            x[places[-1]] = tiny
+            assert_same(measured(x), x)
+
+
 @pytest.mark.parametrize("value", [1e-30, 1e-13, 3e-5, 1e18, 3e38])
 def test_squares_that_float32_cannot_hold_are_summed_in_float64(value):
     x = torch.linspace(-value, value, 3 * SMALL)

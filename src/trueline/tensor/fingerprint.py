@@ -49,7 +49,6 @@ from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weigh
 _MASK = PAGE - 1
 _MOD = 1 << 64
 _SLAB = 1 << 24  # words whose products are held on a device at once
-_FEW = 4096  # words up to which NumPy sums faster than torch, whose call costs more
 _SHORT = 1024  # elements of a run below which one gathers weights instead of calling for each run
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -64,8 +63,8 @@ class HostFingerprint:
 
     def __init__(self) -> None:
         self._weights = host_weights()
-        self._product = np.empty(PAGE, np.int64)
-        self._product_tensor = torch.as_tensor(self._product)
+        self._place = self._weights.place.view(np.uint64)
+        self._wide = np.empty(PAGE, np.int64)
 
     def of(self, x: Tensor, *, whole_shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None) -> int:
         """The fingerprint of ``x`` (uint64), or its part of that of the whole; see ``fingerprint_part``.
@@ -89,7 +88,7 @@ class HostFingerprint:
         if x.is_contiguous():
             return self._sum(x.numpy().reshape(-1).view(_word_type(x)), start)
         total = 0
-        for block in blocks(x, PAGE // 4):
+        for block in blocks(x, PAGE):
             words_N = block.contiguous().numpy().reshape(-1).view(_word_type(x))
             total += self._sum(words_N, start)
             start += words_N.size
@@ -101,10 +100,9 @@ class HostFingerprint:
         while done < size:
             page, place = divmod(start + done, PAGE)
             count = min(PAGE - place, size - done)
-            product = self._product[:count]
-            np.copyto(product, words_N[done : done + count])
-            np.multiply(product, self._weights.place[place : place + count], out=product)
-            part = np.add.reduce(product) if count <= _FEW else self._product_tensor[:count].sum().item()
+            wide = self._wide[:count]
+            np.copyto(wide, words_N[done : done + count])
+            part = np.einsum("i,i->", wide.view(np.uint64), self._place[place : place + count])  # mod 2⁶⁴ by C's rules
             total += int(part) * self._weights.of_page(page)
             done += count
         return total

@@ -4,7 +4,8 @@ A lane measures one kind of dtype. Bit patterns of floats sort like the numbers 
 the largest is the largest positive number and the smallest the negative number nearest to zero; seen as unsigned ones,
 the largest is the most negative number and the smallest the positive one nearest to zero. So four reductions of the
 bits, which NumPy vectorises for every width, give the extremes and tell whether there are any NaN, infinities, zeros or
-subnormals, which are counted only then. (A float minimum costs as much and tells the extremes alone.)
+subnormals, which are counted only then; three do where all numbers have one sign. (A float minimum costs as much and
+tells the extremes alone.)
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ Stats = tuple[float, float, float, float, float, float, float, float, float]
 """In the order of ``STAT_NAMES``."""
 
 EMPTY: Stats = (0, 0, 0, 0, 0, math.nan, math.nan, 0.0, 0.0)
+
+_STRETCH = 4096
+"""Numbers in which zeros are looked for together."""
 
 _LEAST = 1e-12
 _MOST = math.sqrt(torch.finfo(torch.float32).max / CHUNK)
@@ -124,17 +128,17 @@ class FloatLane:
         largest = max(-low, high)
         total = float(np.add.reduce(x)) if largest <= _LARGEST_SQUARED else torch.as_tensor(x).sum().item()
         sums = total, _square_sum(x, largest)
-        size = np.absolute(x)
         zero = small = 0
-        if float(np.minimum.reduce(size)) < self._tiny:
+        if low < self._tiny and high > -self._tiny and float(np.minimum.reduce(size := np.absolute(x))) < self._tiny:
             zero, small = int((size == 0).sum()), int((size < self._tiny).sum())
         return (nan, pos_inf, neg_inf, zero, small - zero, low + 0.0, high + 0.0, *sums)
 
     def _of_many(self, block: Tensor) -> Stats:
         signed = block.view(self._bit_type).numpy().reshape(-1)
         unsigned = signed.view(self._unsigned)
-        near_negative, far_positive = int(np.minimum.reduce(signed)) + self._sign, int(np.maximum.reduce(signed))
-        near_positive, far_negative = int(np.minimum.reduce(unsigned)), int(np.maximum.reduce(unsigned)) - self._sign
+        far_positive, far_negative = int(np.maximum.reduce(signed)), int(np.maximum.reduce(unsigned)) - self._sign
+        near_positive = int(np.minimum.reduce(unsigned)) if far_positive >= 0 else self._sign  # where there are none
+        near_negative = (int(np.minimum.reduce(signed)) if far_negative >= 0 else 0) + self._sign
         zero = subnormal = 0
         if near_positive < self._least_normal or near_negative < self._least_normal:
             zero, subnormal = self._near_zero(signed, unsigned, near_positive, near_negative)
@@ -152,11 +156,13 @@ class FloatLane:
         """Zeros and subnormals, looking only on the side of zero where there are any."""
         count, zero, small = self._scratch.count, 0, 0
         if near_positive < self._least_normal:
-            small += count(unsigned, np.less, self._least_normal)
-            zero += count(unsigned, np.equal, 0) if near_positive == 0 else 0
+            near = _around(unsigned, self._least_normal)
+            small += count(near, np.less, self._least_normal)
+            zero += count(near, np.equal, 0) if near_positive == 0 else 0
         if near_negative < self._least_normal:
-            small += count(signed, np.less, self._least_normal - self._sign)
-            zero += count(unsigned, np.equal, self._sign) if near_negative == 0 else 0
+            near = _around(signed, self._least_normal - self._sign)
+            small += count(near, np.less, self._least_normal - self._sign)
+            zero += count(near, np.equal, -self._sign) if near_negative == 0 else 0
         return zero, small - zero
 
     def _not_finite(
@@ -263,6 +269,21 @@ def of_one(value: float, dtype: torch.dtype) -> Stats:
     size = abs(value)
     subnormal = 0 < size < 1 and size < torch.finfo(dtype).smallest_normal
     return (0, 0, 0, value == 0, subnormal, value + 0.0, value + 0.0, value, value * value)
+
+
+def _around(numbers: NDArray[Any], limit: int) -> NDArray[Any]:
+    """Of [n] numbers the stretches in which any is below the limit, or all where most of them have one: zeros tend to
+    come together (padding, words that are not there), and a minimum costs a third of counting. Where the first stretch
+    has one, they are everywhere.
+    """
+    if int(np.minimum.reduce(numbers[:_STRETCH])) < limit:
+        return numbers
+    whole = numbers.size - numbers.size % _STRETCH
+    stretches = numbers[:whole].reshape(-1, _STRETCH)
+    chosen = np.flatnonzero(np.minimum.reduce(stretches, axis=1) < limit)
+    if 2 * chosen.size > len(stretches):
+        return numbers
+    return np.concatenate([stretches[chosen].reshape(-1), numbers[whole:]])
 
 
 def _sums(wide: Tensor, largest: float) -> tuple[float, float]:
