@@ -29,7 +29,8 @@ def test_an_imported_dump_is_shown_by_info(tmp_path, monkeypatch, capsys):
     assert "1 step, 1 rank" in out
     code, out, _ = trueline(monkeypatch, capsys, "info", run)
     assert code == 0
-    assert "block.norm" in out or "norm" in out
+    assert f"msprobe {DUMP}" in out.replace("\n", "")
+    assert "Watched by" not in out
     code, out, _ = trueline(monkeypatch, capsys, "info", run, "--site", "block.fc.linear", "--stacks")
     assert code == 0
     assert "0.0/r0/fwd/block.fc.linear#0:in1" in out

@@ -123,12 +123,16 @@ def _print_head(console: Console, summary: dict[str, Any]) -> None:
     from rich.text import Text
 
     manifest, steps = summary["manifest"], summary["steps"]
+    source = manifest["source"]
     span = f" ({steps['first']} to {steps['last']})" if steps["count"] else ""
     facts = {
         "Run": summary["run"],
         "Started": manifest["started_at"],
         "Command": " ".join(manifest["command"]),
-        "Watched by": f"Trueline {manifest['trueline_version']}, adapter {manifest['adapter'] or 'unknown'}",
+        "Imported from": f"{source['format']} {source['path']}" if {"format", "path"} <= set(source) else "",
+        "Watched by": ""
+        if source
+        else f"Trueline {manifest['trueline_version']}, adapter {manifest['adapter'] or 'unknown'}",
         "Workers": str(manifest["world_size"]),
         "Steps": f"{steps['count']}{span}",
     }

@@ -27,7 +27,7 @@ from trueline.store.writer import RunWriter
 PRESETS = {"L0": "modules", "L1": "ops", "mix": "mix"}
 FINGERPRINTS = {False: "msprobe-crc32", True: "msprobe-xor"}
 WITHOUT_VALUES = "call"
-"""The slot of a call of which no value is known: one that the recorder does not use, as there is no value to compare."""
+"""The slot of a call of which no value is known: none that the recorder uses, as there is nothing to compare."""
 ONLY_CALLED = "from msProbe's structure task, which has the calls and no values"
 
 NOT_DUMPED = "from msProbe, which has the calls of modules inside the model and not that of the model"
