@@ -59,6 +59,20 @@ def test_one_step_is_one_ulp_in_every_dtype() -> None:
     assert (found["ulp_max"], found["ulp_p50"], found["beyond_frac"]) == (1.0, 1.0, 0.0)
 
 
+def test_equal_elements_are_no_ulp_apart() -> None:
+    mine, theirs = pair(noise=1e-3)
+    mine[:9] = theirs[:9]
+    found = described(mine, theirs)
+    assert found["ulp_p50"] == 0.0
+    assert found["ulp_p90"] > 100
+
+
+def test_a_row_that_is_longer_than_a_block_is_one_place() -> None:
+    mine, theirs = pair((6, 5_000))
+    mine[2, :100] += 1
+    assert described(mine, theirs, max_bytes=200_000)["where"].startswith("index 2 of 6 along dim 0 and indices 0, 1")
+
+
 def test_whole_numbers_have_no_rounding() -> None:
     found = described(np.array([1, 2, 3]), np.array([1, 2, 5]), dtype="int64")
     assert found["max_abs"] == 2
