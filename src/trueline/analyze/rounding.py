@@ -109,10 +109,13 @@ def order_difference_rel(
     terms often are in float32. Raises ``InputError`` as ``sum_error_rel`` does.
     """
     _require_sum(num_terms, mean_cosine)
-    total = _e(num_terms, mean_cosine)
-    before = [_partial_squares(num_terms, order, mean_cosine, BLOCK) - total for order in orders]
-    apart = KAPPA * u * math.sqrt(max(sum(before), 0.0) / total) if num_terms > 2 else 0.0
-    return math.sqrt(apart**2 + _regridded(apart, u if u_out is None else u_out))
+    if num_terms <= 2:
+        return 0.0
+    u_out, total = u if u_out is None else u_out, _e(num_terms, mean_cosine)
+    last = total if u_out == u else 0.0  # else the whole is rounded twice: as a partial sum, and to u_out
+    before = sum(_partial_squares(num_terms, order, mean_cosine, BLOCK) - last for order in orders)
+    apart = KAPPA * u * math.sqrt(before / total)
+    return math.sqrt(apart**2 + _regridded(apart, u_out))
 
 
 def stagnates(num_terms: int, *, u: float, mean_cosine: float = 0.0, order: Order = "sequential") -> bool:
