@@ -1,14 +1,13 @@
 """Real processes that are killed while they write: what was written before is there, once."""
 
 import functools
-import itertools
 import random
 import signal
 import subprocess
-import sys
 import textwrap
 
 import pytest
+from tests.unit.writer_deaths import damage, killed_at_each_call, signalled, start
 
 from trueline.store.reader import Run
 
@@ -25,71 +24,37 @@ WRITE = textwrap.dedent("""
             step += 1
 """)
 
-WRITE_FOREVER = WRITE + textwrap.dedent("""
-    writer = RunWriter(sys.argv[1], rank=0, seal_steps=int(sys.argv[2]))
-    os.write(1, b"-1\\n")
-    for index, piece in enumerate(pieces()):
-        writer.write(piece)
-        os.write(1, b"%d\\n" % index)
-""")
-
-DIE_AT_EACH_CALL = WRITE + textwrap.dedent("""
+WRITE_ON = WRITE + textwrap.dedent("""
     import signal
 
-    CALLS = ("open", "write", "fsync", "replace", "close", "remove")
-    STEPS = 3
+    def make(path):
+        return RunWriter(path, rank=0, seal_steps=SEAL_STEPS)
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def arm(fatal, when):
-        left = [fatal]
-        def armed(call, name):
-            def run(*args, **kwargs):
-                left[0] -= 1
-                if left[0] == 0 and when == "before":
-                    die()
-                if left[0] == 0 and when == "within" and name == "write":
-                    call(args[0], args[1][: len(args[1]) // 2])
-                    die()
-                done = call(*args, **kwargs)
-                if left[0] == 0:
-                    die()
-                return done
-            return run
-        for name in CALLS:
-            setattr(os, name, armed(getattr(os, name), name))
-
-    def train(path, fatal, when):
-        tell = os.write
-        log = os.open(path + ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        writer = RunWriter(path, rank=0, seal_steps=2)
-        arm(fatal, when)
-        writer.describe(Manifest(), RankEnv())
-        for index, piece in zip(range(2 * STEPS), pieces()):
+    def write(writer, tell):
+        def leave(*_):
+            writer.close()
+            os._exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        for index, piece in enumerate(pieces()):
             writer.write(piece)
-            tell(log, b"%d\\n" % index)
-        writer.close()
-
-    train(f"{sys.argv[1]}/warm", 0, "never")
-    for when in ("before", "within", "after"):
-        for fatal in range(1, 1000):
-            child = os.fork()
-            if child == 0:
-                train(f"{sys.argv[1]}/{when}-{fatal}", fatal, when)
-                os._exit(0)
-            if os.waitpid(child, 0)[1] == 0:
-                break
+            tell(index)
 """)
 
+WRITE_THREE_STEPS = WRITE + textwrap.dedent("""
+    def make(path):
+        return RunWriter(path, rank=0, seal_steps=2)
 
-def start(code, *args, **kwargs):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, bufsize=0, **kwargs)
+    def write(writer, tell):
+        writer.describe(Manifest(), RankEnv())
+        for index, piece in zip(range(6), pieces()):
+            writer.write(piece)
+            tell(index)
+        writer.close()
 
-
-def damage(run):
-    """Problems of the Run but for the frame in flight, and for the environment that these ranks do not describe."""
-    return [text for text in run.problems if "incomplete frame" not in text and not text.startswith("rank 0: it left")]
+    import tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        write(make(folder), lambda index: None)
+""")
 
 
 def assert_nothing_lost(path, *, num_written):
@@ -115,37 +80,18 @@ def assert_nothing_lost(path, *, num_written):
 
 @pytest.mark.parametrize("seal_steps", [1, 3, 40])
 def test_sigkill_at_any_moment_loses_at_most_the_frame_in_flight(tmp_path, seal_steps):
-    moments = random.Random(seal_steps)
-    for attempt in range(4):
-        path = tmp_path / str(attempt)
-        writer = start(WRITE_FOREVER, path, seal_steps)
-        for _ in range(moments.randrange(1, 250)):
-            writer.stdout.readline()
-        for _ in range(moments.randrange(10_000)):
-            pass
-        writer.send_signal(signal.SIGKILL)
-        told, _ = writer.communicate(timeout=200)
-        assert writer.returncode == -signal.SIGKILL
-        last = told.split()[-1:] or [b"-1"]
-        if int(last[0]) >= 0:
-            assert_nothing_lost(path, num_written=int(last[0]) + 1)
+    draw = random.Random(seal_steps)
+    moments = [(draw.randrange(1, 250), draw.randrange(10_000)) for _ in range(4)]
+    code = WRITE_ON.replace("SEAL_STEPS", str(seal_steps))
+    for path, num_written in signalled(code, tmp_path, moments, signal.SIGKILL):
+        assert_nothing_lost(path, num_written=num_written)
 
 
 def test_sigkill_at_each_system_call_loses_at_most_the_frame_in_flight(tmp_path):
-    """Before, after, and for writes half through, every call that the writer makes, sealing and closing included."""
-    done = start(DIE_AT_EACH_CALL, tmp_path)
-    done.communicate(timeout=200)
-    assert done.returncode == 0
-    num_deaths = 0
-    for when in ("before", "within", "after"):
-        for fatal in itertools.count(1):
-            path = tmp_path / f"{when}-{fatal}"
-            told = (tmp_path / f"{path.name}.log").read_text().split()
-            assert_nothing_lost(path, num_written=len(told))
-            if not (tmp_path / f"{when}-{fatal + 1}").exists():
-                break
-            num_deaths += 1
-    assert num_deaths > 60
+    deaths = killed_at_each_call(WRITE_THREE_STEPS, tmp_path)
+    assert len(deaths) > 60
+    for path, num_written in deaths:
+        assert_nothing_lost(path, num_written=num_written)
 
 
 def test_a_reader_never_fails_while_a_writer_writes_and_seals(tmp_path):
@@ -166,7 +112,7 @@ def test_a_reader_never_fails_while_a_writer_writes_and_seals(tmp_path):
     writer = start(code, tmp_path / "run", tmp_path / "told", stdin=subprocess.PIPE)
     assert writer.stdout.readline() == b"ready\n"
     seen = set()
-    for _ in range(40):
+    for _ in range(20):
         writer.stdin.write(b"x")
         num_before = num_told()
         run = Run(tmp_path / "run")
@@ -181,7 +127,7 @@ def test_a_reader_never_fails_while_a_writer_writes_and_seals(tmp_path):
     writer.communicate(timeout=200)
     assert writer.returncode == 0
     assert len(seen) > 5
-    assert_nothing_lost(tmp_path / "run", num_written=40 * 12)
+    assert_nothing_lost(tmp_path / "run", num_written=20 * 12)
 
 
 def test_a_forked_child_leaves_its_parents_run_alone(tmp_path):
@@ -204,23 +150,6 @@ def test_a_forked_child_leaves_its_parents_run_alone(tmp_path):
 
 
 def test_closing_from_a_signal_handler_keeps_every_row(tmp_path):
-    code = WRITE + textwrap.dedent("""
-        import signal
-        writer = RunWriter(sys.argv[1], rank=0, seal_steps=4)
-        def leave(*_):
-            writer.close()
-            os._exit(0)
-        signal.signal(signal.SIGTERM, leave)
-        for index, piece in enumerate(pieces()):
-            writer.write(piece)
-            os.write(1, b"%d\\n" % index)
-    """)
-    for attempt in range(6):
-        writer = start(code, tmp_path / str(attempt))
-        for _ in range(20 + 7 * attempt):
-            writer.stdout.readline()
-        writer.send_signal(signal.SIGTERM)
-        told, _ = writer.communicate(timeout=200)
-        assert writer.returncode == 0
-        num_written = int(told.split()[-1]) + 1 if told else 20 + 7 * attempt
-        assert_nothing_lost(tmp_path / str(attempt), num_written=num_written)
+    moments = [(20 + 7 * attempt, 0) for attempt in range(6)]
+    for path, num_written in signalled(WRITE_ON.replace("SEAL_STEPS", "4"), tmp_path, moments, signal.SIGTERM):
+        assert_nothing_lost(path, num_written=num_written)

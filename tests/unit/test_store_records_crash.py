@@ -8,13 +8,13 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.unit.recorded_steps import make_step, read_rows, rows_of, tensor_record
+from tests.unit.writer_deaths import damage, killed_at_each_call, signalled, start
 
 from trueline.schema.records import StackRecord
 from trueline.store.reader import Run
@@ -37,74 +37,52 @@ RECORD = textwrap.dedent("""
             step += 1
 """)
 
-RECORD_FOREVER = RECORD + textwrap.dedent("""
-    writer = RunWriter(sys.argv[1], rank=0, seal_steps=int(sys.argv[2]), queue_bytes=1 << 20)
-    writer.write({"step": 0})
-    for step, piece in pieces(int(sys.argv[3])):
-        writer.write(piece)
-        if hasattr(piece, "columns"):
-            writer._records.drain()
-            os.write(1, b"%d\\n" % step)
+RECORD_ON = RECORD + textwrap.dedent("""
+    def make(path):
+        return RunWriter(path, rank=0, seal_steps=SEAL_STEPS, queue_bytes=1 << 20)
+
+    def write(writer, tell):
+        writer.write({"step": 0})
+        for step, piece in pieces(ELEMENTS):
+            writer.write(piece)
+            if hasattr(piece, "columns"):
+                writer._records.drain()
+                tell(step)
 """)
 
-DIE_AT_EACH_CALL = RECORD + textwrap.dedent("""
-    CALLS = ("open", "write", "pwrite", "fsync", "replace", "close", "remove")
-    STEPS = 3
+RECORD_THREE_STEPS = RECORD + textwrap.dedent("""
+    def make(path):
+        return RunWriter(path, rank=0, seal_steps=2)
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def arm(fatal, when):
-        left = [fatal]
-        def armed(call, name):
-            def run(*args, **kwargs):
-                left[0] -= 1
-                if left[0] == 0 and when == "before":
-                    die()
-                if left[0] == 0 and when == "within":
-                    call(args[0], args[1][: len(args[1]) // 2], *args[2:])
-                    die()
-                done = call(*args, **kwargs)
-                if left[0] == 0:
-                    die()
-                return done
-            return run
-        for name in ("write", "pwrite") if when == "within" else CALLS:
-            setattr(os, name, armed(getattr(os, name), name))
-
-    def train(path, fatal, when):
-        tell = os.write
-        log = os.open(path + ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        writer = RunWriter(path, rank=0, seal_steps=2)
-        arm(fatal, when)
+    def write(writer, tell):
         for step, piece in pieces(9):
-            if step == STEPS:
+            if step == 3:
                 break
             writer.write(piece)
             if hasattr(piece, "columns"):
                 writer._records.drain()
-                tell(log, b"%d\\n" % step)
+                tell(step)
         writer.close()
+""")
 
-    for when in ("before", "within", "after"):
-        for fatal in range(1, 1000):
-            child = os.fork()
-            if child == 0:
-                train(f"{sys.argv[1]}/{when}-{fatal}", fatal, when)
-                os._exit(0)
-            if os.waitpid(child, 0)[1] == 0:
-                break
+RECORD_AND_CLOSE = RECORD + textwrap.dedent("""
+    def make(path):
+        return RunWriter(path, rank=0, seal_steps=4, queue_bytes=20_000)
+
+    def write(writer, tell):
+        def leave(*_):
+            writer.close()
+            os._exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        for step, piece in pieces(9):
+            writer.write(piece)
+            if hasattr(piece, "columns"):
+                tell(step)
 """)
 
 
-def start(code, *args, **kwargs):
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, bufsize=0, cwd=os.getcwd(), **kwargs
-    )
-
-
-def damage(run):
-    return [text for text in run.problems if "incomplete frame" not in text and not text.startswith("rank 0: it left")]
+def recording_on(seal_steps, elements):
+    return RECORD_ON.replace("SEAL_STEPS", str(seal_steps)).replace("ELEMENTS", str(elements))
 
 
 def assert_nothing_lost(path, *, num_steps, elements):
@@ -132,36 +110,24 @@ def assert_nothing_lost(path, *, num_steps, elements):
 
 @pytest.mark.parametrize(("seal_steps", "elements"), [(1, 100), (3, 100), (100, 200_000)])
 def test_sigkill_at_any_moment_loses_at_most_the_step_in_flight(tmp_path, seal_steps, elements):
-    moments = random.Random(seal_steps)
-    for attempt in range(3):
-        path = tmp_path / str(attempt)
-        writer = start(RECORD_FOREVER, path, seal_steps, elements)
-        for _ in range(moments.randrange(1, 12)):
-            writer.stdout.readline()
-        for _ in range(moments.randrange(100_000)):
-            pass
-        writer.send_signal(signal.SIGKILL)
-        told, _ = writer.communicate(timeout=200)
-        assert writer.returncode == -signal.SIGKILL
-        last = max((int(line) for line in told.split()), default=None)
-        if last is not None:
-            assert_nothing_lost(path, num_steps=last + 1, elements=elements)
+    draw = random.Random(seal_steps)
+    moments = [(draw.randrange(1, 12), draw.randrange(100_000)) for _ in range(3)]
+    code = recording_on(seal_steps, elements)
+    for path, num_steps in signalled(code, tmp_path, moments, signal.SIGKILL):
+        assert_nothing_lost(path, num_steps=num_steps, elements=elements)
 
 
 def test_sigkill_at_each_system_call_loses_at_most_the_step_in_flight(tmp_path):
-    """Before, after, and for writes half through, every call of both threads, sealing and closing included."""
-    done = start(DIE_AT_EACH_CALL, tmp_path)
-    done.communicate(timeout=230)
-    assert done.returncode == 0
-    deaths = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    """Of both threads, sealing and closing included."""
+    deaths = killed_at_each_call(RECORD_THREE_STEPS, tmp_path)
     assert len(deaths) > 60
-    for path in deaths:
-        told = path.with_name(f"{path.name}.log").read_text().split()
-        assert_nothing_lost(path, num_steps=len(told), elements=9)
+    for path, num_steps in deaths:
+        assert_nothing_lost(path, num_steps=num_steps, elements=9)
 
 
 def test_a_reader_never_fails_while_steps_are_recorded_and_sealed(tmp_path):
-    writer = start(RECORD_FOREVER, tmp_path / "run", 2, 9)
+    ready = 'write(make(sys.argv[1]), lambda step: os.write(1, b"%d\\n" % step))'
+    writer = start(recording_on(2, 9) + ready, tmp_path / "run")
     writer.stdout.readline()
     seen = set()
     while len(seen) < 5:
@@ -197,26 +163,8 @@ def test_a_forked_child_leaves_its_parents_records_alone(tmp_path):
 
 
 def test_closing_from_a_signal_handler_keeps_every_step(tmp_path):
-    code = RECORD + textwrap.dedent("""
-        writer = RunWriter(sys.argv[1], rank=0, seal_steps=4, queue_bytes=20_000)
-        def leave(*_):
-            writer.close()
-            os._exit(0)
-        signal.signal(signal.SIGTERM, leave)
-        for step, piece in pieces(9):
-            writer.write(piece)
-            if hasattr(piece, "columns"):
-                os.write(1, b"%d\\n" % step)
-    """)
-    for attempt in range(4):
-        path = tmp_path / str(attempt)
-        writer = start(code, path)
-        for _ in range(10 + attempt):
-            writer.stdout.readline()
-        writer.send_signal(signal.SIGTERM)
-        told, _ = writer.communicate(timeout=200)
-        assert writer.returncode == 0
-        num_steps = int(told.split()[-1]) + 1 if told else 10 + attempt
+    moments = [(10 + attempt, 0) for attempt in range(4)]
+    for path, num_steps in signalled(RECORD_AND_CLOSE, tmp_path, moments, signal.SIGTERM):
         assert Run(path).record_steps.tolist() in (list(range(num_steps)), list(range(num_steps + 1)))
 
 
