@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from tests.made_comparison import (
     FAULT,
@@ -25,13 +26,54 @@ from tests.made_comparison import (
     untold_comparison,
 )
 from tests.synthetic_runs import write_run
+from torch import nn
 
+import trueline as trueline_package
 from trueline.analyze.comparison import Comparison
 from trueline.cli import main as command_line
 from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
 from trueline.schema.finding import Finding
 from trueline.view.compare_rows import COLUMNS
 from trueline.view.compare_story import story_of
+
+
+class Small(nn.Module):
+    """Two layers; ``approximate`` is the argument that a fault changes."""
+
+    def __init__(self, approximate: str) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.approximate = approximate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(x), approximate=self.approximate))
+
+
+def record(path: Path, approximate: str = "none") -> Path:
+    """A Run of two recorded steps with call stacks."""
+    torch.manual_seed(3)
+    model = Small(approximate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline_package.watch(model, optimizer, out=path, plan={"preset": "mix", "steps": [0, 2], "stacks": True})
+    for _ in range(2):
+        batch = torch.randn(4, 8)
+        with watch.step(batch):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs of the same seed: ``good``, ``again``, and ``tanh`` with another argument of one call."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return {
+        "good": record(folder / "good"),
+        "again": record(folder / "again"),
+        "tanh": record(folder / "tanh", "tanh"),
+    }
 
 
 @pytest.fixture
@@ -279,3 +321,65 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal() -> None:
     assert "\x1b" not in printed
     assert "\x07" not in printed
     assert "\u202e" not in printed
+
+
+def test_recorded_runs_are_compared_from_end_to_end(
+    recorded: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [word for kind in ("csv", "xlsx", "html") for word in (f"--{kind}", tmp_path / f"out.{kind}")]
+    code, printed, error = trueline(monkeypatch, capsys, recorded["tanh"], recorded["good"], *files)
+    lines = printed.splitlines()
+
+    assert (code, error) == (1, "")
+    assert len(lines) <= MAX_LINES
+    assert "first       0.0/r0/fwd/Small.gelu#0:out0" in lines
+    assert any(line.startswith("code        ") and "test_compare.py:" in line for line in lines)
+    assert 'arguments   gelu(in0, approximate="tanh"); differs: approximate is "tanh", in REF "none"' in lines
+    assert "Small.gelu#0:out0" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        first = next(line for line in csv.DictReader(file) if line["judgement"] == "beyond")
+    assert first["site"] == "0.0/r0/fwd/Small.gelu#0:out0"
+    assert float(first["times"]) > 1000
+
+
+def test_recorded_runs_of_one_seed_are_the_same(
+    recorded: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, _ = trueline(monkeypatch, capsys, recorded["again"], recorded["good"])
+
+    assert code == 0
+    assert printed.startswith("The same: all ")
+    assert trueline_package.compare(recorded["again"], str(recorded["good"])).exit_code == 0
+    code, printed, _ = trueline(monkeypatch, capsys, recorded["again"], recorded["good"], "--json", "--step", "1")
+    assert {row["step"] for row in json.loads(printed)["rows"]} == {1}
+
+
+def test_a_run_without_recorded_steps_cannot_be_compared(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, error = trueline(monkeypatch, capsys, *runs)
+
+    assert (code, printed, error.count("\n")) == (3, "", 1)
+
+
+def test_a_tolerance_that_is_none_is_one_sentence(
+    recorded: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "floor.json"
+    wrong.write_text("{}")
+    for path in (wrong, tmp_path / "none.json"):
+        words = (recorded["again"], recorded["good"], "--tolerance", path)
+        code, printed, error = trueline(monkeypatch, capsys, *words)
+
+        assert (code, printed, error.count("\n")) == (2, "", 1)
+        assert str(path) in error
+
+
+def test_a_measured_tolerance_is_made_and_taken_in_python(recorded: dict[str, Path], tmp_path: Path) -> None:
+    floor = trueline_package.calibrate([recorded["again"], recorded["good"]])
+    floor.save(tmp_path / "floor.json")
+    compared = trueline_package.compare(recorded["tanh"], recorded["good"], tolerance=tmp_path / "floor.json")
+
+    assert compared.first is not None
+    assert compared.first.site == "0.0/r0/fwd/Small.gelu#0:out0"
+    assert trueline_package.compare(recorded["tanh"], recorded["good"], tolerance=floor).exit_code == 1

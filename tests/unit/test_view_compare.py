@@ -38,6 +38,7 @@ from trueline.view import compare_xlsx
 from trueline.view.compare_call import RecordedCall, differing_arguments, recorded_call
 from trueline.view.compare_chart import HEIGHT, growth_chart, phase_charts, times_axis
 from trueline.view.compare_csv import write_csv
+from trueline.view.compare_details import details_text
 from trueline.view.compare_growth import steps_lines
 from trueline.view.compare_page import render, write_page
 from trueline.view.compare_rows import COLUMNS, telling
@@ -71,7 +72,9 @@ def test_telling_rows_are_beyond_in_order_then_the_largest_propagated_then_the_r
         differing(7, "within", 0.7),
     ]
 
-    assert [each.row.place for each in telling(rows, None, 10)] == [3, 5, 4, 2, 6, 7, 1]
+    later = [replace(each, step=1) for each in rows[4:6]]
+    told = [(each.row.step, each.row.place) for each in telling([*rows, *later], None, 10)]
+    assert told == [(0, 3), (0, 5), (1, 5), (0, 4), (0, 2), (1, 4), (0, 6), (0, 7), (0, 1)]
     assert [each.row.place for each in telling(rows, rows[3], 2)] == [5, 4]
 
 
@@ -167,6 +170,47 @@ def test_command_quotes_what_a_shell_would_take_apart() -> None:
     told = story_of(comparison).next[-1]
 
     assert told.startswith("trueline info 'my runs/a;b' --site 'fwd/layers.1.mlp.act.gelu#0:*'")
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        (None, ""),
+        (
+            {"sum": (1.0, 2.0), "pos_inf": (58, 0), "min": (-1.5, -1.25)},
+            "+inf 58, in REF 0; smallest −1.5, in REF −1.25; sum 1, in REF 2",
+        ),
+        (
+            {
+                "differ_frac": 0.5,
+                "nonfinite": 3,
+                "max_abs": 0.25,
+                "max_abs_at": [4, 0],
+                "max_abs_values": (1.0, 0.75),
+                "cosine": 0.9999999,
+                "beyond_frac": 0.125,
+                "ulp_p50": 1.0,
+                "ulp_p90": 2.0,
+                "ulp_max": 4096.0,
+                "where": "index 4 of 32 along dim 0",
+            },
+            "3 elements are NaN or infinite in one only; at most 0.25 at [4, 0] (1, in REF 0.75); 50 % of elements "
+            "differ, 12 % by more than a rounding; by 1 ULP in the middle, 4,096 at most; cosine 1 − 1e−7",
+        ),
+        ({"differ_frac": 0.0, "nonfinite": 0}, "0 % of elements differ"),
+        ({"unknown": object(), "min": "text"}, ""),
+    ],
+)
+def test_details_are_told_with_what_matters_first(details: dict[str, Any] | None, words: str) -> None:
+    assert details_text(details) == words
+
+
+def test_place_in_the_tensor_is_a_fact_of_its_own() -> None:
+    first = replace(made_comparison().first, details={"where": "index 4 of 32 along dim 0"})
+    facts = dict(story_of(replace(made_comparison(), first=first)).facts)
+
+    assert facts["place"] == "index 4 of 32 along dim 0"
+    assert "numbers" not in facts
 
 
 # Steps.

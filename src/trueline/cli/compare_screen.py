@@ -59,7 +59,7 @@ def print_screen(
         _fit(blocks, MAX_LINES - 2 - min(_LEAST_TELLING, len(comparison.rows)))
         table = _table(comparison, width, rows=min(_MAX_TELLING, MAX_LINES - 2 - _height(blocks)))
         # The table stands after the words on the first difference, before what is said of all values.
-        lines = _joined([*blocks[:3], _Block(table), *blocks[3:]], width)
+        lines = _joined([*blocks[:4], _Block(table), *blocks[4:]], width)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -79,7 +79,8 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
     return [
         _Block(_wrapped(console, _as_text(story.headline, style=_STATUS[story.status]), width, 0), 3),
         _Block([*_facts(console, story, width)], 6),
-        _Block([*_next(console, story, width), *wrapped(findings, 2)], 4),
+        _Block([*_next(console, story, width)], 3),
+        _Block(wrapped(findings, 2), 2),
         _Block(further, 4),
         _Block([*about], 1),
         _Block(files, len(files)),

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from trueline.analyze.comparison import JUDGEMENTS, Comparison, Judged, StepSummary
 from trueline.view.chart import Chart
 from trueline.view.compare_chart import PHASES, growth_chart, phase_charts, phase_of
+from trueline.view.compare_details import place_of
 from trueline.view.compare_growth import differs, percent
 from trueline.view.compare_rows import SAID, place_text, same_row, shape_text, telling
 from trueline.view.compare_story import Story
@@ -142,7 +143,7 @@ def _at(rows: Sequence[Judged]) -> str:
 
 def _lines_caption(shown: int, count: int) -> str:
     which = "Each value that is" if shown == count else f"The {shown:,} most telling of {count:,} values that are"
-    order = "beyond rounding first, then propagated, the largest first"
+    order = "beyond rounding first, then propagated, the largest of the first step first"
     return f"{which} not equal: {order}. --csv and --xlsx have every row."
 
 
@@ -179,7 +180,7 @@ def _line(row: Judged, *, also: int = 0, first: bool = False) -> Line:
         site=place_text(row),
         ref_site=row.ref_site if row.site and row.ref_site and row.ref_site != row.site else "",
         what=f"{row.api or row.kind}, {dtype} {shape_text(row.shape)}",
-        note="; ".join(text for text in (row.where, row.note) if text),
+        note="; ".join(text for text in (place_of(row.details), row.note, row.where) if text),
         also=also,
         first=first,
     )

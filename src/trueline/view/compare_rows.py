@@ -67,8 +67,9 @@ class Telling:
 
 
 def telling(rows: Sequence[Judged], first: Judged | None, limit: int) -> list[Telling]:
-    """At most ``limit`` rows but ``first``: those beyond in the order given, then propagated ones, the largest first,
-    those that cannot be compared, and those within rounding, the nearest to its end first. Equal ones tell nothing.
+    """At most ``limit`` rows but ``first``: those beyond in the order given, then propagated ones, the largest of the
+    earliest step first, those that cannot be compared, and those within rounding, the nearest to its end first. Equal
+    ones tell nothing.
 
     A value that is seen at several sites (the output of one module is the input of the next) is told once.
     """
@@ -100,9 +101,10 @@ def _same_value(row: Judged) -> object:
 _ORDER = {"beyond": 0, "propagated": 1, "not-comparable": 2, "within": 3, "equal": 4}
 
 
-def _weight(row: Judged) -> tuple[int, float]:
+def _weight(row: Judged) -> tuple[int, int, float]:
+    step = row.step if row.judgement == "propagated" else 0
     by = {"propagated": row.measured, "within": row.times}.get(row.judgement)
-    return _ORDER[row.judgement], -by if by is not None and not math.isnan(by) else 0.0
+    return _ORDER[row.judgement], step, -by if by is not None and not math.isnan(by) else 0.0
 
 
 def _details(row: Judged) -> str | None:

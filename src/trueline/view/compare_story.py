@@ -11,6 +11,7 @@ from trueline.schema.errors import SiteError
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.site import Site
 from trueline.view.compare_call import RecordedCall, call_text, differing_arguments
+from trueline.view.compare_details import details_text, place_of
 from trueline.view.compare_growth import steps_lines
 from trueline.view.compare_rows import SAID, shape_text
 from trueline.view.wording import counted, listed, number
@@ -136,6 +137,8 @@ def _facts(
         ("code", call.code if call is not None else ""),
         ("in REF", ref_call.code if call is not None and ref_call is not None and ref_call.code != call.code else ""),
         ("difference", size_text(first) if first.judgement != "not-comparable" else ""),
+        ("numbers", details_text(first.details)),
+        ("place", place_of(first.details)),
         ("its call", _its_call(comparison, first)),
         ("arguments", _arguments(first, call, ref_call)),
         ("where", "" if call is not None and first.where and first.where in call.code else first.where),
