@@ -35,8 +35,8 @@ curriculum that is far above the last."""
 ABOUT_TRAININGS = """\
 The healthy trainings of `benchmarks/judgement`, each once with all its workers together and once with the first worker
 alone, as a run of one process would be. The two are not independent. Norms are the root mean square of the workers'.
-What is told of the curriculum is a stage of it; what is told of trainings that memorise are jumps by many times of a
-loss that is nearly zero, which are there."""
+Two kinds do jump: a curriculum when a stage begins, and trainings that memorise their few rows, whose loss is nearly
+zero and now and then many times that."""
 
 ABOUT_MODELS = """\
 Growth alone is no fault: models that train can grow gradients a thousandfold and more from layer to layer. What sets

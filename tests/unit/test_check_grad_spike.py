@@ -70,7 +70,7 @@ def test_the_group_and_the_parameter_that_jump_are_named_from_a_run(tmp_path, gr
     assert finding.measured == pytest.approx(norm_TG[120, group])
     assert finding.expected == pytest.approx(np.exp(np.median(np.log(norm_TG[104:120, group]))))
     assert finding.claim.startswith(f"The norm of the gradient of {NAMES[group]} jumped from ")
-    assert finding.claim.endswith(f" (in {param}).")
+    assert finding.claim.endswith(f" times its usual spread, for that step alone (in {param}).")
     assert finding.unit.startswith("L2 norm of the mean" if reduced else "root mean square")
     assert finding.false_alarm_rate < 1e-3
 

@@ -38,8 +38,9 @@ def jump_text(series: WholeRun, spikes: Sequence[Spike]) -> str:
     first = spikes[0]
     low, high = math.exp(first.level), math.exp(first.value)
     step, last = int(series.steps[first.first]), int(series.steps[first.last])
-    after = f"came back after step {last}" if first.back else f"had not come back by step {last}"
-    text = f"jumped from {low:.3g} to {high:.3g} at step {step}, {first.score:,.3g} times its usual spread, and {after}"
+    after = f"and came back after step {last}" if first.back else f"and had not come back by step {last}"
+    after = "for that step alone" if first.back and first.first == first.last else after
+    text = f"jumped from {low:.3g} to {high:.3g} at step {step}, {first.score:,.3g} times its usual spread, {after}"
     if len(spikes) == 1:
         return text
     times = "once" if len(spikes) == 2 else f"{len(spikes) - 1} times"

@@ -72,7 +72,8 @@ class Plan(BaseModel):
         default=FALSE_ALARMS,
         gt=0,
         allow_inf_nan=False,
-        description="expected false alarms per 10,000 healthy steps, over all statistical checks together",
+        description="expected false alarms per 10,000 healthy steps: of all checks that compare workers together, and "
+        "as many again of those that tell jumps along time",
     )
     worker_groups: tuple[tuple[int, ...], ...] = Field(
         default=(),
