@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trueline.analyze.lonely import Reasons, aligned_places, nothing_aligned
 from trueline.analyze.matching import Side, Twins, matched, values_beside
 from trueline.analyze.naming import NameMap, vocabularies
 from trueline.analyze.values import Call, StepValues, Value
-from trueline.schema.errors import AlignmentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,29 @@ def align(mine: StepValues, theirs: StepValues, names: NameMap) -> Alignment:
     words, other_words = vocabularies(mine.values, theirs.values, names)
     one, other = Side(mine, words), Side(theirs, other_words)
     twins = matched(one, other)
-    pairs: list[Pair] = []
-    for call, twin in twins:
-        pairs += _pairs(call, twin)
-    _require_some(mine, theirs, pairs)
+    reasons = Reasons(one, other, "RUN", "REF"), Reasons(other, one, "REF", "RUN")
+    pairs = [pair for call, twin in twins for pair in _pairs(call, twin, *reasons)]
+    both = [(pair.mine, pair.theirs) for pair in pairs if pair.mine is not None and pair.theirs is not None]
+    comparable = (one.has_places and other.has_places) or not both
+    if mine.values and theirs.values and comparable and not aligned_places(both, words):
+        raise nothing_aligned(mine, theirs, words, other_words)
     return Alignment(_in_order(pairs), _calls_in_order(twins))
 
 
-def _pairs(call: Call | None, twin: Call | None) -> list[Pair]:
+def _pairs(call: Call | None, twin: Call | None, mine: Reasons, theirs: Reasons) -> list[Pair]:
     if call is not None and twin is not None:
-        return [Pair(*pair, _reason(pair[0], pair[1])) for pair in values_beside(call, twin)]
-    if call is not None:
-        return [Pair(value, None, _reason(value, None)) for value in call.values]
-    return [Pair(None, value, _reason(None, value)) for value in (twin.values if twin is not None else ())]
+        beside = values_beside(call, twin)
+    else:
+        beside = [(value, None) for value in (call.values if call is not None else ())]
+        beside += [(None, value) for value in (twin.values if twin is not None else ())]
+    called = call is not None and twin is not None
+    return [_pair(value, other, mine, theirs, called=called) for value, other in beside]
 
 
-def _reason(mine: Value | None, theirs: Value | None) -> str:
-    if mine is not None and theirs is not None:
-        return ""
-    return "only in RUN" if mine is not None else "only in REF"
+def _pair(value: Value | None, other: Value | None, mine: Reasons, theirs: Reasons, *, called: bool) -> Pair:
+    if value is not None:
+        return Pair(value, other, mine.of(value, called=called) if other is None else "")
+    return Pair(value, other, theirs.of(other, called=called) if other is not None else "")
 
 
 def _in_order(pairs: list[Pair]) -> list[Pair]:
@@ -93,13 +97,3 @@ def _followed(place: dict[int, int], theirs: list[int]) -> dict[int, int]:
         else:
             found[index] = last
     return found
-
-
-def _require_some(mine: StepValues, theirs: StepValues, pairs: list[Pair]) -> None:
-    if any(pair.mine is not None and pair.theirs is not None for pair in pairs):
-        return
-    a, b = (next((value.site.name for value in side.values), "") for side in (mine, theirs))
-    raise AlignmentError(
-        f"0 of {len(theirs.values):,} sites of '{theirs.label}' exist in '{mine.label}'. '{mine.label}' has '{a}', "
-        f"'{theirs.label}' has '{b}'. Pass --map or record again."
-    )

@@ -68,7 +68,7 @@ def calibrate(
     seen = _Seen()
     measure = measure_with(max_bytes)
     for done, (one, other) in enumerate(pairs):
-        arrangements = arrange(one, other, steps=steps, ranks=ranks)
+        arrangements = arrange(one, other, steps=steps, ranks=ranks, names=names)
         seen.apart.append({})
         for at, each in enumerate(arrangements):
             if heard is not None:

@@ -39,6 +39,7 @@ class Side:
         self.gradients = [call for call in self.calls if _is_gradient(call, forward)]
         gradients = set(map(id, self.gradients))
         self.executed = [call for call in self.calls if id(call) not in gradients]
+        self.has_places = any(value.kind in ("module", "param") or value.module for value in self.values)
 
     def kind_of(self, call: Call) -> tuple[object, ...]:
         """What a call has in common with those that it may be matched with: place and kind, in words of both runs."""

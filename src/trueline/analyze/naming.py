@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
+import os
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
+from trueline.analyze.name_rules import BUILT_IN, REGEX, Merge, Rename
 from trueline.analyze.values import Value
+from trueline.schema.errors import InputError
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a name that DDP, torch.compile, FSDP1 and activation checkpointing put in."""
@@ -19,11 +28,113 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class NameMap:
-    """What one framework calls what another calls otherwise. Applied to the names of both runs alike."""
+    """What one framework calls what another calls otherwise. Applied to the names of both runs alike.
+
+    ``given`` says where it comes from, in messages. ``strict``: every rule is to fit some name of either run.
+    """
+
+    renames: tuple[Rename, ...] = ()
+    merges: tuple[Merge, ...] = ()
+    given: str = ""
+    strict: bool = False
+
+    @classmethod
+    def load(cls, given: str | os.PathLike[str]) -> NameMap:
+        """The map in a TOML or JSON file, a built-in one by name, or what a text such as ``'module.='`` says.
+
+        Raises ``InputError`` for what is none of these, with what would be.
+        """
+        text = os.fspath(given)
+        if text in BUILT_IN:
+            return cls(*BUILT_IN[text], given=text)
+        if "=" in text and not os.path.exists(text):
+            return cls(*_of_text(text), given=f"'{text}'", strict=True)
+        content = _read(Path(text))
+        unknown = sorted(set(content) - set(_KEYS))
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], _KEYS, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise InputError(f"Unknown key '{unknown[0]}' in map '{text}': {hint}Keys are {', '.join(_KEYS)}.")
+        renames = [Rename(old, new) for old, new in _table(content, "rename", text).items()]
+        merges = [_merge(parts, whole) for parts, whole in _table(content, "merge", text).items()]
+        built_in = content.get("built_in")
+        if built_in is not None and built_in not in BUILT_IN:
+            raise InputError(f"Map '{text}' asks for the built-in map {built_in!r}. There are {', '.join(BUILT_IN)}.")
+        more = BUILT_IN[built_in] if built_in is not None else ((), ())
+        return cls((*renames, *more[0]), (*merges, *more[1]), given=f"map '{text}'", strict=built_in is None)
 
     def plain(self, name: str) -> str:
-        """``name`` as both runs are to call it."""
-        return plain_name(name)
+        """``name`` as both runs are to call it, but for merges."""
+        return functools.reduce(lambda done, rename: rename(done), self.renames, plain_name(name)) or name
+
+    def require_use(self, names: Collection[str]) -> None:
+        """Raise ``InputError`` for a rule that fits none of ``names``, those of both runs: it was spelt wrongly."""
+        if not self.strict or not names:
+            return
+        plain = [plain_name(name) for name in names]
+        pieces = {piece for name in plain for piece in name.split(".")}
+        for rename in self.renames:
+            if not any(rename.fits(name) or rename.fits(whole) for name, whole in zip(plain, names, strict=True)):
+                raise InputError(_unused(self.given, rename.old, pieces))
+        for merge in self.merges:
+            missing = next((part for part in merge.parts if part not in pieces), None)
+            if missing is not None or merge.whole not in pieces:
+                raise InputError(_unused(self.given, missing or merge.whole, pieces))
+
+
+_KEYS = ("rename", "merge", "built_in")
+
+
+def _of_text(text: str) -> tuple[tuple[Rename, ...], tuple[Merge, ...]]:
+    renames: list[Rename] = []
+    merges: list[Merge] = []
+    for rule in filter(None, (rule.strip() for rule in text.split(";"))):
+        old, equals, new = (part.strip() for part in rule.partition("="))
+        if not equals:
+            raise InputError(f"'{rule}' in the map '{text}' says nothing: expected OLD=NEW, such as 'module.='.")
+        if "," in old and not old.startswith(REGEX):
+            merges.append(_merge(old, new))
+        else:
+            renames.append(Rename(old, new))
+    return tuple(renames), tuple(merges)
+
+
+def _merge(parts: str, whole: str) -> Merge:
+    return Merge(tuple(part.strip() for part in parts.split(",")), whole.strip())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(
+            f"Map '{path}' is neither a file, nor a built-in map ({', '.join(BUILT_IN)}), nor a text OLD=NEW such as "
+            "'module.='. Pass one of these."
+        )
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"Map '{path}' cannot be read: {error}. Expected TOML, or JSON in a .json file.") from None
+    if not isinstance(content, dict):
+        raise InputError(f"Map '{path}' holds {type(content).__name__}, expected a table with {', '.join(_KEYS)}.")
+    return cast(dict[str, Any], content)
+
+
+def _table(content: dict[str, Any], key: str, path: str) -> dict[str, str]:
+    table = content.get(key, {})
+    if not isinstance(table, dict) or not all(isinstance(new, str) for new in cast(dict[str, Any], table).values()):
+        raise InputError(f"'{key}' in map '{path}' must be a table of texts, OLD = NEW, not {table!r}.")
+    return cast(dict[str, str], table)
+
+
+def _unused(given: str, rule: str, pieces: set[str]) -> str:
+    wrong = [piece for piece in rule.removeprefix(REGEX).split(".") if piece and piece not in pieces]
+    near = difflib.get_close_matches(wrong[0] if wrong else rule, sorted(pieces), n=2)
+    hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    return f"'{rule}' in {given} matches no name of either run.{hint} Names have parts such as {_some(pieces)}."
+
+
+def _some(pieces: set[str]) -> str:
+    return ", ".join(sorted(piece for piece in pieces if not piece.isdigit())[:6])
 
 
 ROOT = "(model)"
@@ -39,10 +150,10 @@ def vocabularies(
     """What turns the names of each side into those that both share: the model itself has one name, and what only one
     side has in front of the names of most of its modules and parameters (``model.``) goes away.
     """
+    names.require_use({value.site.name for side in (mine, theirs) for value in side})
     one, other = _Names(mine, names), _Names(theirs, names)
-    for _ in range(_DEPTH):
-        if not (one.drop_front(other.own) or other.drop_front(one.own)):
-            break
+    if not one.drop_front(other.own):
+        other.drop_front(one.own)
     return one.plain, other.plain
 
 
@@ -66,19 +177,14 @@ class _Names:
         return known
 
     def drop_front(self, theirs: set[str]) -> bool:
-        """Whether the first part of most names was dropped, as more of them are then among ``theirs``."""
-        common, times = next(iter(_first_parts(self.own).most_common(1)), ("", 0))
-        if not common or 2 * times < len(self.own):
-            return False
-        shared = len(self.own & theirs)
-        before = self._front
-        self._front, self._known = f"{before}{common}.", {}
-        found = self._plain_places()
-        if len(found & theirs) <= 2 * shared:
-            self._front, self._known = before, {}
-            return False
-        self.own = found
-        return True
+        """Whether what is in front of most names was dropped, as more than twice as many are then among ``theirs``."""
+        shared = 2 * len(self.own & theirs)
+        for front in _fronts(self.own):
+            found = {name.removeprefix(front) for name in self.own}
+            if len(found & theirs) > shared:
+                self._front, self._known, self.own = front, {}, found
+                return True
+        return False
 
     def _plain_places(self) -> set[str]:
         return {self.plain(name) for name in self._places} - {"", ROOT}
@@ -97,5 +203,10 @@ def _is_root(value: Value) -> bool:
     return value.kind == "module" and not value.module and value.api.rsplit(".", 1)[-1] == name
 
 
-def _first_parts(names: Iterable[str]) -> Counter[str]:
-    return Counter(name.split(".", 1)[0] for name in names if "." in name)
+def _fronts(names: Collection[str]) -> Iterator[str]:
+    """What at least half of the names begin with, of one part, then of more."""
+    for depth in range(1, _DEPTH + 1):
+        fronts = Counter(".".join(parts[:depth]) for name in names if len(parts := name.split(".")) > depth)
+        front, times = next(iter(fronts.most_common(1)), ("", 0))
+        if 2 * times >= len(names) and front:
+            yield f"{front}."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from trueline.analyze.fusing import fused
 from trueline.analyze.gathering import gather, num_micro, read_ranks
 from trueline.analyze.joining import joined
 from trueline.analyze.naming import NameMap
@@ -96,12 +97,12 @@ def _joiner(
         mine, theirs = (read_ranks(side, step, side.record_ranks if rank is None else [rank]) for side in (run, ref))
         same = num_micro(mine) == num_micro(theirs)
         if rank is not None and same:
-            return _of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs)
+            return fused(_of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs), names)
         alone = rank is not None
         one, other = (
             gather(side, step, read, micros_apart=same, alone=alone) for side, read in ((run, mine), (ref, theirs))
         )
-        return joined(one, other, names)
+        return fused(*joined(one, other, names), names)
 
     return read
 

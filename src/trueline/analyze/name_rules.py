@@ -1,0 +1,115 @@
+"""Rules by which names of one framework become those of another, and the maps of names that come with Trueline."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from trueline.schema.errors import InputError
+
+REGEX = "re:"
+"""In front of a pattern that is a regular expression over the whole name."""
+
+
+@dataclass(frozen=True)
+class Rename:
+    """``old`` in a name becomes ``new``: whole parts of it, anywhere; with a dot at the end, in front of the rest only.
+
+    ``*`` stands for any letters within one part, and in ``new`` for those that the ``*`` in its place stood for. After
+    ``re:`` comes a regular expression as ``re.sub`` takes it. Raises ``InputError`` for one that is none.
+    """
+
+    old: str
+    new: str
+
+    def __post_init__(self) -> None:
+        if not self.old.strip(". "):
+            raise InputError(f"A rename of '{self.old}' to '{self.new}' names nothing on its left side.")
+        try:
+            pattern, new = self._pattern
+            re.compile(pattern.pattern + "|").sub(new, "")
+        except (re.error, IndexError) as error:
+            raise InputError(f"The rename of '{self.old}' to '{self.new}' cannot be read: {error}.") from None
+
+    def __call__(self, name: str) -> str:
+        """``name``, renamed; itself where the rule does not fit."""
+        pattern, new = self._pattern
+        return re.sub(r"\.{2,}", ".", pattern.sub(new, name)).strip(".")
+
+    def fits(self, name: str) -> bool:
+        """Whether it has a say in ``name``."""
+        return self._pattern[0].search(name) is not None
+
+    @functools.cached_property
+    def _pattern(self) -> tuple[re.Pattern[str], str]:
+        if self.old.startswith(REGEX):
+            return re.compile(self.old.removeprefix(REGEX)), self.new
+        parts = re.escape(self.old.strip(".")).replace(r"\*", r"([^.]*)")
+        if self.new.count("*") > self.old.count("*"):
+            raise InputError(
+                f"The rename of '{self.old}' to '{self.new}' has more '*' on its right side than its left."
+            )
+        new = self.new.strip(".").replace("\\", r"\\")
+        for number in range(1, self.new.count("*") + 1):
+            new = new.replace("*", rf"\g<{number}>", 1)
+        if self.old.endswith("."):
+            return re.compile(rf"^{parts}\.(?=.)"), f"{new}." if new else ""
+        return re.compile(rf"(?:(?<=\.)|^){parts}(?=\.|$)"), new
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Modules that stand beside each other in one framework (``parts``) and are one in the other (``whole``).
+
+    ``in_order``: their outputs, one behind the other along the last dim, are that of the whole; else in another order,
+    in which only statistics compare.
+    """
+
+    parts: tuple[str, ...]
+    whole: str
+    in_order: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.parts) < 2 or not all(self.parts) or not self.whole or "." in "".join((*self.parts, self.whole)):
+            raise InputError(
+                f"A merge of '{', '.join(self.parts)}' into '{self.whole}' cannot be read. Expected at least two names "
+                "without dots, and one for them all, such as 'q_proj, k_proj, v_proj' = 'qkv_proj'."
+            )
+
+    def part_of(self, name: str) -> tuple[int, str] | None:
+        """Which part ``name`` is of, and what the whole is called; None where it is of none."""
+        pieces = name.split(".")
+        for place, piece in enumerate(pieces):
+            if piece in self.parts:
+                return self.parts.index(piece), ".".join([*pieces[:place], self.whole, *pieces[place + 1 :]])
+        return None
+
+
+Rules = tuple[tuple[Rename, ...], tuple[Merge, ...]]
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+_GATE_UP = ("gate_proj", "up_proj")
+_FUSED = (Merge(_QKV, "qkv_proj"), Merge(_GATE_UP, "gate_up_proj"))
+
+BUILT_IN: dict[str, Rules] = {
+    # vLLM and SGLang: model_executor/models/llama.py, python/sglang/srt/models/llama.py (`stacked_params_mapping`)
+    "hf-vllm": ((), _FUSED),
+    "hf-sglang": ((), _FUSED),
+    # Megatron-LM: tools/checkpoint/saver_llama_mistral.py and megatron/core/models/gpt/gpt_layer_specs.py; the rows of
+    # linear_qkv are grouped by key-value heads.
+    "hf-megatron": (
+        (
+            Rename("decoder.layers", "model.layers"),
+            Rename("embedding.word_embeddings", "model.embed_tokens"),
+            Rename("decoder.final_layernorm", "model.norm"),
+            Rename("output_layer", "lm_head"),
+            Rename("self_attention", "self_attn"),
+            Rename("linear_proj", "o_proj"),
+            Rename("pre_mlp_layernorm", "post_attention_layernorm"),
+            Rename("mlp.linear_fc2", "mlp.down_proj"),
+        ),
+        (Merge(_QKV, "linear_qkv", in_order=False), Merge(_GATE_UP, "linear_fc1")),
+    ),
+}
+"""By name. They are applied to both runs, in whichever order these are given."""
