@@ -234,7 +234,7 @@ def unknown_dtype(path):
         ("torn.safetensors", torn, "cannot be read as safetensors"),
         ("short.safetensors", lambda path: path.write_bytes(b"abc"), "cannot be read as safetensors"),
         ("four.safetensors", unknown_dtype, "tensors of F4"),
-        ("text.pt", lambda path: path.write_text("hello"), "text.pt"),
+        ("text.pt", lambda path: path.write_text("hello"), "no file of torch.save"),
         ("cut.pt", lambda path: path.write_bytes(b"PK\x03\x04"), "cut.pt"),
         ("numbers.pt", lambda path: torch.save({"lr": 1.0}, path), "holds no tensors"),
         ("m.safetensors.index.json", lambda path: path.write_text("{}"), "Pass its directory"),

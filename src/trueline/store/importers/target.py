@@ -60,7 +60,8 @@ def new_run(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[NewRun
         os.rename(draft, final)
     except OSError as error:
         raise InputError(
-            f"The Run '{os.fspath(path)}' cannot be written: {error}. Free space, or pass another path."
+            f"The Run '{os.fspath(path)}' cannot be written: {error.strerror or error}. Free space, or pass another "
+            "path."
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

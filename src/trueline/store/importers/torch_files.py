@@ -26,6 +26,7 @@ def read_file(path: str) -> Any:
     """What a file of torch.save holds, its tensors in host memory. Raises ``InputError``."""
     import torch
 
+    _require_kind(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
@@ -63,6 +64,17 @@ class State:
         more = f" and {len(self.others) - 5} more" if len(self.others) > 5 else ""
         told = f"{len(self.others)} entries are neither tensors nor plain values"
         return (f"{told}, and were left out: {', '.join(self.others[:5])}{more}.",)
+
+
+def _require_kind(path: str) -> None:
+    """Raise ``InputError`` for a file that is neither a zip nor a pickle, which the files of torch.save are."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {error.strerror or error}. Check its permissions.") from None
+    if not start.startswith((b"PK", b"\x80")):
+        raise InputError(f"'{path}' is no file of torch.save, and does not end in .safetensors. Pass a checkpoint.")
 
 
 def state_weights(document: Any) -> State:
