@@ -175,6 +175,8 @@ def _is_gradient(call: Call, forward: bool) -> bool:
 
 def values_beside(mine: Call, theirs: Call) -> list[tuple[Value | None, Value | None]]:
     """The values of twins by slot; inputs that one gave by position and the other by name in their order."""
+    if [value.site.slot for value in mine.values] == [value.site.slot for value in theirs.values]:
+        return list(zip(mine.values, theirs.values, strict=True))
     theirs_by_slot: dict[str, list[Value]] = defaultdict(list)
     for value in theirs.values:
         theirs_by_slot[value.site.slot].append(value)
