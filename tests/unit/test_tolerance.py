@@ -51,6 +51,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         tolerance().save(tmp_path / "nowhere" / "t.json")
 
 
+def test_nothing_is_left_beside_a_place_that_could_not_be_taken(tmp_path: Path) -> None:
+    (tmp_path / "t.json").mkdir()
+    with pytest.raises(InputError, match="cannot be written to"):
+        tolerance().save(tmp_path / "t.json")
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
+
+
 def test_a_site_is_expected_to_differ_by_its_floor_but_by_no_less_than_half_of_its_kind() -> None:
     assert tolerance().expected(LINEAR, "0/fwd/up.linear#0:out0", step=0) == 2e-7
     assert tolerance().expected(LINEAR, "0/fwd/down.linear#0:out0", step=0) == 1e-7
