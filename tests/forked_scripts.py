@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import runpy
 import sys
@@ -50,6 +51,7 @@ def _run(rank: int, world_size: int, script: str, words: Sequence[str]) -> str:
     del rank
     if world_size == 1:
         dist.destroy_process_group()  # a script of one process has none
+    multiprocessing.set_start_method("fork", force=True)  # not that of the server, which ranks inherit
     printed = io.StringIO()
     with (
         contextlib.chdir(Path(script).parent),

@@ -1,11 +1,14 @@
 """`trueline demo` as a user calls it."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -15,6 +18,7 @@ pytest.importorskip("transformers")
 
 import trueline
 from trueline.cli.main import main
+from trueline.testing.demo.fine_tune import warm_up
 from trueline.testing.demo.model import ModelSpec
 from trueline.testing.demo.settings import SETTINGS as SETTINGS_OF_DEMO
 from trueline.testing.demo.tokens import Sample
@@ -35,15 +39,27 @@ def data(tmp_path_factory):
 
 
 def demo(*arguments, cwd):
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
-    return subprocess.run([*CALL, *arguments], cwd=cwd, capture_output=True, text=True, env=environment, check=False)
+    """The command in this process, which has imported torch and has the server that workers are forked from."""
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        mock.patch.object(sys, "argv", ["trueline", "demo", *arguments]),
+        mock.patch.dict(os.environ, NO_COLOR="1", COLUMNS="160"),
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    return subprocess.CompletedProcess(arguments, int(left.value.code or 0), output.getvalue(), errors.getvalue())
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, data):
     """A small demo in its default directory, and what it printed as JSON."""
     folder = tmp_path_factory.mktemp("finished")
-    return folder / "trueline-demo", demo(*SMALL, "--data", data, "--json", cwd=folder)
+    warm_up()
+    call = [*CALL, *SMALL, "--data", data, "--json"]
+    return folder / "trueline-demo", subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_a_demo_leaves_six_runs_and_a_report_and_prints_one_document(finished):

@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.forked_scripts import run_unwatched
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import trueline
 from trueline.schema.errors import InputError
+from trueline.testing.ranks import Ranks
 
 DRAW = """
 import json, random, sys
@@ -38,21 +40,20 @@ print(json.dumps({
 """
 
 
-def start(seed, **environ):
-    return subprocess.Popen(
-        [sys.executable, "-c", DRAW, str(seed)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**{k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}, **environ},
-    )
-
-
 @pytest.fixture(scope="module")
-def drawn():
+def drawn(tmp_path_factory):
     """What three processes draw: two with seed 7, one of which was started with a hash seed, and one with seed 8."""
-    processes = [start(7), start(7, PYTHONHASHSEED="7"), start(8)]
-    answers = [process.communicate(timeout=100)[0] for process in processes]
+    environ = {**os.environ, "PYTHONHASHSEED": "7"}
+    started = subprocess.Popen([sys.executable, "-c", DRAW, "7"], stdout=subprocess.PIPE, text=True, env=environ)
+    script = tmp_path_factory.mktemp("draw") / "draw.py"
+    script.write_text(DRAW)
+    answers = [drawn_in_a_fork(script, 7), started.communicate(timeout=100)[0], drawn_in_a_fork(script, 8)]
     return [json.loads(answer) for answer in answers]
+
+
+def drawn_in_a_fork(script, seed):
+    with Ranks(1) as ranks:
+        return run_unwatched(ranks, script, str(seed))[0]
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,14 @@ def in_workers(seat: Seat) -> nn.Module:
     """Batches made by two loader processes."""
     rows = Regression().dataset(64)
     sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=seat.world_size, rank=seat.rank)
-    loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=sampler, num_workers=2, persistent_workers=True)
+    loader = DataLoader(
+        rows,
+        batch_size=BATCH_SIZE,
+        sampler=sampler,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",  # not that of the server of ranks, which would import torch for each
+    )
     problem = Regression()
     model = wrapped(problem.model())
     return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
