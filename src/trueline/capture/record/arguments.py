@@ -15,6 +15,9 @@ Slots = list[tuple[str, Tensor]]
 MAX_DEPTH = 4
 """Containers inside containers that are opened: deeper ones are named by their type."""
 
+MAX_KNOWN = 4096
+"""Descriptions that are remembered before all are forgotten."""
+
 MAX_TEXT = 200
 """Characters of a text, and elements of a list, that are kept."""
 
@@ -57,23 +60,44 @@ def outputs(result: Any) -> Slots:
 
 
 class Described:
-    """``described``, remembered: calls of one kind have the same arguments step after step."""
+    """``inputs`` and ``described`` of calls, the latter remembered: calls of one kind have the same arguments step
+    after step.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Any, str] = {}
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """As ``described``."""
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Slots, str]:
+        """What a call was given, as ``inputs`` and as ``described``."""
+        found: Slots = []
+        key: list[Any] = []
         try:
-            key: Any = len(args)
-            if kwargs or not all(isinstance(value, Tensor) for value in args):
-                key = (tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]))
-            text = self._known.get(key)
+            for index, value in enumerate(args):
+                _take(value, _IN[index] if index < 64 else f"in{index}", found, key)
+            for name, value in kwargs.items():
+                key.append(name)
+                _take(value, name, found, key)
+            known = tuple(key)
+            text = self._known.get(known)
         except TypeError:  # something that cannot be hashed
-            return described(args, kwargs)
+            return inputs(args, kwargs), described(args, kwargs)
         if text is None:
-            text = self._known[key] = described(args, kwargs)
-        return text
+            if len(self._known) >= MAX_KNOWN:  # a number that is another one at every step
+                self._known.clear()
+            text = self._known[known] = described(args, kwargs)
+        return found, text
+
+
+def _take(value: Any, slot: str, found: Slots, key: list[Any]) -> None:
+    """Add the tensors in one argument, and what its description depends on: 1, 1.0 and True are told apart."""
+    if isinstance(value, Tensor):
+        found.append((slot, value))
+        key.append(Tensor)
+    elif (kind := type(value)) in _SCALARS:
+        key += (kind, value)
+    else:
+        key.append(_key(value))
+        _open(slot, value, found, 1)
 
 
 def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

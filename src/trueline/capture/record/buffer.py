@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trueline.capture.host_copy import HostCopy
+from trueline.capture.record.arguments import Slots
 from trueline.capture.record.values import PLAIN, opened, stored
 from trueline.schema.plan import Plan
 from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
@@ -31,7 +33,13 @@ _MEASURED_FIRST = 2_048
 _WIDENED = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """Dtypes of which a few numbers are measured in a wider copy, so that nothing needs an alias."""
 
+_GATHERED = 4 * 2**20
+"""Elements up to which a strided tensor is copied where both its statistics and its fingerprint are taken: gathering it
+costs more than reading it.
+"""
+
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
+_STRIDED = torch.strided
 _functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
 
@@ -56,6 +64,9 @@ def flagged(flags: str, flag: str) -> str:
     """Column ``flags`` with one more; '' adds none."""
     return f"{flags},{flag}" if flags and flag else flags or flag
 
+
+_CALL = ("micro", "name", "call", "kind", "api", "module", "stack")
+_of_call = attrgetter("micro", "name", "index", "kind", "api", "module", "stack")
 
 _ROW = ("phase", "slot", "flags", "dtype", "shape", "numel", "args", "mesh", "same_as", "tensor", "note")
 """What a row has of its own, behind its Call: plain tuples, as thousands are made a step."""
@@ -107,28 +118,33 @@ class StepBuffer:
             torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
         self._held.clear()
 
-    def see(self, call: Call, slot: str, x: Tensor, *, phase: str | None = None, note: str | None = None) -> None:
-        """Add the row of one value of a call, and measure it unless it was already. ``note``: why it must not be."""
-        rows, local = self._rows, x
-        phase, flags, mesh, whole = phase or call.phase, call.flags, None, _WHOLE
-        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_meta or _functorch_wrapped(x):
-            seen = opened(x)
-            local, mesh, whole, note = seen.local, seen.mesh, seen.whole, note or seen.note
-            if seen.pending_sum:
-                flags = flagged(flags, "pending_sum")
-        same_as = tensor = numel = None
-        if local is not None and note is None and self._measures:
-            numel = local.numel() if not local.is_complex() else 2 * local.numel()
-            key = self._key(local, mesh)
-            same_as = self._known.get(key) if key is not None else None
-            if same_as is None:
-                if key is not None:
-                    self._known[key] = len(rows)
-                tensor = self._measure(local.detach(), call, phase, slot, whole)
-        shape = x.shape if local is None else local.shape
-        dtype = self._texts.get(x.dtype) or self._text(x.dtype)
-        args, call.args = call.args, None
-        rows.append((call, phase, slot, flags, dtype, shape, numel, args, mesh, same_as, tensor, note))
+    def see(self, call: Call, slots: Slots, *, phase: str | None = None, note: str | None = None) -> None:
+        """Add the rows of values of a call, and measure those that were not yet. ``note``: why they must not be."""
+        rows, texts, phase = self._rows, self._texts, phase or call.phase
+        for slot, x in slots:
+            flags, mesh, whole, local, why = call.flags, None, _WHOLE, x, note
+            if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_meta or _functorch_wrapped(x):
+                seen = opened(x)
+                local, mesh, whole, why = seen.local, seen.mesh, seen.whole, note or seen.note
+                if seen.pending_sum:
+                    flags = flagged(flags, "pending_sum")
+            same_as = tensor = numel = None
+            dtype = x.dtype
+            if why is None and self._measures and local is not None:
+                numel = 2 * local.numel() if dtype.is_complex else local.numel()
+                key = self._key(local, mesh)
+                if key is not None and local is not x:
+                    # What is done in place to a DTensor leaves no trace in the version of its local part.
+                    key = (*key, None if x.is_inference() else x._version)
+                same_as = self._known.get(key) if key is not None else None
+                if same_as is None:
+                    if key is not None:
+                        self._known[key] = len(rows)
+                    tensor = self._measure(local.detach(), call, phase, slot, whole)
+            shape = x.shape if local is None else local.shape
+            text = texts.get(dtype) or self._text(dtype)
+            rows.append((call, phase, slot, flags, text, shape, numel, call.args, mesh, same_as, tensor, why))
+            call.args = None
 
     @property
     def empty(self) -> bool:
@@ -172,7 +188,9 @@ class StepBuffer:
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
         if self._on_host(x):
-            if self._fingerprints or x.numel() > SMALL or x.dtype not in _WIDENED:
+            if self._fingerprints and x.numel() <= _GATHERED and not x.is_contiguous():
+                x = x.contiguous()
+            elif self._fingerprints or x.numel() > SMALL or x.dtype not in _WIDENED:
                 x = alias(x)
             self._meter.stats_into(x, self._stats_MS[index])
             if self._fingerprint is not None:
@@ -220,18 +238,9 @@ class StepBuffer:
 
     def _columns(self) -> dict[str, tuple[Any, ...]]:
         """Columns of equal length; one that equals that of the step before is the same object."""
-        rows = self._rows
-        calls = [row[0] for row in rows]
-        columns: dict[str, tuple[Any, ...]] = {
-            "micro": tuple(call.micro for call in calls),
-            "name": tuple(call.name for call in calls),
-            "call": tuple(call.index for call in calls),
-            "kind": tuple(call.kind for call in calls),
-            "api": tuple(call.api for call in calls),
-            "module": tuple(call.module for call in calls),
-            "stack": tuple(call.stack for call in calls),
-        }
-        columns |= dict(zip(_ROW, zip(*(row[1:] for row in rows), strict=True), strict=True))
+        calls, *own = zip(*self._rows, strict=True)
+        columns = dict(zip(_CALL, zip(*map(_of_call, calls), strict=True), strict=True))
+        columns |= dict(zip(_ROW, own, strict=True))
         for name, values in columns.items():
             if self._before.get(name) == values:
                 columns[name] = self._before[name]

@@ -15,6 +15,9 @@ class Fails(Protocol):
         ...
 
 
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+
+
 class Guard:
     """Turns an exception of ours into the end of recording: training goes on. No mode of anyone sees what we do."""
 
@@ -26,10 +29,10 @@ class Guard:
     def __enter__(self) -> None:
         self._function = torch._C.DisableTorchFunction()
         self._function.__enter__()
-        self._dispatch = torch._C._DisableTorchDispatch()
+        self._dispatch = torch._C._DisableTorchDispatch() if _num_dispatch_modes() else None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        del self._dispatch
+        self._dispatch = None
         self._function.__exit__(kind, error, trace)
         if isinstance(error, Exception):
             self._session.fail(error)

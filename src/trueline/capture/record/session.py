@@ -114,6 +114,7 @@ class Session:
         self._micro = -1
         self._phase, self._scope = "fwd", ""
         self._running = []
+        self._root = unwrap(self._model)
         self._counts: dict[tuple[int, str, str], int] = {}
         self._selection.begin()
         self._buffer.begin(step)
@@ -141,9 +142,9 @@ class Session:
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
                 if self._selection.enters("param", name):
-                    self._buffer.see(self._call("param", name, kind="param"), "value", param)
+                    self._buffer.see(self._call("param", name, kind="param"), [("value", param)])
                 if param.grad is not None and self._selection.enters("grad", name):
-                    self._buffer.see(self._call("grad", name, kind="param"), "grad", param.grad)
+                    self._buffer.see(self._call("grad", name, kind="param"), [("grad", param.grad)])
         self._phase, self._scope = "opt", optimizer
 
     def close_step(self) -> None:
@@ -202,25 +203,26 @@ class Session:
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._open:
             return
-        if module is unwrap(self._model) and not in_backward():
+        if module is self._root and not in_backward():
             self._micro += module.training and torch.is_grad_enabled()
             self._phase = "fwd"
         pushed = not self._running and self._push()
         call = None
         frame = sys._getframe(3)  # that of nn.Module, which also calls forward
         stack = self._stack(frame)
-        if hasattr(module, "_orig_mod"):
+        compiled = name in self._modules.compiled  # asking the module itself costs an exception
+        if compiled:
             remove(self._mode)  # dynamo would trace it into the graph
         if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
             with Guard(self):
-                kind = type(unwrap(module))
+                kind = type(unwrap(module) if compiled else module)
                 call = self._call("fwd", name, kind="module", api=f"{kind.__module__}.{kind.__qualname__}")
                 call.module = self._running[-1].name if self._running else ""
                 call.stack = stack
-                if hasattr(module, "_orig_mod"):
+                if compiled:
                     call.flags = flagged(call.flags, "compiled")
-                call.args = self._described(args, kwargs)
-                self._see(call, arguments.inputs(args, kwargs))
+                slots, call.args = self._described(args, kwargs)
+                self._see(call, slots)
         self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
 
     def _leave(self, name: str, module: nn.Module, output: Any) -> None:
@@ -236,7 +238,7 @@ class Session:
         if ended.pushed and in_backward():
             remove(self._mode)
             return
-        if hasattr(module, "_orig_mod"):
+        if name in self._modules.compiled:
             self._push()
         if not self._running:
             self._leave_model()
@@ -259,8 +261,7 @@ class Session:
             call = self._call(phase, name, kind="op", api=function.api)
             call.module, call.stack = module, self._stack(frame)
             call.flags = flagged(call.flags, function.flags)
-            call.args = self._described(args, kwargs)
-            slots = arguments.inputs(args, kwargs)
+            slots, call.args = self._described(args, kwargs)
             waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
             self._see(call, slots if not waits else [(slot, x) for slot, x in slots if not is_under_way(x)])
         result = func(*args, **kwargs)
@@ -275,17 +276,18 @@ class Session:
         return result
 
     def _see(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
-        seen = call.phase in self._selection.phases
-        for slot, x in slots:
-            if seen:
-                self._buffer.see(call, slot, x, note=note)
-            self._watch_gradient(call, slot, x)
+        if call.phase in self._selection.phases:
+            self._buffer.see(call, slots, note=note)
+        if "bwd" in self._selection.phases and torch.is_grad_enabled():
+            for slot, x in slots:
+                if x.requires_grad:
+                    self._gradients.watch(x, (call, slot))
 
     def _gradient(self, places: list[Place], gradient: Tensor) -> None:
         self._phase = "grad"
         with Guard(self):
             for call, slot in places:
-                self._buffer.see(call, slot, gradient, phase="bwd")
+                self._buffer.see(call, [(slot, gradient)], phase="bwd")
 
     def _begin_collective(self, name: str, args: str, slots: arguments.Slots) -> Call | None:
         if not self._open or self._quiet or not self._selection.enters("comm", name):
@@ -305,8 +307,7 @@ class Session:
     def _see_anew(self, call: Call, slots: arguments.Slots) -> None:
         """See values that C++ may have changed without a trace."""
         self._buffer.forget()
-        for slot, x in slots:
-            self._buffer.see(call, slot, x)
+        self._buffer.see(call, slots)
 
     # -- parts of these --------------------------------------------------------------------------------------------
 
@@ -352,10 +353,6 @@ class Session:
             frame = frame.f_back
         stack = None if frame is None else self._stack(frame)
         return None if frame is None or stack is None else (frame, stack)
-
-    def _watch_gradient(self, call: Call, slot: str, x: Tensor) -> None:
-        if x.requires_grad and "bwd" in self._selection.phases and torch.is_grad_enabled():
-            self._gradients.watch(x, (call, slot))
 
     def _watch_parameters(self) -> None:
         for name, param in unwrap(self._model).named_parameters():

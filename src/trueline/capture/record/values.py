@@ -38,28 +38,29 @@ class Seen(NamedTuple):
 
 def is_under_way(x: Tensor) -> bool:
     """Whether ``x`` is the result of a collective that nobody has waited for: the next call that takes it will."""
-    local = x._local_tensor if isinstance(x, DTensor) else x
-    return isinstance(local, AsyncCollectiveTensor) and not local.completed
+    return _arrived(x._local_tensor if isinstance(x, DTensor) else x) is None
 
 
 def opened(x: Tensor) -> Seen:
     """What can be measured of ``x``."""
     if isinstance(x, DTensor):
         return _of_dtensor(x)
-    if isinstance(x, AsyncCollectiveTensor):
-        if not x.completed:
-            return Seen(None, note=UNDER_WAY)
-        x = x.elem
-    reason = unmeasurable(x)
-    return Seen(x if reason is None else None, note=reason)
+    arrived = _arrived(x)
+    reason = UNDER_WAY if arrived is None else unmeasurable(arrived)
+    return Seen(arrived if reason is None else None, note=reason)
+
+
+def _arrived(x: Tensor) -> Tensor | None:
+    """``x``, or where a collective makes it what that put there; None while it is under way."""
+    if not isinstance(x, AsyncCollectiveTensor):
+        return x
+    return x.elem if x.completed else None
 
 
 def _of_dtensor(x: DTensor) -> Seen:
-    local = x._local_tensor
-    if isinstance(local, AsyncCollectiveTensor):
-        if not local.completed:
-            return Seen(None, note=UNDER_WAY)
-        local = local.elem
+    local = _arrived(x._local_tensor)
+    if local is None:
+        return Seen(None, note=UNDER_WAY)
     spec = x._spec
     whole = tuple(spec.shape)
     offsets = _offsets(x, tuple(local.shape), whole)
