@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -22,7 +22,8 @@ from mkdocs.structure.files import File, Files
 from trueline.analyze.outliers import fewest_steps
 from trueline.analyze.promise import SHARES, Promise
 from trueline.schema.plan import LIVE, Plan
-from trueline.schema.workers import WORKER_COLUMNS
+from trueline.schema.records import RECORD_COLUMNS
+from trueline.schema.workers import WORKER_COLUMNS, Column
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -83,11 +84,10 @@ def live_keys() -> str:
     return ", ".join(f"`{key}`" for key in LIVE)
 
 
-def workers_table() -> str:
-    """The columns of the workers table with type, unit and meaning."""
+def columns_table(columns: Sequence[Column]) -> str:
+    """Columns of a table of a Run with type, unit and meaning."""
     rows = [
-        f"| `{column.name}` | `{column.type}` | {_cell(column.unit)} | {_cell(column.meaning)} |"
-        for column in WORKER_COLUMNS
+        f"| `{column.name}` | `{column.type}` | {_cell(column.unit)} | {_cell(column.meaning)} |" for column in columns
     ]
     return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *rows])
 
@@ -151,7 +151,8 @@ def measured(benchmark: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "plan": plan_table,
     "live_keys": live_keys,
-    "workers": workers_table,
+    "workers": partial(columns_table, WORKER_COLUMNS),
+    "records": partial(columns_table, RECORD_COLUMNS),
     "checks": checks_table,
     "overhead": partial(measured, "overhead"),
     "recording": partial(measured, "recording"),

@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from trueline.schema.plan import Plan
+from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS
 
 ROOT = Path(__file__).parents[2]
@@ -78,11 +79,13 @@ def test_every_registered_check_has_a_page(site: Path) -> None:
 
 def test_every_plan_key_and_column_is_explained(site: Path) -> None:
     plan = (site / "plan/index.html").read_text()
-    table = (site / "workers-table/index.html").read_text()
+    workers = (site / "workers-table/index.html").read_text()
+    records = (site / "records-table/index.html").read_text()
 
     assert [key for key in Plan.model_fields if f"<code>{key}</code></td>" not in plan] == []
     assert [key for key, field in Plan.model_fields.items() if not field.description] == []
-    assert [column.name for column in WORKER_COLUMNS if f"<code>{column.name}</code>" not in table] == []
+    assert [column.name for column in WORKER_COLUMNS if f"<code>{column.name}</code></td>" not in workers] == []
+    assert [column.name for column in RECORD_COLUMNS if f"<code>{column.name}</code></td>" not in records] == []
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
