@@ -98,6 +98,7 @@ def test_every_forward_site_parameter_and_update_is_one_of_the_recorder(run, rec
         np.testing.assert_allclose([row["min"], row["max"]], [ours["min"], ours["max"]], rtol=1e-5, err_msg=str(site))
         # mean and norm are float32 there: 24 bits of a sum of at most 16 numbers, squared
         np.testing.assert_allclose(row["sum_sq"], ours["sum_sq"], rtol=1e-5, err_msg=str(site))
+        np.testing.assert_allclose(row["sum"], ours["sum"], rtol=1e-5, atol=1e-5, err_msg=str(site))
 
 
 def test_rows_stand_in_the_order_of_execution(run, recorded):
@@ -263,6 +264,24 @@ def test_stored_values_are_kept_and_measured_anew(tensor_dump, tmp_path):
     np.testing.assert_array_equal((stored.data.astype(np.uint32) << 16).view(np.float32), values)
     assert run.manifest.fingerprint == "trueline"
     assert row["fingerprint"] is not None
+
+
+def test_a_stored_value_with_a_checksum_keeps_that_as_all_others_do(tensor_dump, tmp_path):
+    def add_checksum(document):
+        document["data"]["Functional.relu.0.forward"]["output"][0]["md5"] = "0000002a"
+
+    change(tensor_dump, "dump.json", add_checksum)
+    run = imported(tensor_dump, tmp_path / "run")
+    row = rows_by_site(run)["fwd", "act.relu", 0, "out0"]
+    assert (row["fingerprint"], row["max"]) == (42, 11 / 8)
+    assert run.manifest.fingerprint == "msprobe-crc32"
+
+
+def test_checksums_of_two_kinds_do_not_become_one_run(tensor_dump, tmp_path):
+    shutil.copytree(DUMP / "step0", tensor_dump.parents[1] / "step1")
+    with pytest.raises(InputError, match="checksums of another kind"):
+        imported(tensor_dump.parents[1], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_value_without_its_file_has_msprobes_numbers(tensor_dump, tmp_path):
