@@ -383,3 +383,15 @@ def test_a_measured_tolerance_is_made_and_taken_in_python(recorded: dict[str, Pa
     assert compared.first is not None
     assert compared.first.site == "0.0/r0/fwd/Small.gelu#0:out0"
     assert trueline_package.compare(recorded["tanh"], recorded["good"], tolerance=floor).exit_code == 1
+
+
+def test_a_map_is_applied_and_one_that_fits_nothing_is_one_sentence(
+    recorded: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (recorded["again"], recorded["good"], "--map")
+    assert trueline(monkeypatch, capsys, *words, "up = lift")[0] == 0
+    code, printed, error = trueline(monkeypatch, capsys, *words, "uppp = lift")
+
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert "'uppp'" in error
+    assert "Did you mean 'up'?" in error
