@@ -47,10 +47,9 @@ class NewRun:
 def new_run(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[NewRun]:
     """A Run at ``path``, there when the block ends and not at all where it raises.
 
-    Raises ``RunExistsError`` where there is something already, ``InputError`` where nothing can be written.
+    Raises ``InputError`` where it cannot be written; ask ``require_free`` before what is to be imported is read.
     """
     final = os.path.abspath(os.fspath(path))
-    require_free(path)
     draft = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.{os.getpid()}{layout.TEMPORARY_SUFFIX}")
     try:
         os.makedirs(draft)
