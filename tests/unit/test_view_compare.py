@@ -231,8 +231,7 @@ def test_steps_say_where_it_begins_and_how_it_grows() -> None:
     )
 
     assert lines == [
-        "4 steps (0–2, 9) on rank 0: the first value that differs is in step 1 on rank 0, beyond rounding in step 2 on "
-        "rank 0.",
+        "4 steps (0–2, 9) on rank 0: the first difference is at step 1, the first beyond rounding at step 2.",
         "Largest difference, in times of what rounding explains: 0.5 at step 1, 300 at step 9; most at step 2, 900.",
         "The loss differs from step 1 on: 1e−4 % at step 1, 3.1 % at step 9; most at step 2, 50 %.",
     ]
@@ -242,9 +241,9 @@ def test_ranks_of_a_step_are_told_and_merged_ones_too() -> None:
     several = steps_lines([step(4, rank=0, equal=3), step(4, rank=1, within=1)])
     merged = steps_lines([step(4, rank=None, equal=3, loss=0.0)])
 
-    assert several == [
-        "Step 4 on ranks 0 and 1: the first value that differs is in step 4 on rank 1; none is beyond rounding."
-    ]
+    assert several == ["Step 4 on ranks 0 and 1: the first difference is at step 4 on rank 1, none is beyond rounding."]
+    alone = steps_lines([step(4, rank=0, beyond=3)])
+    assert alone == ["Step 4 on rank 0: the first difference is at step 4, the first beyond rounding as well."]
     assert merged == ["Step 4 with ranks merged: no value differs.", "The loss is the same at every step that has one."]
 
 

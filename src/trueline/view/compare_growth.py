@@ -29,12 +29,13 @@ def _compared(steps: Sequence[StepSummary]) -> str:
     differing = [each for each in steps if differs(each)]
     if not differing:
         return f"{what}: no value differs."
-    text = f"{what}: the first value that differs is in {_place(differing[0])}"
+    several = len(ranks) > 1
+    text = f"{what}: the first difference is at {_place(differing[0], several)}"
     beyond = next((each for each in steps if each.counts.get("beyond", 0)), None)
     if beyond is None:
-        return f"{text}; none is beyond rounding."
-    same = beyond is differing[0]
-    return f"{text}, and so is the first beyond rounding." if same else f"{text}, beyond rounding in {_place(beyond)}."
+        return f"{text}, none is beyond rounding."
+    place = "as well" if beyond is differing[0] else f"at {_place(beyond, several)}"
+    return f"{text}, the first beyond rounding {place}."
 
 
 def _grows(steps: Sequence[StepSummary]) -> str:
@@ -85,8 +86,9 @@ def percent(rel: float) -> str:
     return f"{number(100 * rel, 2)} %"
 
 
-def _place(summary: StepSummary) -> str:
-    return f"step {summary.step}" + ("" if summary.rank is None else f" on rank {summary.rank}")
+def _place(summary: StepSummary, several: bool) -> str:
+    """The step and, where ``several`` ranks were compared, the rank."""
+    return f"step {summary.step}" + (f" on rank {summary.rank}" if several and summary.rank is not None else "")
 
 
 def _some(numbers: Sequence[int]) -> str:
