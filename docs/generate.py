@@ -160,6 +160,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper": partial(measured, "paper"),
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
+    "spikes": partial(measured, "spikes"),
     "promise": promise_table,
     "fewest_steps": fewest_steps_table,
 }

@@ -26,7 +26,7 @@ PROMISES = (10.0, 1.0, FALSE_ALARMS)
 """False alarms per 10,000 steps that are asked for: the default last, and two at which there is more to be counted."""
 
 JUMPING = ("LM, curriculum, warm-up", "MLP, memorises 512 rows")
-"""Trainings whose loss does jump: a stage of the curriculum begins, or a loss that is nearly zero is many times that."""
+"""Trainings whose loss does jump: where a stage of the curriculum begins, and from nearly zero to many times that."""
 
 GROUPS = 4
 RUN_STEPS = 2000
