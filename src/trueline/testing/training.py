@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -128,6 +129,51 @@ def fit(
         after_step(step)
     watching.close()
     return model
+
+
+def fit_scaled(
+    seat: Seat,
+    model: nn.Module,
+    optimizer: Optimizer,
+    problem: Problem,
+    batches: Iterator[Any],
+    scaler: GradScaler,
+    *,
+    steps: int = STEPS,
+    loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
+    clip: float | None = None,
+    watch: Watching | None = None,
+) -> nn.Module:
+    """``fit`` with gradients scaled by ``scaler``, which may skip updates; returns ``model``.
+
+    ``clip`` is the largest global norm of the unscaled gradient.
+    """
+    watching = seat.watch(model, optimizer) if watch is None else watch
+    objective = problem.loss if loss_of is None else loss_of
+    for batch in itertools.islice(batches, steps):
+        with watching.step(batch):
+            loss = objective(model, batch)
+            watching.loss(loss.detach(), problem.tokens(batch))
+            scaler.scale(loss).backward()
+            if clip is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        seat.note([batch], loss.item())
+    watching.close()
+    return model
+
+
+def under_autocast(problem: Problem, dtype: torch.dtype) -> Callable[[nn.Module, Any], Tensor]:
+    """The loss of ``problem`` with its model under autocast to ``dtype``."""
+
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            return problem.loss(model, batch)
+
+    return loss_of
 
 
 def fit_accumulating(

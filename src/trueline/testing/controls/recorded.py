@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn import functional
 
 from trueline.testing.entry import Control
 from trueline.testing.problems import CausalLM, Checkpointing, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
+from trueline.testing.training import adamw, batches_of, fit, fit_scaled, sgd, under_autocast, wrapped
 
 STEPS = 8
 
@@ -58,35 +59,27 @@ def scaler(seat: Seat) -> nn.Module:
     problem = CausalLM()
     model = wrapped(problem.model())
     optimizer = sgd(model, lr=0.01)
-    scaling = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=1000)  # type: ignore[attr-defined]
-    watch = seat.watch(model, optimizer, preset="mix")
-    for _, batch in zip(range(STEPS), batches_of(seat, problem), strict=False):
-        with watch.step(batch):
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = problem.loss(model, batch)
-            watch.loss(loss.detach(), problem.tokens(batch))
-            scaling.scale(loss).backward()
-            scaling.step(optimizer)
-            scaling.update()
-            optimizer.zero_grad()
-        seat.note([batch], loss.item())
-    watch.close()
-    return model
+    return fit_scaled(
+        seat,
+        model,
+        optimizer,
+        problem,
+        batches_of(seat, problem),
+        GradScaler("cpu", init_scale=2.0**22, growth_interval=1000),
+        steps=STEPS,
+        loss_of=under_autocast(problem, torch.float16),
+        watch=seat.watch(model, optimizer, preset="mix"),
+    )
 
 
 def language_model(seat: Seat, *, checkpointing: Checkpointing, preset: str) -> nn.Module:
     """A language model in bfloat16 autocast, with dropout."""
     problem = CausalLM(dropout=0.1, checkpointing=checkpointing)
     model = wrapped(problem.model())
-
-    def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return problem.loss(called, batch)
-
     optimizer = adamw(model)
     watch = seat.watch(model, optimizer, preset=preset)
-    batches = batches_of(seat, problem)
-    return fit(seat, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+    loss_of = under_autocast(problem, torch.bfloat16)
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), steps=STEPS, loss_of=loss_of, watch=watch)
 
 
 def fsdp(seat: Seat) -> nn.Module:

@@ -9,14 +9,23 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
 from trueline.testing.entry import Control
 from trueline.testing.problems import CausalLM, Regression, Vision
 from trueline.testing.seat import Seat
-from trueline.testing.training import STEPS, adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import (
+    adamw,
+    batches_of,
+    fit,
+    fit_scaled,
+    mean_gradients,
+    sgd,
+    under_autocast,
+    wrapped,
+)
 
 CLIP = 0.1
 
@@ -58,11 +67,7 @@ def autocast(seat: Seat) -> nn.Module:
     """bf16 autocast on all ranks."""
     problem = CausalLM()
     model = wrapped(problem.model())
-
-    def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return problem.loss(called, batch)
-
+    loss_of = under_autocast(problem, torch.bfloat16)
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
 
 
@@ -115,23 +120,16 @@ def scaled(seat: Seat, *, init_scale: float = 2.0**10) -> nn.Module:
     """fp16 autocast and a gradient scaler, equal on all ranks; from a scale that overflows it skips updates."""
     problem = CausalLM()
     model = wrapped(problem.model())
-    optimizer = adamw(model)
-    scaler = GradScaler("cpu", init_scale=init_scale, growth_interval=4)
-    watch = seat.watch(model, optimizer)
-    for batch in islice(batches_of(seat, problem), STEPS):
-        with watch.step(batch):
-            with torch.autocast("cpu", torch.float16):
-                loss = problem.loss(model, batch)
-            watch.loss(loss.detach(), problem.tokens(batch))
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        seat.note([batch], loss.item())
-    watch.close()
-    return model
+    return fit_scaled(
+        seat,
+        model,
+        adamw(model),
+        problem,
+        batches_of(seat, problem),
+        GradScaler("cpu", init_scale=init_scale, growth_interval=4),
+        loss_of=under_autocast(problem, torch.float16),
+        clip=1.0,
+    )
 
 
 def compiled(seat: Seat, *, outside: bool = False) -> nn.Module:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,53 +57,33 @@ def top_bit(value: float) -> float:
     return float(bits.view(torch.float32))
 
 
-BOTH = (0, 1)
-FOUND = ("overflow-origin", "worker-nonfinite")
-MAY = ("replica-drift",)
 SITE = f"/param/{WEIGHT}#"
 
+
+def _entry(variant: str, name: str, ranks: tuple[int, ...], *, site: str = SITE, **planted: Any) -> Fault:
+    """Damage on ``ranks``; where only some are damaged the replicas come apart too."""
+    return Fault(
+        f"N2{variant}",
+        name,
+        partial(weight, ranks=ranks, **{"change": infinity, **planted}),
+        ("overflow-origin", "worker-nonfinite"),
+        nonfinite,
+        ("replica-drift",) if ranks == (BAD_RANK,) else (),
+        ranks=ranks,
+        step=TRIGGER,
+        site=site,
+    )
+
+
 ENTRIES = (
-    Fault(
-        "N2",
-        "infinity in one weight of one rank",
-        partial(weight, ranks=(BAD_RANK,), change=infinity),
-        FOUND,
-        nonfinite,
-        MAY,
-        ranks=(BAD_RANK,),
-        step=TRIGGER,
-        site=SITE,
-    ),
-    Fault(
-        "N2.all",
-        "infinity in one weight of all ranks",
-        partial(weight, ranks=BOTH, change=infinity),
-        FOUND,
-        nonfinite,
-        ranks=BOTH,
-        step=TRIGGER,
-        site=SITE,
-    ),
-    Fault(
-        "N2.modules",
-        "infinity in one weight of one rank, modules recorded",
-        partial(weight, ranks=(BAD_RANK,), change=infinity, preset="modules"),
-        FOUND,
-        nonfinite,
-        MAY,
-        ranks=(BAD_RANK,),
-        step=TRIGGER,
-        site=SITE,
-    ),
-    Fault(
-        "N2.bit",
+    _entry("", "infinity in one weight of one rank", (BAD_RANK,)),
+    _entry(".all", "infinity in one weight of all ranks", (0, 1)),
+    _entry(".modules", "infinity in one weight of one rank, modules recorded", (BAD_RANK,), preset="modules"),
+    _entry(
+        ".bit",
         "the highest exponent bit of one weight flipped on one rank",
-        partial(weight, ranks=(BAD_RANK,), change=top_bit),
-        FOUND,
-        nonfinite,
-        MAY,
-        ranks=(BAD_RANK,),
-        step=TRIGGER,
+        (BAD_RANK,),
+        change=top_bit,
         site="/fwd/norm.layer_norm#0:out0",
     ),
 )

@@ -10,12 +10,12 @@ Twin: after the first growth it doubles twice and stays.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
-from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.training import adamw, batches_of, fit, under_autocast, wrapped
 from trueline.testing.witness import nonfinite
 
 STEPS = 14
@@ -36,10 +36,6 @@ def half_overflow(seat: Seat, faulty: bool) -> nn.Module:
             elif step > 1 and (faulty or step < 4):
                 weight.mul_(2.0)
 
-    def loss_of(called: nn.Module, batch: object) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.float16):
-            return problem.loss(called, batch)
-
     optimizer = adamw(model, lr=1e-4)
     watch = seat.watch(model, optimizer, preset="mix")
     return fit(
@@ -49,7 +45,7 @@ def half_overflow(seat: Seat, faulty: bool) -> nn.Module:
         problem,
         batches_of(seat, problem),
         steps=STEPS,
-        loss_of=loss_of,
+        loss_of=under_autocast(problem, torch.float16),
         after_step=grow,
         watch=watch,
     )

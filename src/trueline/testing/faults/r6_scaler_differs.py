@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 from trueline.testing.entry import Fault
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
-from trueline.testing.training import STEPS, adamw, batches_of, mean_gradients, sgd, wrapped
+from trueline.testing.training import STEPS, adamw, batches_of, fit, fit_scaled, mean_gradients, sgd, wrapped
 from trueline.testing.witness import replicas_differ
 
 TRIGGER = 6
@@ -27,20 +27,8 @@ def resumed_scaler(seat: Seat, faulty: bool) -> nn.Module:
     """Rank 0 has the scale of the checkpoint, the others the initial one."""
     problem = CausalLM()
     model = wrapped(problem.model())
-    optimizer = sgd(model)
     scaler = GradScaler("cpu", init_scale=2.0**12 if faulty and seat.rank == 0 else 2.0**13)
-    watch = seat.watch(model, optimizer)
-    for batch in islice(batches_of(seat, problem), STEPS):
-        with watch.step(batch):
-            loss = problem.loss(model, batch)
-            watch.loss(loss.detach(), problem.tokens(batch))
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        seat.note([batch], loss.item())
-    watch.close()
-    return model
+    return fit_scaled(seat, model, sgd(model), problem, batches_of(seat, problem), scaler)
 
 
 def skipped_update(seat: Seat, faulty: bool) -> nn.Module:
@@ -77,20 +65,13 @@ def local_overflow(seat: Seat, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = problem.model()
     optimizer = adamw(model)
-    watch = seat.watch(model, optimizer)
-    for step, batch in enumerate(islice(batches_of(seat, problem), STEPS)):
-        with watch.step(batch):
-            loss = problem.loss(model, batch)
-            watch.loss(loss.detach(), problem.tokens(batch))
-            loss.backward()
-            mean_gradients(model.parameters())
-            if faulty and seat.rank == 1 and step == TRIGGER:
-                optimizer.zero_grad()
-            optimizer.step()
+
+    def reduce(step: int) -> None:
+        mean_gradients(model.parameters())
+        if faulty and seat.rank == 1 and step == TRIGGER:
             optimizer.zero_grad()
-        seat.note([batch], loss.item())
-    watch.close()
-    return model
+
+    return fit(seat, model, optimizer, problem, batches_of(seat, problem), after_backward=reduce)
 
 
 FOUND = ("replica-drift",)
