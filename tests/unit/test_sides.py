@@ -1,0 +1,355 @@
+"""What of two Runs is compared with what, and values of several ranks merged, on Runs that are made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from trueline.analyze.align import align
+from trueline.analyze.differing import differing_steps
+from trueline.analyze.naming import NameMap
+from trueline.analyze.sides import arrange
+from trueline.analyze.step_values import read_step
+from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.records import STAT_NAMES, StepRecords, TensorRecord
+from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.store.numbers import numbers
+from trueline.store.reader import Run
+from trueline.store.tensors import TensorValue
+from trueline.store.writer import RunWriter
+
+
+def row(name, array, *, phase="fwd", slot="out0", kind="module", module="LM", micro=0, call=0, mesh=None, args=None):
+    """One value that a rank saw; float32 unless it is of integers."""
+    array = np.asarray(array)
+    array = array if array.dtype.kind == "i" else array.astype(np.float32)
+    return {"name": name, "array": array, "phase": phase, "slot": slot, "kind": kind, "module": module,
+            "micro": micro, "call": call, "mesh": mesh, "args": args}  # fmt: skip
+
+
+def record(path, ranks, *, steps=(0,), adapter="ddp", workers=None, world=None, plan=None):
+    """A Run of what each rank saw at every step, values included; ``ranks`` is one list of rows a rank."""
+    for rank, rows in ranks.items():
+        writer = RunWriter(path, rank=rank)
+        manifest = Manifest(
+            world_size=world or len(ranks),
+            data_parallel_ranks=sorted(ranks) if workers is None else workers,
+            adapter=adapter,
+            plan=plan or {},
+        )
+        writer.describe(manifest if rank == min(ranks) else None, RankEnv(rank=rank))
+        for step in steps:
+            write(writer, step, rows)
+        writer.close()
+    return Run(path)
+
+
+def write(writer, step, rows):
+    keys = [f"{place}.{row['name']}" for place, row in enumerate(rows)]
+    for key, each in zip(keys, rows, strict=True):
+        array = np.ascontiguousarray(each["array"])
+        dtype = {"f": "F32", "i": "I64"}[array.dtype.kind]
+        writer.write(TensorRecord(step, key, dtype, array.shape, memoryview(array.reshape(-1).view(np.uint8))))
+    columns = {
+        name: [each[name] for each in rows]
+        for name in ("name", "phase", "slot", "kind", "module", "micro", "call", "args")
+    }
+    columns |= {
+        "api": [f"my.{each['name'].rpartition('.')[2]}" for each in rows],
+        "dtype": ["float32" if each["array"].dtype.kind == "f" else "int64" for each in rows],
+        "shape": [each["array"].shape for each in rows],
+        "numel": [each["array"].size for each in rows],
+        "mesh": [None if each["mesh"] is None else json.dumps(each["mesh"]) for each in rows],
+        "tensor": keys,
+    }
+    stats_MS = np.array([statistics(each["array"]) for each in rows])
+    writer.write(StepRecords(step, columns, np.arange(len(rows), dtype=np.int32), stats_MS))
+
+
+def statistics(array):
+    x = array.astype(np.float64)
+    told = {"zero": (x == 0).sum(), "min": x.min(), "max": x.max(), "sum": x.sum(), "sum_sq": (x**2).sum()}
+    return [float(told.get(name, 0)) for name in STAT_NAMES]
+
+
+def merged(run, ref, **chosen):
+    """Values of both sides of the first arrangement, by phase and name."""
+    sides = arrange(run, ref, **chosen)[0].read()
+    return [{(value.site.phase, value.site.name): value for value in side.values} for side in sides]
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng((seed, *shape)).normal(size=shape).astype(np.float32)
+
+
+# -- what is compared ----------------------------------------------------------------------------------------------
+
+
+def test_common_steps_are_compared_rank_by_rank_in_order(tmp_path):
+    rows = [row("a", draw(2, 3))]
+    run = record(tmp_path / "run", {0: rows, 1: rows}, steps=(3, 5, 9))
+    ref = record(tmp_path / "ref", {0: rows, 1: rows}, steps=(2, 5, 9))
+    places = [(each.step, each.rank, each.note) for each in arrange(run, ref)]
+    assert places == [(5, 0, ""), (5, 1, ""), (9, 0, ""), (9, 1, "")]
+    assert [(each.step, each.rank) for each in arrange(run, ref, steps=[9, 3], ranks=[1])] == [(9, 1)]
+    mine, theirs = arrange(run, ref)[1].read()
+    assert (mine.label, theirs.label, mine.ranks) == (run.path, ref.path, (1,))
+    assert np.array_equal(mine.values[0].load(), rows[0]["array"])
+
+
+def test_what_there_is_nothing_of_is_said_in_one_sentence(tmp_path):
+    rows = [row("a", draw(2))]
+    run = record(tmp_path / "run", {0: rows}, steps=(0, 1))
+    ref = record(tmp_path / "ref", {0: rows}, steps=(2,))
+    empty = record(tmp_path / "empty", {0: rows}, steps=())
+    with pytest.raises(CannotTell, match=r"'.*run' has steps 0, 1, '.*ref' has 2. Record the same steps."):
+        arrange(run, ref)
+    with pytest.raises(CannotTell, match="None of the steps 5 that were asked for was recorded in both"):
+        arrange(run, run, steps=[5])
+    with pytest.raises(CannotTell, match=r"No step was recorded in the reference '.*empty'"):
+        arrange(run, empty)
+    with pytest.raises(InputError, match=r"None of the ranks 3, 4 was recorded: both runs have ranks 0."):
+        arrange(run, run, ranks=[4, 3])
+
+
+def test_ranks_cannot_be_chosen_of_runs_that_are_merged(tmp_path):
+    rows = [row("a", draw(2))]
+    run = record(tmp_path / "run", {0: rows, 1: rows})
+    ref = record(tmp_path / "ref", {0: rows})
+    with pytest.raises(InputError, match="Ranks 1 cannot be compared by themselves: the run has ranks 0, 1 of 2"):
+        arrange(run, ref, ranks=[1])
+
+
+def test_it_cannot_be_told_who_shares_the_batch_where_nothing_says_so(tmp_path):
+    rows = [row("a", draw(2))]
+    run = record(tmp_path / "run", dict.fromkeys(range(4), rows), workers=[0], adapter="")
+    ref = record(tmp_path / "ref", {0: rows})
+    with pytest.raises(CannotTell, match="not known which of them share the batch and which hold one model together"):
+        arrange(run, ref)[0].read()
+
+
+def test_runs_with_other_meshes_are_merged_also_where_their_ranks_are_the_same(tmp_path):
+    whole = draw(4, 3)
+    cut = {
+        rank: [row("w", whole[2 * rank : 2 * rank + 2], kind="param", phase="param", mesh=mesh(rank))]
+        for rank in (0, 1)
+    }
+    run = record(tmp_path / "run", cut, adapter="fsdp2")
+    ref = record(tmp_path / "ref", {rank: [row("w", whole, kind="param", phase="param")] for rank in (0, 1)})
+    (arrangement,) = arrange(run, ref)
+    assert (arrangement.rank, arrangement.note) == (None, "their tensors are cut otherwise: all ranks are merged")
+    mine, theirs = (side["param", "w"] for side in merged(run, ref))
+    assert mine.shape == theirs.shape == (4, 3)
+    assert np.array_equal(mine.load(), whole)
+    assert (mine.stats.sum, mine.stats.max) == (pytest.approx(theirs.stats.sum), theirs.stats.max)
+    assert mine.ranks == (0, 1)
+
+
+def mesh(rank, *, placement="S(0)", shape=(4, 3), offsets=None):
+    return {
+        "mesh": [2],
+        "names": ["shard"],
+        "coordinate": [rank],
+        "placements": [placement],
+        "shape": list(shape),
+        "offsets": [2 * rank, 0] if offsets is None else offsets,
+    }
+
+
+# -- how parts are merged ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_parts_go_side_by_side_along_the_dim_that_the_other_run_shows(tmp_path, dim):
+    whole = draw(4, 6, 8)
+    parts = np.split(whole, 2, axis=dim)
+    run = record(tmp_path / "run", {rank: [row("a", part)] for rank, part in enumerate(parts)})
+    mine, theirs = merged(run, record(tmp_path / "ref", {0: [row("a", whole)]}))
+    value = mine["fwd", "a"]
+    assert np.array_equal(value.load(), whole)
+    assert (value.stats.numel, value.stats.min, value.stats.max) == (whole.size, whole.min(), whole.max())
+    assert value.stats.sum_sq == pytest.approx((whole.astype(np.float64) ** 2).sum())
+    assert theirs["fwd", "a"].shape == value.shape
+
+
+def test_what_all_ranks_share_is_kept_once(tmp_path):
+    weight = draw(4, 4)
+    ranks = {
+        rank: [row("a", draw(2, 4, seed=rank)), row("a.linear", weight, slot="in1", kind="op", module="a")]
+        for rank in (0, 1)
+    }
+    whole = np.concatenate([ranks[0][0]["array"], ranks[1][0]["array"]])
+    ref = [row("a", whole), row("a.linear", weight, slot="in1", kind="op", module="a")]
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
+    assert np.array_equal(mine["fwd", "a.linear"].load(), weight)
+    assert np.array_equal(mine["fwd", "a"].load(), whole)
+
+
+def test_gradients_of_what_all_share_are_summed_and_those_of_the_batch_lie_side_by_side(tmp_path):
+    ranks = {
+        rank: [
+            row("a", draw(2, 3, seed=rank)),
+            row("a", draw(2, 3, seed=10 + rank), phase="bwd"),
+            row("w", draw(3, 3, seed=20 + rank), phase="bwd", kind="param", slot="grad"),
+        ]
+        for rank in range(4)
+    }
+    ref = [
+        row("a", draw(8, 3)),
+        row("a", draw(8, 3), phase="bwd"),
+        row("w", draw(3, 3), phase="bwd", kind="param", slot="grad"),
+    ]
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
+    side_by_side = np.concatenate([ranks[rank][1]["array"] for rank in range(4)]) / 4
+    total = sum(ranks[rank][2]["array"].astype(np.float64) for rank in range(4)) / 4
+    gradient, of_weight = mine["bwd", "a"], mine["bwd", "w"]
+    assert np.allclose(gradient.load(), side_by_side, rtol=1e-6)
+    assert gradient.stats.sum_sq == pytest.approx((side_by_side.astype(np.float64) ** 2).sum(), rel=1e-6)
+    assert (gradient.stats.min, gradient.scale) == (pytest.approx(side_by_side.min()), 0.25)
+    assert np.allclose(of_weight.load(), total, rtol=1e-6)
+    assert of_weight.stats is None
+    assert "a sum of 4 terms" in of_weight.note
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_become_their_mean_or_sum_whichever_the_other_run_has(tmp_path, reduction):
+    losses = [1.5, 2.5, 4.0, 8.0]
+    ranks = {
+        rank: [row("m", draw(2, 2, seed=rank)), row("loss", loss, module="", kind="op")]
+        for rank, loss in enumerate(losses)
+    }
+    wanted = np.mean(losses) if reduction == "mean" else np.sum(losses)
+    ref = [row("m", draw(8, 2)), row("loss", wanted * 1.001, module="", kind="op")]
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
+    stats = mine["fwd", "loss"].stats
+    assert (stats.min, stats.max, stats.sum, stats.numel) == (wanted, wanted, wanted, 1)
+
+
+def test_parts_of_a_sum_are_never_merged(tmp_path):
+    ranks = {
+        rank: [row("a", draw(4, 3, seed=rank), mesh=mesh(rank, placement="P(sum)", offsets=[0, 0]))] for rank in (0, 1)
+    }
+    run = record(tmp_path / "run", ranks, adapter="sharded", workers=[0])
+    mine, _ = merged(run, record(tmp_path / "ref", {0: [row("a", draw(4, 3))]}))
+    value = mine["fwd", "a"]
+    assert (value.stats, value.load) == (None, None)
+    assert "waits for a sum over ranks" in value.note
+
+
+def test_stages_of_a_pipeline_follow_each_other_by_name(tmp_path):
+    ranks = {
+        rank: [row(f"layers.{rank}", draw(2, 2, seed=rank)), row(f"layers.{rank}", draw(2, 2, seed=rank), phase="bwd"),
+               row(f"layers.{rank}.w", draw(2, 2, seed=rank), phase="param", kind="param", slot="value")]
+        for rank in range(3)
+    }  # fmt: skip
+    order = [
+        ("fwd", 0),
+        ("fwd", 1),
+        ("fwd", 2),
+        ("bwd", 2),
+        ("bwd", 1),
+        ("bwd", 0),
+        ("param", 0),
+        ("param", 1),
+        ("param", 2),
+    ]
+    by_place = {(each["phase"], rank): each for rank, rows in ranks.items() for each in rows}
+    run = record(tmp_path / "run", ranks, adapter="sharded", workers=[0])
+    ref = record(tmp_path / "ref", {0: [by_place[place] for place in order]})
+    sides = arrange(run, ref)[0].read()
+    names = [[(value.site.phase, value.site.name) for value in side.values] for side in sides]
+    assert names[0] == names[1]
+    assert [value.ranks for value in sides[0].values[:3]] == [(0,), (1,), (2,)]
+    assert not any(pair.reason for pair in align(*sides, NameMap()).pairs)
+
+
+def test_micro_batches_of_one_rank_are_merged_where_the_other_run_has_another_number(tmp_path):
+    whole = draw(6, 2)
+    parts = [row("a", part, micro=micro) for micro, part in enumerate(np.split(whole, 3))]
+    ends = [row("w", draw(2, 2), phase="param", kind="param", slot="value", micro=micro) for micro in (2, 0)]
+    run = record(tmp_path / "run", {0: [*parts, ends[0]]})
+    ref = record(tmp_path / "ref", {0: [row("a", whole), ends[1]]})
+    (arrangement,) = arrange(run, ref)
+    assert arrangement.rank == 0
+    mine, _ = merged(run, ref)
+    assert np.array_equal(mine["fwd", "a"].load(), whole)
+    assert len(mine) == 2
+
+
+def test_values_of_which_only_the_first_rows_were_stored_are_not_put_together(tmp_path):
+    whole = draw(4, 2)
+    run = record(
+        tmp_path / "run",
+        {rank: [row("a", part)] for rank, part in enumerate(np.split(whole, 2))},
+        plan={"first_rows": 1},
+    )
+    mine, _ = merged(run, record(tmp_path / "ref", {0: [row("a", whole)]}))
+    assert mine["fwd", "a"].load is None
+    assert mine["fwd", "a"].stats.numel == 8
+
+
+# -- what is read --------------------------------------------------------------------------------------------------
+
+
+def test_a_view_of_a_value_has_its_numbers_in_its_own_shape(tmp_path):
+    writer = RunWriter(tmp_path, rank=0)
+    writer.describe(Manifest(), RankEnv())
+    array = draw(2, 3)
+    columns = {"phase": ["fwd"] * 2, "name": ["a", "b"], "slot": ["out0", "in0"], "dtype": ["float32"] * 2,
+               "shape": [(2, 3), (6,)], "numel": [6, 6], "same_as": [None, 0], "tensor": ["t", None], "micro": [0, 0],
+               "call": [0, 0]}  # fmt: skip
+    writer.write(TensorRecord(0, "t", "F32", (2, 3), memoryview(array.reshape(-1).view(np.uint8))))
+    writer.write(StepRecords(0, columns, np.array([0], dtype=np.int32), np.array([statistics(array)])))
+    writer.close()
+    value, view = read_step(Run(tmp_path), 0, 0).values
+    assert (view.root, value.root) == (0, 0)
+    assert np.array_equal(view.load(), array.reshape(6))
+    assert (view.stats.shape, view.stats.sum) == ((6,), value.stats.sum)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "unsigned"),
+    [
+        ("BF16", torch.bfloat16, np.uint16),
+        ("F8_E4M3", torch.float8_e4m3fn, np.uint8),
+        ("F8_E5M2", torch.float8_e5m2, np.uint8),
+        ("F8_E8M0", torch.float8_e8m0fnu, np.uint8),
+    ],
+)
+def test_floats_that_numpy_lacks_are_what_torch_says_they_are(name, dtype, unsigned):
+    bits = np.arange(np.iinfo(unsigned).max + 1, dtype=unsigned).reshape(2, -1)
+    wanted = torch.from_numpy(bits.view(np.dtype(unsigned).str.replace("u", "i"))).view(dtype).float().numpy()
+    found = numbers(TensorValue(name, bits.shape, bits))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, wanted, equal_nan=True)
+
+
+# -- which steps differ --------------------------------------------------------------------------------------------
+
+
+def test_steps_that_differ_in_any_number_are_those_that_differ(tmp_path):
+    rng = np.random.default_rng(3)
+    steps = {step: [row(f"m{place}", rng.normal(size=(2, 2))) for place in range(5)] for step in range(8)}
+    other = {step: [dict(each) for each in rows] for step, rows in steps.items()}
+    other[2][3]["array"] = other[2][3]["array"] * np.float32(1 + 2**-22)
+    other[4] = other[4][:-1]
+    other[5][0]["call"] = 1
+    other[6][0]["array"] = np.full((2, 2), np.nan, np.float32)
+    steps[6][0]["array"] = np.full((2, 2), np.nan, np.float32)
+    other[7][0]["name"] = "renamed"
+    for name, made in (("run", steps), ("ref", other)):
+        for rank in (0, 1):
+            writer = RunWriter(tmp_path / name, rank=rank, seal_steps=3)
+            writer.describe(
+                Manifest(world_size=2, data_parallel_ranks=[0, 1]) if rank == 0 else None, RankEnv(rank=rank)
+            )
+            for step in steps:
+                write(writer, step, made[step] if rank == 0 else steps[step])
+            writer.close()
+    run, ref = Run(tmp_path / "run"), Run(tmp_path / "ref")
+    assert differing_steps(run, ref) == [(2, 0), (4, 0), (5, 0)]
+    assert differing_steps(run, ref, steps=[3, 4], ranks=[0, 1]) == [(4, 0)]
+    assert differing_steps(run, ref, ranks=[1]) == []
