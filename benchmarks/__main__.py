@@ -1,6 +1,6 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
-    python -m benchmarks [overhead] [store] [exact_checks] [rounding]
+    python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
 
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
@@ -11,7 +11,7 @@ import argparse
 import subprocess
 import sys
 
-QUICK = ("overhead", "store", "exact_checks", "rounding")
+QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
 
 
 def main() -> None:

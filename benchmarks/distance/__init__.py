@@ -1,0 +1,1 @@
+"""How fast and how exact differences between recorded values are told, and how sure measured floors are."""
