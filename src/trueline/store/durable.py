@@ -62,8 +62,8 @@ def _leave(fd: int) -> None:
     """Let the kernel write the file when it likes."""
 
 
-def sync_directory(path: str) -> None:
-    """Make renames in a directory survive a power cut."""
+def sync(path: str) -> None:
+    """Make what is in a file, or renames in a directory, survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

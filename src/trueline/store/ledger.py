@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from trueline.store.durable import replace_file, sync_directory
+from trueline.store.durable import replace_file, sync
 from trueline.store.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.layout import PartName
 
@@ -34,7 +34,10 @@ class SealAfter:
 
 
 class Ledger:
-    """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays."""
+    """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
+
+    ``before_seal`` makes durable what the rows refer to.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Ledger:
         codec: FrameCodec,
         encode: Callable[[list[pa.RecordBatch]], bytes],
         seal_after: SealAfter,
+        before_seal: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal_path = journal_path
         self._parts_path = parts_path
@@ -52,6 +56,7 @@ class Ledger:
         self._codec = codec
         self._encode = encode
         self._seal_after = seal_after
+        self._before_seal = before_seal
         self._sequence = 0
         self._journal: JournalWriter | None = None
         self._forget_rows()
@@ -91,6 +96,7 @@ class Ledger:
         """Make a part of the rows in the journal, which must not grow after that: it is closed here."""
         if not self._batches:
             return
+        self._before_seal()
         data = self._encode(self._batches)
         path = os.path.join(self._parts_path, str(PartName(self._rank, self._sequence, zlib.crc32(data))))
         replace_file(path, data)
@@ -98,7 +104,7 @@ class Ledger:
         self._forget_rows()
         self._close_journal()
         # Otherwise a power cut could keep the emptied journal and lose the part.
-        sync_directory(self._parts_path)
+        sync(self._parts_path)
 
     def _restart_journal(self) -> None:
         self._journal = JournalWriter(self._journal_path, sequence=self._sequence, codec=self._codec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -9,6 +10,7 @@ from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES, Background
+from trueline.store.durable import sync
 from trueline.store.ledger import Ledger, SealAfter
 from trueline.store.records import StepEncoder, check_records, encode_records, size_in_memory
 from trueline.store.stacks import StackFile
@@ -37,6 +39,7 @@ class RecordWriter:
         self._encoder = StepEncoder(rank)
         self._stacks = StackFile(os.path.join(path, layout.STACKS_DIR, layout.stacks_name(rank)))
         self._tensors: dict[int, TensorFile] = {}
+        self._unsynced: dict[int, str] = {}
         self._reserve_bytes = RESERVE_BYTES
         self._stores_tensors = True
         self._ledger: Ledger | None = None
@@ -107,6 +110,7 @@ class RecordWriter:
             codec=self._encoder.codec,
             encode=encode_records,
             seal_after=self._seal_after,
+            before_seal=self._sync_tensors,
         )
 
     def _add_tensor(self, record: TensorRecord) -> None:
@@ -122,12 +126,27 @@ class RecordWriter:
             self._lose_tensors(record.step, error)
 
     def _finish_tensors(self, step: int, *, partial: bool = False) -> None:
-        file = self._tensors.pop(step)
+        file, path = self._tensors.pop(step), self._tensors_path(step, partial=partial)
         try:
-            self._reserve_bytes = file.finish(self._tensors_path(step, partial=partial))
+            self._reserve_bytes = file.finish(path)
+            self._unsynced[step] = path
         except OSError as error:
             file.drop()
             self._lose_tensors(step, error)
+
+    def _sync_tensors(self) -> None:
+        """Make the values durable whose rows are sealed next: a while after they came, so that the kernel has written
+        most of them by now. Files that somebody has removed meanwhile are left out.
+        """
+        unsynced, self._unsynced = self._unsynced, {}
+        try:
+            for path in unsynced.values():
+                with contextlib.suppress(FileNotFoundError):
+                    sync(path)
+            if unsynced:
+                sync(os.path.join(self._path, layout.TENSORS_DIR, layout.rank_folder(self._rank)))
+        except OSError as error:
+            self._lose_tensors(min(unsynced), error)
 
     def _lose_tensors(self, step: int, error: OSError) -> None:
         """Store no more values, so that the room that is left goes to statistics."""

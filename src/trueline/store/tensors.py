@@ -108,7 +108,8 @@ class TensorFile:
         """Write the header and give the file its name, or ``path``; the bytes that the next file should reserve.
 
         The kernel writes the values when it likes: waiting for hundreds of megabytes at every step would hold up
-        training. A power cut may so leave a file that is not what was written, which its hashes show; a kill may not.
+        training. Until the file is synced a power cut may leave one that is not what was written, which its hashes
+        show; a kill may not.
         """
         header = json.dumps({"__metadata__": {_HASHES: json.dumps(self._hashes)}} | self._entries).encode()
         self._make_room(len(header))
