@@ -18,8 +18,8 @@ from benchmarks.place import head
 MAX_BYTES = 64 * 2**20
 
 ABOUT_SPEED = f"""\
-Float32, mapped from files, with `max_bytes` of {MAX_BYTES // 2**20} MiB: least CPU time of {speed.REPEATS} repeats, and \
-the peak of memory taken for the first {speed.PIECE:,} elements."""
+Float32, mapped from files, with `max_bytes` of {MAX_BYTES // 2**20} MiB: least CPU time of {speed.REPEATS} repeats, \
+and the peak of memory taken for the first {speed.PIECE:,} elements."""
 
 ABOUT_ESTIMATES = """\
 A small causal LM, two steps, every value recorded with statistics and stored. Estimate from statistics over the \
