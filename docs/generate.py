@@ -24,6 +24,7 @@ from trueline.analyze.promise import SHARES, Promise
 from trueline.schema.plan import LIVE, Plan
 from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS, Column
+from trueline.view.compare_rows import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -92,6 +93,12 @@ def columns_table(columns: Sequence[Column]) -> str:
     return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *rows])
 
 
+def compare_columns_table() -> str:
+    """The columns of the rows that `trueline compare` writes, with their meaning."""
+    rows = [f"| `{column.name}` | {_cell(column.meaning)} |" for column in COLUMNS]
+    return "\n".join(["| column | meaning |", "|---|---|", *rows])
+
+
 WHOSE_SHARE = {
     "loss": "losses of workers",
     "norm": "gradient norms of workers",
@@ -156,6 +163,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "checks": checks_table,
     "overhead": partial(measured, "overhead"),
     "recording": partial(measured, "recording"),
+    "compare_columns": compare_columns_table,
     "compare": partial(measured, "compare"),
     "paper": partial(measured, "paper"),
     "judgement": partial(measured, "judgement"),

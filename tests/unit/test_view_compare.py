@@ -427,6 +427,7 @@ def test_workbook_has_a_summary_and_every_row_filtered_and_coloured(tmp_path: Pa
 
     assert summary.cells["B1"] == story_of(comparison).headline
     assert {"runs/npu", "runs/gpu", "26"} <= set(summary.cells.values())
+    assert {column.meaning for column in COLUMNS} <= set(summary.cells.values())
     assert [judged[line] for line in range(2, 2 + len(comparison.rows))] == [row.judgement for row in comparison.rows]
     assert grounds == {name: "FF" + COLOURS[name][0][1:] for name in grounds}
     assert len(set(grounds.values())) == len(grounds) >= 4

@@ -39,7 +39,7 @@ COLUMNS: tuple[RowColumn, ...] = (
     RowColumn("times", "measured over expected", lambda row: row.times),
     RowColumn("measured", "relative L2 difference", lambda row: row.measured),
     RowColumn("expected", "relative L2 difference that rounding and its inputs explain", lambda row: row.expected),
-    RowColumn("how", "tensor, fingerprint or statistics", lambda row: row.how),
+    RowColumn("how", "what it was measured on: tensor, fingerprint or statistics", lambda row: row.how),
     RowColumn("site", "step.micro/rank/phase/name#call:slot", lambda row: row.site),
     RowColumn("ref_site", "the same in REF", lambda row: row.ref_site),
     RowColumn("kind", "module, op, param, collective or value", lambda row: row.kind),
@@ -47,8 +47,8 @@ COLUMNS: tuple[RowColumn, ...] = (
     RowColumn("dtype", "torch dtype", lambda row: row.dtype),
     RowColumn("ref_dtype", "torch dtype in REF", lambda row: row.ref_dtype),
     RowColumn("shape", "elements", lambda row: shape_text(row.shape)),
-    RowColumn("where", "where in the tensor", lambda row: row.where),
-    RowColumn("note", "why", lambda row: row.note),
+    RowColumn("where", "line of code that made the call", lambda row: row.where),
+    RowColumn("note", "why it cannot be compared, and what else is known", lambda row: row.note),
     RowColumn("details", "further numbers, as JSON", lambda row: _details(row)),
 )
 

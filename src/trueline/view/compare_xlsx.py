@@ -70,6 +70,7 @@ def _formats(book: Any) -> dict[str, Any]:
         "head": book.add_format({**base, "bold": True, "bottom": 1}),
         "text": book.add_format({**base, "text_wrap": True}),
         "plain": book.add_format(base),
+        "left": book.add_format({**base, "align": "left"}),
         "number": book.add_format({**base, "num_format": "0.00E+00"}),
         "times": book.add_format({**base, "num_format": "0.00"}),
         **{
@@ -99,8 +100,12 @@ def _write_summary(sheet: Any, comparison: Comparison, story: Story, formats: di
     place = len(lines) + 1
     for name in JUDGEMENTS:
         sheet.write_string(place, 0, SAID[name], formats[name])
-        sheet.write_number(place, 1, comparison.counts[name], formats["plain"])
+        sheet.write_number(place, 1, comparison.counts[name], formats["left"])
         place += 1
+    for column in COLUMNS:
+        place += 1
+        sheet.write_string(place, 0, column.name, formats["head"])
+        sheet.write_string(place, 1, column.meaning, formats["text"])
 
 
 def _write_rows(sheet: Any, rows: Sequence[Judged], formats: dict[str, Any]) -> None:
