@@ -97,3 +97,9 @@ def test_a_step_that_was_not_recorded_cannot_be_told(trueline: Trueline, runs: l
     code, _, said = trueline(*runs, "-o", tmp_path / "t.json", "--step", "7")
     assert code == 3
     assert said.startswith("trueline: None of the steps 7 that were asked for was recorded in both")
+
+
+def test_a_map_that_matches_no_name_is_refused(trueline: Trueline, runs: list[Path], tmp_path: Path) -> None:
+    code, _, said = trueline(*runs, "-o", tmp_path / "t.json", "--map", "module.nowhere.=")
+    assert code == 2
+    assert "'module.nowhere.' in 'module.nowhere.=' matches no name" in said

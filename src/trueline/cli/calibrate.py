@@ -19,6 +19,13 @@ def command(
         list[str], typer.Argument(help="Directories of two or more Runs that should agree.", metavar="RUN RUN…")
     ],
     out: Annotated[str, typer.Option("-o", "--out", help="The tolerance to write.", metavar="FILE.json")],
+    map: Annotated[
+        str | None,
+        typer.Option(
+            help="What some Runs call otherwise than those after them: a file, a built-in map, or 'module.='.",
+            metavar="FILE",
+        ),
+    ] = None,
     step: Annotated[
         list[int] | None, typer.Option("--step", help="Use this step only; may be given again.", metavar="N")
     ] = None,
@@ -39,6 +46,7 @@ def command(
     from rich.console import Console
 
     from trueline.analyze.calibrate import calibrate
+    from trueline.analyze.naming import NameMap
     from trueline.cli.document import print_document
     from trueline.view.output import writable_target
 
@@ -46,6 +54,7 @@ def command(
     with Console(stderr=True).status("Comparing Runs") as status:
         tolerance = calibrate(
             runs,
+            names=None if map is None else NameMap.load(map),
             steps=step or None,
             ranks=rank or None,
             heard=lambda done, total: status.update(f"Comparing Runs: {done} of {total} steps"),
