@@ -27,7 +27,7 @@ def row(name, array, *, phase="fwd", slot="out0", kind="module", module="LM", mi
     array = np.asarray(array)
     array = array if array.dtype.kind == "i" else array.astype(np.float32)
     return {"name": name, "array": array, "phase": phase, "slot": slot, "kind": kind, "module": module,
-            "micro": micro, "call": call, "mesh": mesh, "args": args}  # fmt: skip
+            "micro": micro, "call": call, "mesh": mesh, "args": args, "same_as": None}  # fmt: skip
 
 
 def record(path, ranks, *, steps=(0,), adapter="ddp", workers=None, world=None, plan=None):
@@ -58,6 +58,8 @@ def write(writer, step, rows):
         for name in ("name", "phase", "slot", "kind", "module", "micro", "call", "args")
     }
     columns |= {
+        "same_as": [each["same_as"] for each in rows],
+        "flags": ["pending_sum" if each["mesh"] and each["mesh"]["placements"][0] == "P(sum)" else "" for each in rows],
         "api": [f"my.{each['name'].rpartition('.')[2]}" for each in rows],
         "dtype": ["float32" if each["array"].dtype.kind == "f" else "int64" for each in rows],
         "shape": [each["array"].shape for each in rows],
@@ -65,8 +67,9 @@ def write(writer, step, rows):
         "mesh": [None if each["mesh"] is None else json.dumps(each["mesh"]) for each in rows],
         "tensor": keys,
     }
-    stats_MS = np.array([statistics(each["array"]) for each in rows])
-    writer.write(StepRecords(step, columns, np.arange(len(rows), dtype=np.int32), stats_MS))
+    measured = [place for place, each in enumerate(rows) if each["same_as"] is None]
+    stats_MS = np.array([statistics(rows[place]["array"]) for place in measured])
+    writer.write(StepRecords(step, columns, np.array(measured, dtype=np.int32), stats_MS))
 
 
 def statistics(array):
@@ -226,6 +229,46 @@ def test_losses_become_their_mean_or_sum_whichever_the_other_run_has(tmp_path, r
     mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
     stats = mine["fwd", "loss"].stats
     assert (stats.min, stats.max, stats.sum, stats.numel) == (wanted, wanted, wanted, 1)
+
+
+def test_members_of_a_team_hold_the_same_or_parts_that_the_other_run_has_whole(tmp_path):
+    same, whole = draw(2, 6), draw(2, 8, seed=5)
+    ranks = {
+        rank: [row("a", same), row("b", part), row("c", draw(2, 6, seed=rank))]
+        for rank, part in enumerate(np.split(whole, 2, axis=1))
+    }
+    run = record(tmp_path / "run", ranks, adapter="sharded", workers=[0])
+    mine, _ = merged(run, record(tmp_path / "ref", {0: [row("a", same), row("b", whole), row("c", draw(2, 6))]}))
+    assert np.array_equal(mine["fwd", "a"].load(), same)
+    assert np.array_equal(mine["fwd", "b"].load(), whole)
+    assert (mine["fwd", "c"].stats, mine["fwd", "c"].load) == (None, None)
+    assert "ranks 0, 1 hold one model together and have different values here" in mine["fwd", "c"].note
+
+
+def test_replicas_that_differ_are_shown_once_and_named(tmp_path):
+    weights = [draw(2, 2), draw(2, 2), draw(2, 2, seed=9)]
+    ranks = {
+        rank: [row("a", draw(2, 2, seed=rank)), row("w", weight, phase="param", kind="param", slot="value")]
+        for rank, weight in enumerate(weights)
+    }
+    ref = [row("a", draw(6, 2)), row("w", weights[0], phase="param", kind="param", slot="value")]
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
+    assert mine["param", "w"].note == "replicas differ: rank 2 from rank 0, which is shown"
+    assert np.array_equal(mine["param", "w"].load(), weights[0])
+
+
+def test_what_waits_for_a_collective_is_what_is_seen_after_it(tmp_path):
+    whole = draw(4, 3)
+    parts = {rank: draw(4, 3, seed=rank) for rank in (0, 1)}
+    ranks = {
+        rank: [row("a", part, mesh=mesh(rank, placement="P(sum)", offsets=[0, 0])), row("b", whole, slot="in0")]
+        for rank, part in parts.items()
+    }
+    run = record(tmp_path / "run", ranks, adapter="sharded", workers=[0])
+    ref = [row("a", whole), {**row("b", whole, slot="in0"), "same_as": 0}]
+    mine, _ = merged(run, record(tmp_path / "ref", {0: ref}))
+    assert np.array_equal(mine["fwd", "a"].load(), whole)
+    assert mine["fwd", "a"].note == "as it was seen after the collective, in b"
 
 
 def test_parts_of_a_sum_are_never_merged(tmp_path):

@@ -14,6 +14,9 @@ from trueline.analyze.merging import Plan, chosen, merged_value, number_of, plan
 from trueline.analyze.naming import NameMap
 from trueline.analyze.values import StepValues, Value
 
+UNDER_WAY = "a collective that is still under way"
+"""What ``capture.record.values`` says of the result of a collective that nobody has waited for."""
+
 
 def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValues, StepValues]:
     """Both sides merged. Raises ``AlignmentError`` where nothing of the two aligns."""
@@ -30,7 +33,8 @@ def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValu
             one.plan[i], other.plan[j] = _mean_or_sum(one.options(i), other.options(j))
             averaged = "sum" not in (one.plan[i].batch.how, other.plan[j].batch.how)
     apart = mine.num_teams != theirs.num_teams
-    return one.merged(apart=apart, averaged=averaged), other.merged(apart=apart, averaged=averaged)
+    merged, merged_other = (side.merged(apart=apart, averaged=averaged) for side in (one, other))
+    return _seen_later(merged, merged_other, twins), _seen_later(merged_other, merged, [(j, i) for i, j in twins])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,27 @@ class _Side:
         if scale != 1.0 and (site.name, site.call) in self._executed:
             return _untold(entry, "what runs inside the backward pass is not merged")
         return merged_value(self._gathering, entry, plan, scale=scale)
+
+
+def _seen_later(mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int, int]]) -> StepValues:
+    """``mine``, in which a value that waits for a collective is what it was seen to be after it: the twin of what
+    ``theirs`` has as one tensor with the twin of the value.
+    """
+    seen: dict[tuple[int, str], Value] = {}
+    for i, j in twins:
+        value, twin = mine.values[i], theirs.values[j]
+        if value.stats is not None:
+            seen.setdefault((twin.root, value.site.phase), value)
+    values = list(mine.values)
+    for i, j in twins:
+        value, twin = values[i], theirs.values[j]
+        found = seen.get((twin.root, value.site.phase))
+        waits = "pending_sum" in value.flags or value.note == UNDER_WAY
+        if value.stats is None and waits and found is not None and found.shape == value.shape:
+            note = f"as it was seen after the collective, in {found.site.name}"
+            told = {"stats": found.stats, "load": found.load, "scale": found.scale}
+            values[i] = replace(value, **told, flags=value.flags - {"pending_sum"}, note=note)
+    return replace(mine, values=values)
 
 
 def _is_number(plan: Plan) -> bool:
