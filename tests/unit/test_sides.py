@@ -178,6 +178,34 @@ def test_parts_go_side_by_side_along_the_dim_that_the_other_run_shows(tmp_path, 
     assert theirs["fwd", "a"].shape == value.shape
 
 
+@pytest.mark.parametrize("dealt", [True, False])
+def test_samples_that_were_dealt_out_in_turn_are_compared_in_the_order_of_the_other_run(tmp_path, dealt):
+    ids = np.arange(32).reshape(8, 4)
+    hidden, flat = draw(8, 4, 3), draw(8 * 3, 5)  # of flat, three rows belong to each sample
+    cut = (lambda x, rank: x[rank::2]) if dealt else (lambda x, rank: np.split(x, 2)[rank])
+    ranks = {
+        rank: [
+            row("LM", cut(ids, rank), slot="in0", module=""),
+            row("a", cut(hidden, rank)),
+            row("b", cut(flat.reshape(8, 3, 5), rank).reshape(-1, 5)),
+        ]
+        for rank in (0, 1)
+    }
+    ref = [row("LM", ids, slot="in0", module=""), row("a", hidden), row("b", flat)]
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
+    for name, whole in (("LM", ids), ("a", hidden), ("b", flat)):
+        assert np.array_equal(mine["fwd", name].load(), whole)
+
+
+def test_samples_that_are_not_the_same_stay_in_the_order_of_their_ranks(tmp_path):
+    ids, other = np.arange(32).reshape(8, 4), np.arange(1, 33).reshape(8, 4)
+    ranks = {rank: [row("LM", ids[rank::2], slot="in0", module="")] for rank in (0, 1)}
+    ref = [row("LM", other, slot="in0", module="")]
+    ranks = {rank: [*rows, row("a", draw(2, 2))] for rank, rows in ranks.items()}
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: [*ref, row("a", draw(2, 2))]}))
+    assert np.array_equal(mine["fwd", "LM"].load(), np.concatenate([ids[0::2], ids[1::2]]))
+
+
 def test_what_all_ranks_share_is_kept_once(tmp_path):
     weight = draw(4, 4)
     ranks = {

@@ -166,7 +166,7 @@ def _key(
     again = seen[(site.micro, *key)]
     seen[(site.micro, *key)] += 1
     if micros_apart or not of_batch:
-        return (*key, again, site.micro if of_batch else 0), 0
+        return (*key, again, site.micro), 0
     if value.kind == "param" and pieces > 1:  # the gradient of a parameter arrives once in every backward
         return (*key, 0, 0), again
     # The gradient of a parameter also arrives at the calls of earlier micro-batches, when that of a later one does.

@@ -12,6 +12,7 @@ from trueline.analyze.align import align
 from trueline.analyze.gathering import Gathered, Gathering
 from trueline.analyze.merging import Plan, chosen, merged_value, number_of, plans
 from trueline.analyze.naming import NameMap
+from trueline.analyze.row_order import reordered
 from trueline.analyze.values import StepValues, Value
 
 UNDER_WAY = "a collective that is still under way"
@@ -34,7 +35,10 @@ def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValu
             averaged = "sum" not in (one.plan[i].batch.how, other.plan[j].batch.how)
     apart = mine.num_teams != theirs.num_teams
     merged, merged_other = (side.merged(apart=apart, averaged=averaged) for side in (one, other))
-    return _seen_later(merged, merged_other, twins), _seen_later(merged_other, merged, [(j, i) for i, j in twins])
+    back = [(j, i) for i, j in twins]
+    merged, merged_other = _seen_later(merged, merged_other, twins), _seen_later(merged_other, merged, back)
+    merged = reordered(merged, merged_other, twins, one.dims)
+    return merged, reordered(merged_other, merged, back, other.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class _Side:
             for entry in self._entries
             if entry.first.site.phase == "bwd" and entry.first.args is not None
         }
+
+    @property
+    def dims(self) -> dict[int, int]:
+        """Along which dim the shares of a batch lie in a value, for those that lie side by side."""
+        return {index: plan.batch.dim for index, plan in self.plan.items() if plan.batch.how == "split"}
 
     def plans(self, index: int) -> list[Plan]:
         """See ``merging.plans``."""
