@@ -50,7 +50,12 @@ def compare(
         tainted = any(step.first is not None for step in judged if step.step < each.step)
         alignment = align(*(sides := each.read()), names or NameMap())
         divergence = Divergence(
-            alignment, sides, measure=measure, tolerance=tolerance, settled=each.step > first_step, tainted=tainted
+            alignment,
+            sides,
+            measure=measure,
+            tolerance=tolerance,
+            moved=moved_since(mine, theirs, each.step - first_step),
+            tainted=tainted,
         )
         judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows))
     findings, first = blame(mine, theirs, judged)
@@ -65,6 +70,19 @@ def compare(
         missing=_missing(judged),
         notes=tuple(_notes(mine, theirs, arrangements)),
     )
+
+
+def moved_since(mine: Run, theirs: Run, num_steps: int) -> float | None:
+    """How far apart ``num_steps`` updates may have brought two elements of a parameter: two learning rates each.
+
+    That is what updates of the size of the learning rate do when they go opposite ways, as Adam's may. 0 where neither
+    Run knows its learning rate; None before any update.
+    """
+    if num_steps == 0:
+        return None
+    groups = [group for run in (mine, theirs) for env in run.env.values() for group in env.optimizer.get("groups", [])]
+    rates = [float(group["lr"]) for group in groups if isinstance(group.get("lr"), int | float)]
+    return 2 * num_steps * max(rates, default=0.0)
 
 
 def measure_with(max_bytes: int) -> Callable[[Value, Value], Distance]:

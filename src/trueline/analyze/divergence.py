@@ -68,8 +68,9 @@ class _Verdict:
 class Divergence:
     """All judgements of one aligned step.
 
-    ``settled``: the step comes after an update, so parameters and the optimizer's state are taken as they are.
-    ``tainted``: rounding did not explain a difference at a step before, so it need not explain those.
+    ``moved``: how far apart updates may have brought two elements of a parameter that began equal; parameters and the
+    optimizer's state are then taken as they are. None at the first step that is compared: none has moved. ``tainted``:
+    rounding did not explain a difference at a step before, so it need not explain those.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class Divergence:
         *,
         measure: Measure,
         tolerance: Tolerance | None = None,
-        settled: bool = False,
+        moved: float | None = None,
         tainted: bool = False,
     ) -> None:
         self._measure = measure
         self._tolerance = tolerance
-        self._settled = settled
+        self._moved = moved
         self._tainted = tainted
         mine, theirs = sides
         self._leads = len(mine.values) >= len(theirs.values)
@@ -110,6 +111,10 @@ class Divergence:
                 others[own.index] = other, pair.reason
             elif own is not None:
                 reasons[own.index] = pair.reason
+        # Parameters are listed where the update begins, and used before.
+        for value in guide.values:
+            if value.site.phase == "param" and value.index in others:
+                self._judge(value, others[value.index][0])
         for place, value in enumerate(guide.values):
             twin, reason = others.get(value.index, (None, reasons.get(value.index, "")))
             verdict = self._judge(value, twin)
@@ -134,8 +139,7 @@ class Divergence:
 
     def _judge(self, value: Value, twin: Value | None) -> _Verdict | None:
         """The judgement of a value; of a tensor that was seen before, the one of then."""
-        new = value.root == value.index or not self.expected.knows(value.root)
-        if new:
+        if not self.expected.knows(value.root):
             expectation = self.expected.of(value, twin)
             verdict = None if twin is None else self._compared(value, twin, expectation)
             self._learn(value, twin, expectation, verdict)
@@ -170,7 +174,7 @@ class Divergence:
             self.expected.learn(value, expectation.rel, dtype=dtype, tainted=expectation.tainted)
             return
         self._unmeasured.pop(value.root, None)
-        distance, judgement = verdict.distance, verdict.judgement
+        distance, judgement, expectation = verdict.distance, verdict.judgement, verdict.expectation
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
             rel = 0.0
@@ -185,7 +189,16 @@ class Divergence:
     def _settles(self, value: Value, expectation: Expectation) -> bool:
         """Whether a value is what an update before left."""
         left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
-        return self._settled and left
+        return self._moved is not None and left
+
+    def _unseen_move(self, value: Value, distance: Distance) -> float:
+        """The difference that statistics of a parameter need not show, as they would that of a value at the end of its
+        range: an update by the sign of a gradient (Adam's is, at first) has the other sign where that is near zero.
+        """
+        rms = value.stats.rms if value.stats is not None else None
+        if distance.how == "tensor" or not rms or not self._moved:
+            return 0.0
+        return self._moved / (rms * math.sqrt(2 * math.log(max(value.stats.numel if value.stats else 2, 2))))
 
     def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Verdict:
         if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
@@ -199,7 +212,7 @@ class Divergence:
             return _Verdict("equal", distance, expectation)
         if self._settles(value, expectation):
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
-            left = replace(expectation, rel=distance.rel or 0.0)
+            left = replace(expectation, rel=max(distance.rel or 0.0, self._unseen_move(value, distance)))
             return _Verdict(judgement, distance, left, "as the updates before this step left it")
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)

@@ -30,6 +30,9 @@ Origin = Literal["call", "given", "param", "gradient", "wiring"]
 """Where a value comes from: a recorded call, nothing recorded, the parameters, the backward of what is not seen; or it
 was seen before, beside another twin: the two runs wire their calls in different ways."""
 
+UNRELATED = math.sqrt(2)
+"""The relative difference of two unrelated values of one size: nothing is expected to differ by more."""
+
 CallKey = tuple[int, str, str, int]
 
 
@@ -243,7 +246,7 @@ class Expected:
 
     def _made(self, rel: float, own: float, origin: Origin, sources: tuple[int, ...], call: CallKey) -> Expectation:
         tainted = any(self._known[root].tainted for root in sources)
-        return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call)
+        return Expectation(min(math.hypot(rel, own), UNRELATED), own, origin, tainted, sources, call)
 
     def _own_rounding(self, function: str, taken: list[int], out: Operand, dtype: str) -> float:
         if not _is_float(dtype):
