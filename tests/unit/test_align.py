@@ -193,6 +193,15 @@ def test_what_has_no_twin_says_why():
     }
 
 
+def test_a_model_that_was_compiled_whole_hides_all_that_is_inside():
+    mine = Steps().add("LM", "in0 out0", kind="module", flags=("compiled",)).add("loss", "in0 out0")
+    mine.add("layers.0.weight", "value", kind="param", phase="param", args=None)
+    found = lonely(align(mine.step, model().add("loss", "in0 out0").step, NameMap()))
+    reasons = {site: why for site, why in found.items() if site.startswith(("fwd/layers", "bwd/layers"))}
+    assert set(reasons.values()) == {"only in REF: inside a compiled module of RUN"}
+    assert len(reasons) == 1 + 3 * 10
+
+
 def test_micro_batches_align_apart_and_the_update_whatever_it_is_noted_with():
     def step(last):
         made = Steps()

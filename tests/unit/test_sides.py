@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def row(name, array, *, phase="fwd", slot="out0", kind="module", module="LM", mi
             "micro": micro, "call": call, "mesh": mesh, "args": args, "same_as": None}  # fmt: skip
 
 
-def record(path, ranks, *, steps=(0,), adapter="ddp", workers=None, world=None, plan=None):
+def record(path, ranks, *, steps=(0,), adapter="ddp", workers=None, world=None, plan=None, notes=()):
     """A Run of what each rank saw at every step, values included; ``ranks`` is one list of rows a rank."""
     for rank, rows in ranks.items():
         writer = RunWriter(path, rank=rank)
@@ -39,6 +40,7 @@ def record(path, ranks, *, steps=(0,), adapter="ddp", workers=None, world=None, 
             data_parallel_ranks=sorted(ranks) if workers is None else workers,
             adapter=adapter,
             plan=plan or {},
+            notes=list(notes),
         )
         writer.describe(manifest if rank == min(ranks) else None, RankEnv(rank=rank))
         for step in steps:
@@ -69,7 +71,8 @@ def write(writer, step, rows):
     }
     measured = [place for place, each in enumerate(rows) if each["same_as"] is None]
     stats_MS = np.array([statistics(rows[place]["array"]) for place in measured])
-    writer.write(StepRecords(step, columns, np.array(measured, dtype=np.int32), stats_MS))
+    bits_M = np.array([zlib.crc32(rows[place]["array"].tobytes()) for place in measured], dtype=np.uint64)
+    writer.write(StepRecords(step, columns, np.array(measured, dtype=np.int32), stats_MS, bits_M))
 
 
 def statistics(array):
@@ -175,6 +178,7 @@ def test_parts_go_side_by_side_along_the_dim_that_the_other_run_shows(tmp_path, 
     assert np.array_equal(value.load(), whole)
     assert (value.stats.numel, value.stats.min, value.stats.max) == (whole.size, whole.min(), whole.max())
     assert value.stats.sum_sq == pytest.approx((whole.astype(np.float64) ** 2).sum())
+    assert value.stats.fingerprint is None
     assert theirs["fwd", "a"].shape == value.shape
 
 
@@ -216,6 +220,7 @@ def test_what_all_ranks_share_is_kept_once(tmp_path):
     ref = [row("a", whole), row("a.linear", weight, slot="in1", kind="op", module="a")]
     mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
     assert np.array_equal(mine["fwd", "a.linear"].load(), weight)
+    assert mine["fwd", "a.linear"].stats.fingerprint == zlib.crc32(weight.tobytes())
     assert np.array_equal(mine["fwd", "a"].load(), whole)
 
 
@@ -396,6 +401,22 @@ def test_floats_that_numpy_lacks_are_what_torch_says_they_are(name, dtype, unsig
     found = numbers(TensorValue(name, bits.shape, bits))
     assert found.dtype == np.float32
     assert np.array_equal(found, wanted, equal_nan=True)
+
+
+def test_modules_that_were_compiled_are_known_by_the_note_of_the_recorder(tmp_path):
+    inside = [
+        row("blocks.0", draw(2)),
+        row("blocks.0.up", draw(2)),
+        row("blocks.1", draw(2)),
+        row("LM", draw(2), module=""),
+    ]
+    ref = record(tmp_path / "ref", {0: inside})
+    note = "blocks.0 is compiled: what runs inside it is not seen, only what goes in and comes out."
+    run = record(tmp_path / "run", {0: inside[2:]}, notes=[note])
+    other = record(tmp_path / "other", {0: inside[2:]})
+    for one, why in ((run, "inside a compiled module of RUN"), (other, "RUN has no module of that name")):
+        pairs = align(*arrange(one, ref)[0].read(), NameMap()).pairs
+        assert {pair.reason for pair in pairs if pair.reason} == {f"only in REF: {why}"}
 
 
 # -- which steps differ --------------------------------------------------------------------------------------------

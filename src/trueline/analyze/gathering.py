@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from trueline.analyze.step_values import RankStep, read_rank_step
+from trueline.analyze.step_values import RankStep, compiled_in, read_rank_step
 from trueline.analyze.values import StepValues, Value
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -63,11 +63,12 @@ class Gathering:
     num_teams: int
     num_micro: int
     whole: bool
+    compiled: frozenset[str] = frozenset()
 
     @property
     def values(self) -> StepValues:
         """What stands for each value."""
-        return StepValues(self.label, self.step, self.ranks, [entry.first for entry in self.gathered])
+        return StepValues(self.label, self.step, self.ranks, [entry.first for entry in self.gathered], self.compiled)
 
 
 def read_ranks(run: Run, step: int, ranks: Sequence[int]) -> dict[int, RankStep]:
@@ -111,6 +112,7 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
         num_teams=max(len(shares), len(own) if set(steps) <= own and not alone else 0),
         num_micro=pieces,
         whole=all(rank_step.whole for rank_step in steps.values()),
+        compiled=compiled_in(run),
     )
 
 

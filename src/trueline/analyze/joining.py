@@ -93,7 +93,7 @@ class _Side:
                     plan, batch=replace(plan.batch, how="same")
                 )  # of a sum, by each of its terms
         values = [self._merged(index, entry, scale) for index, entry in enumerate(self._entries)]
-        return StepValues(self._gathering.label, self._gathering.step, self._gathering.ranks, values)
+        return replace(self._gathering.values, values=values)
 
     def _merged(self, index: int, entry: Gathered, scale: float) -> Value:
         site = entry.first.site

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 
+from trueline.analyze.gathering import OF_BATCH
 from trueline.analyze.matching import Side
 from trueline.analyze.naming import ROOT
 from trueline.analyze.values import StepValues, Value
@@ -22,7 +23,8 @@ class Reasons:
         self._kinds = {value.kind for value in values}
         self._places = {other.plain(value.site.name) for value in values if value.kind in ("module", "param")}
         self._places |= {other.plain(value.module) for value in values if value.kind == "op"}
-        self._compiled = {other.plain(value.site.name) for value in values if "compiled" in value.flags}
+        self._compiled = other.compiled
+        self._gradients = {value.index for call in own.gradients for value in call.values}
 
     def of(self, value: Value, *, called: bool) -> str:
         """In words. ``called``: the call that the value is of has a twin."""
@@ -35,7 +37,7 @@ class Reasons:
         if site.phase == "comm":
             return f"a collective that {other} does not need"
         place = self._own.plain(value.module if value.kind == "op" else site.name)
-        if any(place == name or place.startswith(f"{name}.") for name in self._compiled):
+        if value.kind != "param" and self._is_compiled(place, site.phase):
             return f"inside a compiled module of {other}"
         if "recomputed" in value.flags:
             return f"recomputed for the backward pass, which {other} does not do"
@@ -49,9 +51,15 @@ class Reasons:
             return f"a call of the optimizer that {other} does not make"
         if place and place not in self._places:
             return f"{other} has no module of that name"
-        if site.phase == "bwd":
+        if value.index in self._gradients:
             return f"{other} has no gradient there"
         return f"a call that {other} does not make"
+
+    def _is_compiled(self, place: str, phase: str) -> bool:
+        """Whether a place lies within what the other side compiled; all of the model, where that is."""
+        if place and phase in OF_BATCH and ROOT in self._compiled:
+            return True
+        return any(place == name or place.startswith(f"{name}.") for name in self._compiled)
 
     def _why_param(self, value: Value, place: str) -> str:
         if place not in self._places:

@@ -33,6 +33,8 @@ class Side:
 
     def __init__(self, step: StepValues, plain: Callable[[str], str]) -> None:
         self.values = step.values
+        self.compiled = {plain(name) for name in step.compiled}
+        self.compiled |= {plain(value.site.name) for value in step.values if "compiled" in value.flags}
         self.calls = step.calls()
         self.plain = plain
         forward = any(call.phase == "fwd" for call in self.calls)

@@ -10,7 +10,7 @@ from trueline.analyze.fusing import fused
 from trueline.analyze.gathering import gather, num_micro, read_ranks
 from trueline.analyze.joining import joined
 from trueline.analyze.naming import NameMap
-from trueline.analyze.step_values import RankStep
+from trueline.analyze.step_values import RankStep, compiled_in
 from trueline.analyze.values import StepValues
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
@@ -108,7 +108,8 @@ def _joiner(
 
 
 def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> StepValues:
-    return StepValues(run.path, step, (rank,), read[rank].values if rank in read else [])
+    values = read[rank].values if rank in read else []
+    return StepValues(run.path, step, (rank,), values, compiled_in(run))
 
 
 def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,6 +20,9 @@ _COLUMNS = (
     *("shape", "mesh", "same_as", "numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum"),
     *("sum_sq", "fingerprint", "exponents", "tensor", "note"),
 )
+
+
+_COMPILED = re.compile(r"(\S+) is compiled: what runs inside it is not seen")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,12 @@ def read_step(run: Run, step: int, rank: int) -> StepValues:
 
     Raises ``RunError`` where a part is gone since the Run was opened.
     """
-    return StepValues(run.path, step, (rank,), read_rank_step(run, step, rank).values)
+    return StepValues(run.path, step, (rank,), read_rank_step(run, step, rank).values, compiled_in(run))
+
+
+def compiled_in(run: Run) -> frozenset[str]:
+    """The modules that the recorder could not look into, as ``capture.record.session`` notes them."""
+    return frozenset(found[1] for note in run.manifest.notes if (found := _COMPILED.match(note)) is not None)
 
 
 def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
@@ -44,7 +54,7 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
     table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
     rows: list[dict[str, Any]] = table.to_pylist()
     place = {row["row"]: index for index, row in enumerate(rows)}
-    measured = [stats_of(row) if row["same_as"] is None else None for row in rows]
+    measured = [_measured(row) if row["same_as"] is None else None for row in rows]
     values: list[Value] = []
     for index, row in enumerate(rows):
         root = place.get(row["same_as"], index)
@@ -73,6 +83,17 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
         )
     places = {index: place_of(row["mesh"]) for index, row in enumerate(rows) if row["mesh"] is not None}
     return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
+
+
+def _measured(row: dict[str, Any]) -> TensorStats | None:
+    """The statistics of a row; imported ones that count nothing are taken for those of finite numbers where their sums
+    are finite, as one number that is not would show in those.
+    """
+    if row["nan"] is not None or row["sum"] is None or row["sum_sq"] is None:
+        return stats_of(row)
+    if not (math.isfinite(row["sum"]) and math.isfinite(row["sum_sq"])):
+        return None
+    return stats_of({**row, "nan": 0, "pos_inf": 0, "neg_inf": 0, "zero": 0, "subnormal": 0})
 
 
 @functools.cache

@@ -82,12 +82,15 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class StepValues:
-    """All values of one step of one run, on one rank or merged over several. ``label`` is the user's path of it."""
+    """All values of one step of one run, on one rank or merged over several. ``label`` is the user's path of it,
+    ``compiled`` names modules of which only what goes in and comes out was seen, if that.
+    """
 
     label: str
     step: int
     ranks: tuple[int, ...]
     values: Sequence[Value]
+    compiled: frozenset[str] = frozenset()
 
     def calls(self) -> list[Call]:
         """The calls in the order of their first values."""
