@@ -90,6 +90,27 @@ def test_what_is_neither_file_nor_built_in_nor_text_is_refused():
         NameMap.load("no-such-map")
 
 
+@pytest.mark.parametrize(
+    ("megatron", "hf"),
+    [
+        ("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
+        ("output_layer.weight", "lm_head.weight"),
+        ("decoder.final_layernorm.weight", "model.norm.weight"),
+        ("decoder.layers.3.input_layernorm.weight", "model.layers.3.input_layernorm.weight"),
+        ("decoder.layers.3.self_attention.linear_qkv.layer_norm_weight", "model.layers.3.input_layernorm.weight"),
+        ("decoder.layers.3.self_attention.linear_proj.weight", "model.layers.3.self_attn.o_proj.weight"),
+        ("decoder.layers.3.pre_mlp_layernorm.weight", "model.layers.3.post_attention_layernorm.weight"),
+        ("decoder.layers.3.mlp.linear_fc1.layer_norm_weight", "model.layers.3.post_attention_layernorm.weight"),
+        ("decoder.layers.3.mlp.linear_fc2.weight", "model.layers.3.mlp.down_proj.weight"),
+        ("module.decoder.layers.3.self_attention.linear_proj", "model.layers.3.self_attn.o_proj"),
+    ],
+)
+def test_names_of_megatron_become_those_of_hugging_face(megatron, hf):
+    """As ``mapping_registry`` of the bridges in NVIDIA-NeMo/Megatron-Bridge has them."""
+    names = NameMap.load("hf-megatron")
+    assert names.plain(megatron) == names.plain(hf) == hf
+
+
 def value(index, name, slot="out0", *, kind="module", phase="fwd", module="LM", array=None, root=None, api=""):
     array = np.asarray(array if array is not None else [[1.0, 2.0]])
     return Value(

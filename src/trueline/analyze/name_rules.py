@@ -93,13 +93,14 @@ _GATE_UP = ("gate_proj", "up_proj")
 _FUSED = (Merge(_QKV, "qkv_proj"), Merge(_GATE_UP, "gate_up_proj"))
 
 BUILT_IN: dict[str, Rules] = {
-    # vLLM and SGLang: model_executor/models/llama.py, python/sglang/srt/models/llama.py (`stacked_params_mapping`)
+    # `stacked_params_mapping` in the models of vLLM and SGLang (`llama.py` of each)
     "hf-vllm": ((), _FUSED),
     "hf-sglang": ((), _FUSED),
-    # Megatron-LM: tools/checkpoint/saver_llama_mistral.py and megatron/core/models/gpt/gpt_layer_specs.py; the rows of
-    # linear_qkv are grouped by key-value heads.
+    # `mapping_registry` of the bridges in NVIDIA-NeMo/Megatron-Bridge; rows of linear_qkv are grouped by key-value heads.
     "hf-megatron": (
         (
+            Rename("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+            Rename("mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"),
             Rename("decoder.layers", "model.layers"),
             Rename("embedding.word_embeddings", "model.embed_tokens"),
             Rename("decoder.final_layernorm", "model.norm"),
