@@ -96,7 +96,7 @@ BUILT_IN: dict[str, Rules] = {
     # `stacked_params_mapping` in the models of vLLM and SGLang (`llama.py` of each)
     "hf-vllm": ((), _FUSED),
     "hf-sglang": ((), _FUSED),
-    # `mapping_registry` of the bridges in NVIDIA-NeMo/Megatron-Bridge; rows of linear_qkv are grouped by key-value heads.
+    # `mapping_registry` of the bridges in NVIDIA-NeMo/Megatron-Bridge; linear_qkv groups its rows by key-value heads.
     "hf-megatron": (
         (
             Rename("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
