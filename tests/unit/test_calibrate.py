@@ -134,6 +134,7 @@ def test_each_run_left_out_is_held_against_the_others(runs: list[Path]) -> None:
     assert spread >= max(quotients) * (1 - 1e-9)
     assert max(quotients) > 1
     assert calibrate(runs[:2]).spread is None
+    assert calibrate([runs[2], runs[0], runs[1]]).spread == pytest.approx(spread, rel=1e-3)
 
 
 def test_a_site_with_nan_on_one_side_has_no_floor(runs: list[Path], tmp_path: Path) -> None:
@@ -142,6 +143,12 @@ def test_a_site_with_nan_on_one_side_has_no_floor(runs: list[Path], tmp_path: Pa
     assert found.sites[OUT] == (0.0, None)  # a step later all weights are NaN
     (note,) = found.notes
     assert "first at 0.0/r0/param/2.bias#0:" in note or "first at 0.0/r0/fwd/2.linear#0:" in note
+
+
+def test_a_site_where_one_of_several_runs_has_nan_has_no_floor(runs: list[Path], tmp_path: Path) -> None:
+    found = calibrate([*runs[:2], record(tmp_path / "poison", poison=True)])
+    assert "0/fwd/2.linear#0:out0" not in found.sites
+    assert found.sites[OUT][0] == pytest.approx(calibrate(runs[:2]).sites[OUT][0], rel=1e-3)
 
 
 def test_steps_and_ranks_choose(runs: list[Path]) -> None:
