@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -200,3 +201,34 @@ def _halved(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
         return first + functional.linear(x[..., half:], module.weight[:, half:])
 
     return forward
+
+
+def test_the_first_difference_between_stored_values_is_described(tensors: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "run", change=tanh, depth="tensor")
+    comparison = compare(run, tensors)
+    assert comparison.first is not None
+    assert comparison.first.how == "tensor"
+    assert {"max_abs", "cosine"} <= set(comparison.first.details or {})
+
+
+def test_only_the_first_steps_that_differ_and_some_later_ones_are_looked_at(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trueline.analyze.compare.IN_DETAIL", 1)
+    same = compare(record(tmp_path / "same"), reference)
+    assert [step.detailed for step in same.steps] == [True, False]
+    assert (same.exit_code, len(same.notes)) == (0, 1)
+    other = compare(record(tmp_path / "other", change=tanh), reference)
+    assert [step.detailed for step in other.steps] == [True, True]
+    chosen = compare(tmp_path / "same", reference, steps=[0, 1])
+    assert [step.detailed for step in chosen.steps] == [True, True]
+
+
+def test_fingerprints_of_two_kinds_are_not_held_against_each_other(reference: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "run")
+    manifest = run / "manifest.json"
+    document = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**document, "fingerprint": "msprobe-crc32"}))
+    comparison = compare(run, reference)
+    assert set(comparison.counts) == {"equal"}
+    assert {row.how for row in comparison.rows} == {"statistics"}

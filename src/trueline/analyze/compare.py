@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from trueline.analyze.align import align
 from trueline.analyze.blame import Step, blame
 from trueline.analyze.comparison import JUDGEMENTS, Comparison, Judged, StepSummary
+from trueline.analyze.difference import describe_difference
+from trueline.analyze.differing import differing_steps
 from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tensor_distance
 from trueline.analyze.divergence import Compared, Divergence
+from trueline.analyze.expected import coarser
 from trueline.analyze.naming import NameMap
 from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.values import Value
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
+
+IN_DETAIL = 32
+"""Steps of a rank that are looked at value by value, of those that differ first, and as many again of later ones."""
 
 Heard = Callable[[int, int], None]
 """Told how many of how many steps are done."""
@@ -40,13 +47,14 @@ def compare(
     recorded in both, ``AlignmentError`` where nothing of the two aligns.
     """
     mine, theirs = (each if isinstance(each, Run) else Run(each) for each in (run, ref))
-    measure = measure_with(max_bytes)
+    measure = measure_with(max_bytes, fingerprints=mine.manifest.fingerprint == theirs.manifest.fingerprint)
     judged: list[Step] = []
     arrangements = arrange(mine, theirs, steps=steps, ranks=ranks, names=names)
     first_step = arrangements[0].step
-    for done, each in enumerate(arrangements):
+    detailed = arrangements if steps is not None else telling(mine, theirs, arrangements)
+    for done, each in enumerate(detailed):
         if heard is not None:
-            heard(done, len(arrangements))
+            heard(done, len(detailed))
         tainted = any(step.first is not None for step in judged if step.step < each.step)
         alignment = align(*(sides := each.read()), names or NameMap())
         divergence = Divergence(
@@ -65,11 +73,27 @@ def compare(
         ref=theirs.path,
         findings=tuple(findings),
         rows=rows,
-        steps=[_summary(step) for step in judged],
-        first=None if first is None else _row(*first),
+        steps=_summaries(arrangements, judged),
+        first=None if first is None else _described(_row(*first), first[1], max_bytes),
         missing=_missing(judged),
-        notes=tuple(_notes(mine, theirs, arrangements)),
+        notes=tuple(_notes(mine, theirs, arrangements, len(detailed))),
     )
+
+
+def telling(mine: Run, theirs: Run, arrangements: Sequence[Arrangement]) -> list[Arrangement]:
+    """Those to be looked at value by value: the first ``IN_DETAIL`` that differ, and as many of the rest, with
+    even gaps, for the growth of differences; all where there are few.
+    """
+    if len(arrangements) <= IN_DETAIL:
+        return list(arrangements)
+    if arrangements[0].rank is None:
+        differing = list(arrangements)
+    else:
+        found = set(differing_steps(mine, theirs, steps={each.step for each in arrangements}))
+        differing = [each for each in arrangements if (each.step, each.rank) in found] or [arrangements[0]]
+    rest = differing[IN_DETAIL:]
+    gap = max(-(-len(rest) // IN_DETAIL), 1)
+    return [*differing[:IN_DETAIL], *rest[gap - 1 :: gap]]
 
 
 def moved_since(mine: Run, theirs: Run, num_steps: int) -> float | None:
@@ -85,21 +109,34 @@ def moved_since(mine: Run, theirs: Run, num_steps: int) -> float | None:
     return 2 * num_steps * max(rates, default=0.0)
 
 
-def measure_with(max_bytes: int) -> Callable[[Value, Value], Distance]:
+def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Value, Value], Distance]:
     """The distance of two values: by their statistics where these say that they are equal or nothing more was stored,
-    else by the values themselves.
+    else by the values themselves. Without ``fingerprints`` those of the two sides say nothing about each other.
     """
 
     def measure(mine: Value, theirs: Value) -> Distance:
         if mine.stats is None or theirs.stats is None:
             return Distance(None, None, "statistics")
         width = mine.shape[-1] if mine.shape else 1
-        distance = stats_distance(mine.stats, theirs.stats, rows=mine.stats.numel // max(width, 1))
+        one, other = mine.stats, theirs.stats
+        if not fingerprints:
+            one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
+        distance = stats_distance(one, other, rows=one.numel // max(width, 1))
         if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
             return distance
         return tensor_distance(mine.load(), theirs.load(), max_bytes=max_bytes)
 
     return measure
+
+
+def _described(row: Judged, compared: Compared, max_bytes: int) -> Judged:
+    """``row`` with what stored values show element by element, where both sides have them."""
+    mine, theirs = compared.mine, compared.theirs
+    if mine is None or theirs is None or mine.load is None or theirs.load is None:
+        return row
+    dtype = coarser(mine.dtype, theirs.dtype)
+    told = describe_difference(mine.load(), theirs.load(), dtype=dtype, max_bytes=max_bytes)
+    return replace(row, details={**(row.details or {}), **told})
 
 
 def _row(step: Step, compared: Compared) -> Judged:
@@ -127,6 +164,15 @@ def _row(step: Step, compared: Compared) -> Judged:
         where=step.frame(value),
         details=None if distance is None else distance.details,
     )
+
+
+def _summaries(arrangements: Sequence[Arrangement], judged: Sequence[Step]) -> list[StepSummary]:
+    """One for each arrangement, in its order."""
+    by_place = {(step.step, step.rank): _summary(step) for step in judged}
+    return [
+        by_place.get((each.step, each.rank)) or StepSummary(each.step, each.rank, {}, detailed=False)
+        for each in arrangements
+    ]
 
 
 def _summary(step: Step) -> StepSummary:
@@ -163,6 +209,12 @@ def _missing(steps: Sequence[Step]) -> dict[str, int]:
     return dict(Counter(row.note for row in lonely).most_common())
 
 
-def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement]) -> list[str]:
+def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:
     notes = list(dict.fromkeys(each.note for each in arrangements if each.note))
+    left = len(arrangements) - num_detailed
+    if left:
+        notes.append(
+            f"{left} of {len(arrangements)} recorded steps of a rank are equal, or differ after the first "
+            f"{IN_DETAIL} that do, and were not looked at value by value; choose them with --step to have them so."
+        )
     return [*notes, *(f"{run.path}: {problem}" for run in (mine, theirs) for problem in run.problems)]

@@ -51,7 +51,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """How one step of one rank (None: merged) compares. ``loss_rel`` is the relative difference of the loss."""
+    """How one step of one rank (None: merged) compares. ``loss_rel`` is the relative difference of the loss.
+
+    ``detailed`` False: the step was not looked at value by value, as all of it is equal or others tell enough.
+    """
 
     step: int
     rank: int | None
@@ -79,15 +82,15 @@ class Comparison:
 
     @property
     def counts(self) -> Counter[str]:
-        """Rows by judgement."""
-        return Counter(row.judgement for row in self.rows)
+        """Values by judgement, those of steps that were not looked at value by value included."""
+        return sum((Counter[str](step.counts) for step in self.steps), Counter[str]())
 
     @property
     def exit_code(self) -> int:
         """0 the same, or rounding explains it; 1 different; 3 nothing that was aligned could be compared."""
         if any(finding.severity != "info" for finding in self.findings):
             return 1
-        return 0 if any(row.judgement in ("equal", "within") for row in self.rows) else 3
+        return 0 if self.counts["equal"] + self.counts["within"] else 3
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
