@@ -90,7 +90,7 @@ def test_layers_that_multiply_until_they_overflow_are_told_with_their_place(tmp_
 
 
 def test_a_last_layer_within_a_factor_of_two_of_the_end_is_a_warning(tmp_path):
-    (finding,) = told(tmp_path, [8.0] * 5, scale=10.0)  # 10 ... 40,960
+    (finding,) = told(tmp_path, [1.0] + [8.0] * 4, scale=10.0)  # 10 ... 40,960, and nothing beyond
     assert finding.severity == "warning"
     assert finding.claim.endswith(": twice that overflows float16.")
     assert finding.measured == pytest.approx(8.0**4)
@@ -101,6 +101,7 @@ def test_a_last_layer_within_a_factor_of_two_of_the_end_is_a_warning(tmp_path):
     [
         ([8.0] * 5, MAX_HALF / 2 / 8**4),  # just as far as half of the end
         ([1.0] * 3 + [1e6] + [1.0] * 4, 1.0),  # one layer, not many
+        ([200.0] * 3, 1.0),  # two layers only
         ([1.0] * 8, math.inf),  # nothing finite before it
         ([2.0] * 8, 4_000.0),  # less than a hundredfold
         ([8.0, 200.0, 0.5, 200.0, 0.5, 200.0], 100.0),  # not steadily
