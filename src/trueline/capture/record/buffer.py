@@ -38,6 +38,9 @@ _GATHERED = 4 * 2**20
 costs more than reading it.
 """
 
+_MAX_SHAPES = 4096
+"""Shapes of which equal ones are kept once."""
+
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
 _STRIDED = torch.strided
 _functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
@@ -65,11 +68,15 @@ def flagged(flags: str, flag: str) -> str:
     return f"{flags},{flag}" if flags and flag else flags or flag
 
 
-_CALL = ("micro", "name", "call", "kind", "api", "module", "stack")
-_of_call = attrgetter("micro", "name", "index", "kind", "api", "module", "stack")
+_CALL = {name: attrgetter(name) for name in ("micro", "name", "kind", "api", "module", "stack")} | {
+    "call": attrgetter("index")
+}
+"""Columns that all rows of a Call share, and where they are in it."""
 
 _ROW = ("phase", "slot", "flags", "dtype", "shape", "numel", "args", "mesh", "same_as", "tensor", "note")
-"""What a row has of its own, behind its Call: plain tuples, as thousands are made a step."""
+"""What a row has of its own, behind its Call. The rows of a step are one long list: thousands of tuples that live until
+its end would set off Python's garbage collector, which then looks at all of them.
+"""
 
 
 class StepBuffer:
@@ -82,6 +89,7 @@ class StepBuffer:
         self._stats_MS = np.empty((_MEASURED_FIRST, len(STAT_NAMES)))
         self._held: list[int] = []
         self._texts: dict[torch.dtype, str] = {}
+        self._shapes: dict[torch.Size, torch.Size] = {}
         self._before: dict[str, tuple[Any, ...]] = {}
         self.follow(plan)
         self.begin(0)
@@ -100,7 +108,10 @@ class StepBuffer:
     def begin(self, step: int) -> None:
         """Nothing has been seen of ``step`` yet."""
         self.step = step
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: list[Any] = []
+        self._num_rows = 0
+        if len(self._shapes) > _MAX_SHAPES:
+            self._shapes.clear()
         self._measured: list[int] = []
         self._fingerprint_M: list[int] = []
         self._exponents_M: list[Any] = []
@@ -120,7 +131,7 @@ class StepBuffer:
 
     def see(self, call: Call, slots: Slots, *, phase: str | None = None, note: str | None = None) -> None:
         """Add the rows of values of a call, and measure those that were not yet. ``note``: why they must not be."""
-        rows, texts, phase = self._rows, self._texts, phase or call.phase
+        rows, texts, shapes, phase = self._rows, self._texts, self._shapes, phase or call.phase
         for slot, x in slots:
             flags, mesh, whole, local, why = call.flags, None, _WHOLE, x, note
             if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_meta or _functorch_wrapped(x):
@@ -139,12 +150,14 @@ class StepBuffer:
                 same_as = self._known.get(key) if key is not None else None
                 if same_as is None:
                     if key is not None:
-                        self._known[key] = len(rows)
+                        self._known[key] = self._num_rows
                     tensor = self._measure(local.detach(), call, phase, slot, whole)
             shape = x.shape if local is None else local.shape
+            shape = shapes.setdefault(shape, shape)
             text = texts.get(dtype) or self._text(dtype)
-            rows.append((call, phase, slot, flags, text, shape, numel, call.args, mesh, same_as, tensor, why))
+            rows += (call, phase, slot, flags, text, shape, numel, call.args, mesh, same_as, tensor, why)
             call.args = None
+            self._num_rows += 1
 
     @property
     def empty(self) -> bool:
@@ -184,7 +197,7 @@ class StepBuffer:
     def _measure(self, x: Tensor, call: Call, phase: str, slot: str, whole: Mapping[str, Any]) -> str | None:
         """Measure and perhaps store a value; the key of what was stored. ``whole`` says of what it is a shard."""
         index = len(self._measured)
-        self._measured.append(len(self._rows))
+        self._measured.append(self._num_rows)
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
         if self._on_host(x):
@@ -221,7 +234,7 @@ class StepBuffer:
         num_bytes = part.numel() * part.element_size()
         if self._bytes_stored + num_bytes > self._max_bytes:
             return None
-        taken = stored(part, step=self.step, key=f"{key}/{len(self._rows)}")
+        taken = stored(part, step=self.step, key=f"{key}/{self._num_rows}")
         if taken is None:
             return None
         self._bytes_stored += num_bytes
@@ -238,9 +251,9 @@ class StepBuffer:
 
     def _columns(self) -> dict[str, tuple[Any, ...]]:
         """Columns of equal length; one that equals that of the step before is the same object."""
-        calls, *own = zip(*self._rows, strict=True)
-        columns = dict(zip(_CALL, zip(*map(_of_call, calls), strict=True), strict=True))
-        columns |= dict(zip(_ROW, own, strict=True))
+        calls = self._rows[:: 1 + len(_ROW)]
+        columns = {name: tuple(map(take, calls)) for name, take in _CALL.items()}
+        columns |= {name: tuple(self._rows[place :: 1 + len(_ROW)]) for place, name in enumerate(_ROW, start=1)}
         for name, values in columns.items():
             if self._before.get(name) == values:
                 columns[name] = self._before[name]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from trueline.capture.record.buffer import Call
 
-Place = tuple[Call, str]
+Places = list[Any]
+"""A call and a slot of it, the next call and slot, and so on: flat, as pairs are objects more to collect."""
 
 
 class GradientHooks:
@@ -24,24 +25,23 @@ class GradientHooks:
     leaves with ``detach``.
     """
 
-    def __init__(self, arrived: Callable[[list[Place], Tensor], None]) -> None:
+    def __init__(self, arrived: Callable[[Places, Tensor], None]) -> None:
         self._arrived = arrived
-        self._hooked: dict[int, tuple[weakref.ref[Tensor], int, list[Place]]] = {}
+        self._hooked: dict[int, _Arrived] = {}
         self._handles: list[Any] = []
 
-    def watch(self, x: Tensor, place: Place) -> None:
-        """The gradient with respect to ``x`` is that of ``place``; nothing happens where there will be none."""
+    def watch(self, x: Tensor, call: Call, slot: str) -> None:
+        """The gradient with respect to ``x`` is that of a slot of a call; nothing happens where there will be none."""
         if not x.requires_grad:
             return
         known = self._hooked.get(id(x))
-        if known is not None and known[0]() is x and known[1] == x._version:
-            known[2].append(place)
+        if known is not None and known.tensor() is x and known.version == x._version:
+            known.places += (call, slot)
             return
-        places = [place]
-        handle = x.register_hook(_Arrived(self, places))
+        hook = self._hooked[id(x)] = _Arrived(self, x, [call, slot])
+        handle = x.register_hook(hook)
         if x.is_leaf:
             self._handles.append(handle)
-        self._hooked[id(x)] = (weakref.ref(x), x._version, places)
 
     def detach(self) -> None:
         """No gradient is of interest any more, also of graphs that live on."""
@@ -55,15 +55,22 @@ class GradientHooks:
 class _Arrived:
     """The hook; a copy of the tensor (``deepcopy``) gets none."""
 
-    def __init__(self, hooks: GradientHooks, places: list[Place]) -> None:
-        self._hooks, self._places = hooks, places
+    __slots__ = ("hooks", "places", "tensor", "version")
+
+    def __init__(self, hooks: GradientHooks, x: Tensor, places: Places) -> None:
+        self.hooks, self.places = hooks, places
+        self.tensor, self.version = weakref.ref(x), x._version
 
     def __call__(self, gradient: Tensor) -> None:
-        self._hooks._arrived(self._places, gradient)
+        self.hooks._arrived(self.places, gradient)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Arrived:
-        return _Arrived(GradientHooks(_ignored), [])
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[Tensor], None]:
+        return _silent
 
 
-def _ignored(places: list[Place], gradient: Tensor) -> None:
+def _silent(gradient: Tensor) -> None:
+    """The hook of a copy."""
+
+
+def _ignored(places: Places, gradient: Tensor) -> None:
     """Nobody listens."""

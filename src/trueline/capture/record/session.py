@@ -21,7 +21,7 @@ from trueline.capture.record import arguments
 from trueline.capture.record.buffer import Call, StepBuffer, Unwritten, flagged
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_modes, is_on, remove
-from trueline.capture.record.gradients import GradientHooks, Place
+from trueline.capture.record.gradients import GradientHooks, Places
 from trueline.capture.record.guard import Guard
 from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
@@ -115,7 +115,7 @@ class Session:
         self._phase, self._scope = "fwd", ""
         self._running = []
         self._root = unwrap(self._model)
-        self._counts: dict[tuple[int, str, str], int] = {}
+        self._counts: dict[str, int] = {}
         self._selection.begin()
         self._buffer.begin(step)
         self._gradients = GradientHooks(self._gradient)
@@ -281,12 +281,12 @@ class Session:
         if "bwd" in self._selection.phases and torch.is_grad_enabled():
             for slot, x in slots:
                 if x.requires_grad:
-                    self._gradients.watch(x, (call, slot))
+                    self._gradients.watch(x, call, slot)
 
-    def _gradient(self, places: list[Place], gradient: Tensor) -> None:
+    def _gradient(self, places: Places, gradient: Tensor) -> None:
         self._phase = "grad"
         with Guard(self):
-            for call, slot in places:
+            for call, slot in zip(places[::2], places[1::2], strict=True):
                 self._buffer.see(call, [(slot, gradient)], phase="bwd")
 
     def _begin_collective(self, name: str, args: str, slots: arguments.Slots) -> Call | None:
@@ -330,14 +330,15 @@ class Session:
         return "fwd" if self._running else "bwd"
 
     def _call(self, phase: str, name: str, *, kind: str, api: str = "", frame: FrameType | None = None) -> Call:
-        key = (max(self._micro, 0), phase, name)
+        micro = max(self._micro, 0)
+        key = f"{micro}/{phase}/{name}"  # a text, which Python's garbage collector need not look at
         index = self._counts.get(key, 0)
         self._counts[key] = index + 1
         flags = "" if torch.is_grad_enabled() or phase not in ("fwd", "save") else "no_grad"
         if phase == "fwd" and in_backward():
             flags = "recomputed"
         stack = self._stack(frame) if frame is not None else None
-        return Call(key[0], phase, name, index, kind, api=api, stack=stack, flags=flags)
+        return Call(micro, phase, name, index, kind, api=api, stack=stack, flags=flags)
 
     def _stack(self, frame: FrameType) -> int | None:
         if not self._plan.stacks:
@@ -358,7 +359,7 @@ class Session:
         for name, param in unwrap(self._model).named_parameters():
             name = clean_name(name)
             if type(param) is nn.Parameter and self._selection.wants(name):
-                self._gradients.watch(param, (Call(0, "bwd", name, 0, "param"), "grad"))
+                self._gradients.watch(param, Call(0, "bwd", name, 0, "param"), "grad")
 
     def _note_compiled(self) -> None:
         for name in self._modules.compiled:
