@@ -166,11 +166,13 @@ def test_four_data_parallel_ranks_merge_to_one(four, single, tmp_path, num_micro
         assert {pair.mine.site.name for pair in lonely} <= {"div", "AdamW.div"} if num_micro > 1 else not lonely
     head = next(one for one, _ in told if str(one.site).startswith("1.0/r0/bwd/head#0:in0"))
     assert (head.ranks, head.scale) == ((0, 1, 2, 3), 0.25)
+    assert trueline.compare(run.path, single.path).exit_code == 0
 
 
 def test_fsdp2_shards_and_activations_merge_to_one_rank(two, single, tmp_path):
     two.run(train, str(tmp_path / "run"), "fsdp2")
     _, told, untold, lonely = compared(trueline.open_run(tmp_path / "run"), single)
+    assert trueline.compare(tmp_path / "run", single.path).exit_code == 0
     assert_merged_is_whole(told)
     assert not untold
     assert {"param", "grad", "opt", "fwd", "bwd"} == {one.site.phase for one, _ in told}
@@ -182,6 +184,7 @@ def test_fsdp2_shards_and_activations_merge_to_one_rank(two, single, tmp_path):
 def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
     two.run(train, str(tmp_path / "run"), "tp")
     _, told, untold, _ = compared(trueline.open_run(tmp_path / "run"), single)
+    assert trueline.compare(tmp_path / "run", single.path).exit_code == 0
     assert_merged_is_whole(told)
     assert not untold
     for name in ("blocks.0.out", "blocks.1.down.linear"):  # what rows of a weight give is a sum over ranks

@@ -367,6 +367,23 @@ def test_values_of_which_only_the_first_rows_were_stored_are_not_put_together(tm
     assert mine["fwd", "a"].stats.numel == 8
 
 
+def test_a_parameter_at_the_update_is_known_where_a_call_used_it(tmp_path):
+    weight, ones = draw(4, 4), np.ones(4)
+    rows = [
+        row("a.norm", ones, kind="op", module="a.n", slot="weight"),
+        row("a.linear", weight, kind="op", module="a", slot="in1"),
+        row("b.linear", draw(4, 4, seed=3), kind="op", module="b", slot="in1"),
+        row("a.weight", weight, phase="param", kind="param", slot="value"),
+        row("b.weight", draw(4, 4, seed=4), phase="param", kind="param", slot="value"),
+        row("position", draw(4, 4, seed=3), phase="param", kind="param", slot="value"),
+        row("c.weight", ones, phase="param", kind="param", slot="value"),
+        {**row("SGD.add_", weight, phase="opt", kind="op", module="SGD", slot="in0"), "same_as": 3},
+    ]
+    run = record(tmp_path / "run", {0: rows})
+    mine, _ = arrange(run, run)[0].read()
+    assert [value.root for value in mine.values] == [0, 1, 2, 1, 4, 2, 6, 1]
+
+
 # -- what is read --------------------------------------------------------------------------------------------------
 
 

@@ -128,7 +128,7 @@ def _ways_of_team(share: Sequence[Part]) -> list[Way]:
     if len(share) == 1:
         return [Way("same", shape)]
     cuts = [Way("split", shape, dim) for dim in reversed(range(len(shape)))]
-    same = _alike([part.value.stats for part in share])
+    same = alike([part.value.stats for part in share])
     return [Way("same", shape), *cuts] if same else [*cuts, Way("own", shape)]
 
 
@@ -159,12 +159,12 @@ def _ways_of_batch(entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Se
         return cuts or [Way("own", shape)]
     if phase == "bwd":
         return [*cuts, Way("sum", shape)]
-    if all(_alike([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
+    if all(alike([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
         return [Way("same", shape), *cuts]
     return [*cuts, Way("own" if math.prod(shape) != 1 else "mean", shape)]
 
 
-def _alike(parts: Sequence[TensorStats | None]) -> bool:
+def alike(parts: Sequence[TensorStats | None]) -> bool:
     """Whether all parts are the same value, as far as statistics tell. What was not measured is taken to be."""
     measured = [part for part in parts if part is not None]
     return all(_equal(measured[0], part) for part in measured[1:])
@@ -265,7 +265,7 @@ def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
     differ = [
         part.value.ranks[0]
         for part, whole in zip(_leads(entry), wholes, strict=True)
-        if not _alike([first.stats, whole.stats])
+        if not alike([first.stats, whole.stats])
     ]
     if not differ:
         return first

@@ -10,6 +10,7 @@ from trueline.analyze.fusing import fused
 from trueline.analyze.gathering import gather, num_micro, read_ranks
 from trueline.analyze.joining import joined
 from trueline.analyze.naming import NameMap
+from trueline.analyze.parameters import with_parameters
 from trueline.analyze.step_values import RankStep, compiled_in
 from trueline.analyze.values import StepValues
 from trueline.schema.errors import CannotTell, InputError
@@ -97,12 +98,13 @@ def _joiner(
         mine, theirs = (read_ranks(side, step, side.record_ranks if rank is None else [rank]) for side in (run, ref))
         same = num_micro(mine) == num_micro(theirs)
         if rank is not None and same:
-            return fused(_of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs), names)
+            own, twin = _of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs)
+            return fused(with_parameters(own), with_parameters(twin), names)
         alone = rank is not None
-        one, other = (
-            gather(side, step, read, micros_apart=same, alone=alone) for side, read in ((run, mine), (ref, theirs))
-        )
-        return fused(*joined(one, other, names), names)
+        one = gather(run, step, mine, micros_apart=same, alone=alone)
+        other = gather(ref, step, theirs, micros_apart=same, alone=alone)
+        merged, merged_other = joined(one, other, names)
+        return fused(with_parameters(merged), with_parameters(merged_other), names)
 
     return read
 
