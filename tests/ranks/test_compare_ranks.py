@@ -233,7 +233,7 @@ def test_replicas_that_differ_are_named(four, single, tmp_path):
     arrangement = arrange(trueline.open_run(tmp_path / "run"), single)[0]
     mine, _ = arrangement.read()
     notes = {value.site.name: value.note for value in mine.values if value.site.phase == "param" and value.note}
-    assert notes == {"blocks.1.up.bias": "replicas differ: rank 2 from rank 0, which is shown"}
+    assert notes == {"blocks.1.up.bias": "replicas differ: rank 2, which is shown, from rank 0, 1, 3"}
 
 
 def drift(rank, model):

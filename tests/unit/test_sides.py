@@ -286,8 +286,27 @@ def test_replicas_that_differ_are_shown_once_and_named(tmp_path):
     }
     ref = [row("a", draw(6, 2)), row("w", weights[0], phase="param", kind="param", slot="value")]
     mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
-    assert mine["param", "w"].note == "replicas differ: rank 2 from rank 0, which is shown"
-    assert np.array_equal(mine["param", "w"].load(), weights[0])
+    assert mine["param", "w"].note == "replicas differ: rank 2, which is shown, from rank 0, 1"
+    assert np.array_equal(mine["param", "w"].load(), weights[2])
+
+
+def test_calls_that_use_replicas_that_differ_show_the_odd_one_too(tmp_path):
+    weights = [draw(2, 2), draw(2, 2), draw(2, 2, seed=9)]
+    ranks = {
+        rank: [
+            row("a", draw(2, 2, seed=rank)),
+            row("a.linear", weight, kind="op", module="a", slot="in1"),
+            row("a.weight", weight, phase="param", kind="param", slot="value"),
+        ]
+        for rank, weight in enumerate(weights)
+    }
+    mine, _ = merged(
+        record(tmp_path / "run", ranks),
+        record(tmp_path / "ref", {0: [row("a", draw(6, 2)), *ranks[0][1:]]}),
+    )
+    assert np.array_equal(mine["fwd", "a.linear"].load(), weights[2])
+    assert mine["fwd", "a.linear"].note == mine["param", "a.weight"].note
+    assert mine["param", "a.weight"].root == mine["fwd", "a.linear"].index
 
 
 def test_what_waits_for_a_collective_is_what_is_seen_after_it(tmp_path):

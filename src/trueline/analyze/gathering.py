@@ -53,7 +53,7 @@ class Gathered:
 class Gathering:
     """All values of a step of one run. ``num_teams`` shared the batch, each in ``num_micro`` pieces (1 where they are
     kept apart), whether or not all of them recorded it. ``whole`` is False where only the first rows of values were
-    stored.
+    stored. ``params`` are the numbers of each rank's parameters, as ``numbers_of`` gives them.
     """
 
     label: str
@@ -64,6 +64,7 @@ class Gathering:
     num_micro: int
     whole: bool
     compiled: frozenset[str] = frozenset()
+    params: frozenset[tuple[object, ...]] = frozenset()
 
     @property
     def values(self) -> StepValues:
@@ -113,7 +114,20 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
         num_micro=pieces,
         whole=all(rank_step.whole for rank_step in steps.values()),
         compiled=compiled_in(run),
+        params=frozenset(
+            numbers_of(value)
+            for rank_step in steps.values()
+            for value in rank_step.values
+            if value.site.phase == "param" and value.stats is not None
+        ),
     )
+
+
+def numbers_of(value: Value) -> tuple[object, ...]:
+    """What tells a value of a rank from others by its numbers, where it was seen matters not."""
+    stats = value.stats
+    told = () if stats is None else (stats.fingerprint, stats.min, stats.max, stats.sum, stats.sum_sq)
+    return (value.ranks, value.shape, *told)
 
 
 def teams_of(run: Run, steps: Mapping[int, RankStep]) -> dict[int, tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.gathering import OF_BATCH, Gathered, Gathering, Part
+from trueline.analyze.gathering import OF_BATCH, Gathered, Gathering, Part, numbers_of
 from trueline.analyze.values import Loader, Value
 from trueline.schema.stats import MergeError, TensorStats
 from trueline.store.whole import whole_of
@@ -62,7 +62,7 @@ def plans(gathering: Gathering, entry: Gathered) -> list[Plan]:
         if None in shapes:
             continue
         wholes = [shape for shape in shapes if shape is not None]
-        found += [Plan(team, batch) for batch in _ways_of_batch(entry, shares, wholes)]
+        found += [Plan(team, batch) for batch in _ways_of_batch(gathering, entry, shares, wholes)]
     return found
 
 
@@ -150,7 +150,9 @@ def _joined(shapes: Sequence[Shape], dim: int) -> Shape | None:
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 
-def _ways_of_batch(entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]) -> list[Way]:
+def _ways_of_batch(
+    gathering: Gathering, entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]
+) -> list[Way]:
     shape, phase = wholes[0], entry.first.site.phase
     if len(wholes) == 1 or phase not in OF_BATCH:
         return [Way("same", shape)]
@@ -161,6 +163,8 @@ def _ways_of_batch(entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Se
         return [*cuts, Way("sum", shape)]
     if all(alike([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
         return [Way("same", shape), *cuts]
+    if all(numbers_of(part.value) in gathering.params for part in entry.parts):  # replicas that drifted
+        return [Way("same", shape)]
     return [*cuts, Way("own" if math.prod(shape) != 1 else "mean", shape)]
 
 
@@ -260,19 +264,21 @@ def _whole_of_batch(gathering: Gathering, entry: Gathered, wholes: Sequence[_Who
 
 
 def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
-    """The first of replicas, with a note where they differ."""
-    first = wholes[0]
-    differ = [
-        part.value.ranks[0]
-        for part, whole in zip(_leads(entry), wholes, strict=True)
-        if not alike([first.stats, whole.stats])
-    ]
-    if not differ:
-        return first
-    ranks = ", ".join(map(str, differ))
-    return replace(
-        first, note=f"replicas differ: rank {ranks} from rank {_leads(entry)[0].value.ranks[0]}, which is shown"
-    )
+    """One of replicas; where they differ, the first one that is not as most are, with a note."""
+    kinds: list[list[int]] = []
+    for place, whole in enumerate(wholes):
+        same = next((kind for kind in kinds if alike([wholes[kind[0]].stats, whole.stats])), None)
+        if same is None:
+            kinds.append([place])
+        else:
+            same.append(place)
+    if len(kinds) == 1:
+        return wholes[0]
+    most = max(kinds, key=len)
+    odd = next(kind for kind in kinds if kind is not most)
+    leads = [part.value for part in _leads(entry)]
+    shown, others = (_listed([leads[place] for place in kind]) for kind in (odd, most))
+    return replace(wholes[odd[0]], note=f"replicas differ: rank {shown}, which is shown, from rank {others}")
 
 
 def _leads(entry: Gathered) -> list[Part]:
