@@ -41,6 +41,21 @@ class Step:
         return next((row for row in self.rows if row.judgement == "beyond"), None)
 
     @cached_property
+    def ends_apart(self) -> bool:
+        """Whether what the forward pass returns last differs although no call could be blamed."""
+        if self.first is not None:
+            return False
+        last = next(
+            (
+                row
+                for row in reversed(self.rows)
+                if row.mine is not None and row.distance is not None and row.mine.site.phase == "fwd"
+            ),
+            None,
+        )
+        return last is not None and last.excess
+
+    @cached_property
     def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
         """Both calls by the key of that of the run, or of the reference where only that has one."""
         return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
@@ -73,22 +88,23 @@ def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding],
     Of differences that rounding does not explain only those of the first step that has any are told, and of these the
     first in the order of execution: what comes after may be its consequence. Parameters before an update are none.
     """
-    at = min((step.step for step in steps if step.first is not None), default=None)
+    at = min((step.step for step in steps if step.first is not None or step.ends_apart), default=None)
     concerned = [step for step in steps if step.step == at]
     weights = list(_all(concerned, "param"))
     others = sorted(
-        _all(concerned, "given", "call", "gradient", "wiring"), key=lambda found: (found[1].place, found[0].rank or 0)
+        _all(concerned, "given", "call", "gradient"), key=lambda found: (found[1].place, found[0].rank or 0)
     )
     findings = [*_weights_differ(weights)]
     if others:
         findings.append(_TOLD[_origin(others[0][1])](others))
+    findings += _wiring_differs(concerned, before=others[0] if others else None)
     settings = _optimizer_settings(mine, theirs)
     if settings and not any(finding.code == "optimizer-differs" for finding in findings):
         findings.append(_settings_differ(settings))
     if not findings:
         findings += _explained(steps)
     findings += [*_sites_missing(steps), *_dtype_differs(steps)]
-    first = (others or weights or [None])[0]
+    first = (others or weights or _unlike(concerned) or [None])[0]
     return sorted(findings, key=by_weight), first
 
 
@@ -96,6 +112,10 @@ def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
     for step in steps:
         for row in step.beyond(*origins):
             yield step, row
+
+
+def _unlike(steps: Sequence[Step]) -> list[First]:
+    return [(step, row) for step in steps if step.ends_apart for row in step.rows if row.excess]
 
 
 def _origin(row: Compared) -> str:
@@ -135,16 +155,21 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
     return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
 
 
-def _wiring_differs(found: Sequence[First]) -> Finding:
-    step, first = found[0]
+def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Finding]:
+    """Where calls take other values than in the reference, if what comes out is not the same all the same."""
+    found = [
+        (step, row)
+        for step in steps
+        for row in step.rows
+        if row.excess and (step.ends_apart if before is None else row.place < before[1].place)
+    ]
+    if not found:
+        return []
+    step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = _value(first)
-    return _finding(
-        "structure-differs",
-        "error",
-        f"{value.site} is another value of the model than in the reference: the two connect their calls differently.",
-        found[:1],
-        next=("Compare the forward methods of both models at this call.", _look(step, value)),
-    )
+    claim = f"At {value.site} calls take other values than in the reference: the two connect their calls differently."
+    next = ("Compare the forward methods of both models at this call.", _look(step, value))
+    return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
 
 
 def _update_differs(found: Sequence[First]) -> Finding:
@@ -363,7 +388,6 @@ def _call_key(call: Call | None) -> tuple[int, str, str, int]:
 
 _TOLD = {
     "given": _input_differs,
-    "wiring": _wiring_differs,
     "call": _first_divergence,
     "gradient": _first_divergence,
     "update": _update_differs,

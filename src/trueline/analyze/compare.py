@@ -143,7 +143,8 @@ def _row(step: Step, compared: Compared) -> Judged:
     value = compared.mine or compared.theirs
     assert value is not None
     distance, expectation = compared.distance, compared.expectation
-    shown = None if distance is None else distance.rel
+    nonfinite = distance is not None and distance.nonfinite_differ
+    shown = None if distance is None or nonfinite else distance.rel
     return Judged(
         step=step.step,
         rank=step.rank,
@@ -160,7 +161,7 @@ def _row(step: Step, compared: Compared) -> Judged:
         expected=None if expectation is None or shown is None else expectation.rel,
         times=compared.times,
         how="" if distance is None or shown is None else distance.how,
-        note=compared.note,
+        note=compared.note or ("NaN or infinities are where the other has none" if nonfinite else ""),
         where=step.frame(value),
         details=None if distance is None else distance.details,
     )

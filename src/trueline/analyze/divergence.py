@@ -15,6 +15,7 @@ from trueline.analyze.comparison import Judgement
 from trueline.analyze.distance import Distance
 from trueline.analyze.expected import CallKey, Expectation, Expected, coarser, key_of
 from trueline.analyze.floors import floor_of
+from trueline.analyze.rounding import UNIT_ROUNDOFF
 from trueline.analyze.values import StepValues, Value
 from trueline.schema.tolerance import Tolerance
 
@@ -25,6 +26,9 @@ has the largest that healthy pairs of runs reach. Statistics tell a difference l
 
 LEAST_SPREAD = 2.0
 """How many times a measured floor is explained at least: of two pairs either is the larger one as often."""
+
+UNCERTAIN = 100.0
+"""Roundings by which gradients are apart after a pass through a model, as a share of their size."""
 
 Measure = Callable[[Value, Value], Distance]
 
@@ -46,13 +50,15 @@ class Compared:
     expectation: Expectation | None = None
     note: str = ""
     param: str | None = None
+    excess: bool = False
+    """Whether it is not comparable although rounding does not explain the difference: its call took other values."""
 
     @property
     def times(self) -> float | None:
         """The difference over the one that rounding explains; inf where none is expected."""
         if self.distance is None or self.distance.rel is None or self.expectation is None:
             return None
-        if self.judgement == "not-comparable":
+        if self.judgement == "not-comparable" or self.distance.nonfinite_differ:
             return None
         return _over(self.distance.rel, self.expectation.rel)
 
@@ -63,6 +69,7 @@ class _Verdict:
     distance: Distance | None
     expectation: Expectation
     note: str = ""
+    excess: bool = False
 
 
 class Divergence:
@@ -94,8 +101,10 @@ class Divergence:
         self._by_root: dict[tuple[int, int], _Verdict] = {}
         self._unmeasured: dict[int, Expectation] = {}
         """What is expected of values that had no twin so far, by root."""
-        self._unlike: set[CallKey] = set()
-        """Calls that took values without a comparable twin: what they return says nothing."""
+        self._unlike: set[int] = set()
+        """Roots of values without a comparable twin."""
+        self._unlike_calls: set[CallKey] = set()
+        """Calls that took such values, or others than in the reference: what they return says nothing."""
         self.rows = list(self._run(guide, alignment))
 
     def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
@@ -133,9 +142,8 @@ class Divergence:
         if verdict is None or other is None:
             return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
         note = verdict.note or reason
-        return Compared(
-            place, root, mine, theirs, verdict.judgement, verdict.distance, verdict.expectation, note, param
-        )
+        told = verdict.judgement, verdict.distance, verdict.expectation, note, param, verdict.excess
+        return Compared(place, root, mine, theirs, *told)
 
     def _judge(self, value: Value, twin: Value | None) -> _Verdict | None:
         """The judgement of a value; of a tensor that was seen before, the one of then."""
@@ -152,15 +160,30 @@ class Divergence:
                 verdict = self._compared(value, twin, expectation)
                 if value.root in self._unmeasured:
                     self._learn(value, twin, expectation, verdict)
+            elif verdict.excess:
+                verdict = self._of_module(value, twin, verdict)
         if twin is not None and verdict is not None:
-            self._by_root.setdefault((value.root, twin.root), verdict)
+            self._by_root[value.root, twin.root] = verdict
         return verdict
+
+    def _of_module(self, value: Value, twin: Value, verdict: _Verdict) -> _Verdict:
+        """What a module returns is its doing where it took what the reference's did, whatever its calls inside took."""
+        key = key_of(value)
+        if value.kind != "module" or not value.returned or value.site.phase != "fwd" or key in self._unlike_calls:
+            return verdict
+        taken = self.expected.taken_by(key)
+        expectation = replace(verdict.expectation, origin="call", call=key, sources=taken)
+        note = "calls inside it take other values than in the reference"
+        judgement: Judgement = "propagated" if expectation.tainted else "beyond"
+        blamed = _Verdict(judgement, verdict.distance, expectation, note)
+        self._learn(value, twin, expectation, blamed)
+        return blamed
 
     def _note_inputs(self, value: Value, verdict: _Verdict | None) -> None:
         if verdict is not None and verdict.judgement != "not-comparable":
             return
         if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
-            self._unlike.add(key_of(value))
+            self._unlike_calls.add(key_of(value))
 
     def _learn(self, value: Value, twin: Value | None, expectation: Expectation, verdict: _Verdict | None) -> None:
         dtype = value.dtype if twin is None else coarser(value.dtype, twin.dtype)
@@ -171,9 +194,11 @@ class Divergence:
             or verdict.judgement == "not-comparable"
         ):
             self._unmeasured[value.root] = expectation
+            self._unlike.add(value.root)
             self.expected.learn(value, expectation.rel, dtype=dtype, tainted=expectation.tainted)
             return
         self._unmeasured.pop(value.root, None)
+        self._unlike.discard(value.root)
         distance, judgement, expectation = verdict.distance, verdict.judgement, verdict.expectation
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
@@ -191,14 +216,15 @@ class Divergence:
         left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
         return self._moved is not None and left
 
-    def _unseen_move(self, value: Value, distance: Distance) -> float:
-        """The difference that statistics of a parameter need not show, as they would that of a value at the end of its
-        range: an update by the sign of a gradient (Adam's is, at first) has the other sign where that is near zero.
+    def _unseen_move(self, value: Value, distance: Distance, dtype: str) -> float:
+        """The difference of a parameter that its statistics need not show: an update by the sign of a gradient (Adam's
+        is, at first) has the other sign where the gradient is as near to zero as it is uncertain.
         """
-        rms = value.stats.rms if value.stats is not None else None
-        if distance.how == "tensor" or not rms or not self._moved:
+        stats = value.stats
+        if distance.how == "tensor" or stats is None or not stats.rms or not self._moved:
             return 0.0
-        return self._moved / (rms * math.sqrt(2 * math.log(max(value.stats.numel if value.stats else 2, 2))))
+        turned = max(min(UNCERTAIN * UNIT_ROUNDOFF.get(dtype, 0.0), 1.0), 1 / stats.numel)
+        return self._moved * math.sqrt(turned) / stats.rms
 
     def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Verdict:
         if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
@@ -212,21 +238,27 @@ class Divergence:
             return _Verdict("equal", distance, expectation)
         if self._settles(value, expectation):
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
-            left = replace(expectation, rel=max(distance.rel or 0.0, self._unseen_move(value, distance)))
+            dtype = coarser(value.dtype, twin.dtype)
+            left = replace(expectation, rel=max(distance.rel or 0.0, self._unseen_move(value, distance, dtype)))
             return _Verdict(judgement, distance, left, "as the updates before this step left it")
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
-        if judgement == "beyond" and self._is_of_unlike(value, expectation):
-            note = "its call took other values than the one in the reference"
-            return _Verdict("not-comparable", distance, expectation, note)
+        if judgement == "beyond" and self._is_of_unlike(expectation):
+            note = "its call takes other values than the one in the reference"
+            return _Verdict("not-comparable", distance, expectation, note, excess=True)
         return _Verdict(judgement, distance, expectation)
 
-    def _is_of_unlike(self, value: Value, expectation: Expectation) -> bool:
-        """Whether a value was made from values without a comparable twin, here or in the forward call."""
-        if expectation.origin not in ("call", "gradient"):
+    def _is_of_unlike(self, expectation: Expectation) -> bool:
+        """Whether a value was made from values without a comparable twin, here or in the forward call; or is another
+        one than in the reference.
+        """
+        if expectation.origin == "wiring":
+            return True
+        if expectation.origin not in ("call", "gradient") or expectation.call is None:
             return False
-        micro, phase, name, number = key_of(value)
-        return (micro, phase, name, number) in self._unlike or (micro, "fwd", name, number) in self._unlike
+        micro, _, name, number = expectation.call
+        keys = expectation.call, (micro, "fwd", name, number)
+        return any(key in self._unlike_calls for key in keys) or any(s in self._unlike for s in expectation.sources)
 
     def _floor(
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation

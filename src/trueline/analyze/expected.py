@@ -157,6 +157,11 @@ class Expected:
         """Whether a call took the value: as an argument, or in backward as the gradient of what it had returned."""
         return value.returned if self._is_gradient(value) else not value.returned
 
+    def taken_by(self, key: CallKey) -> tuple[int, ...]:
+        """The roots of what a call took so far."""
+        call = self._calls.get(key)
+        return tuple(call.taken) if call is not None else ()
+
     # -- by origin ---------------------------------------------------------------------------------------------------
 
     def _of_param(self, value: Value, twin: Value | None, out: Operand, dtype: str) -> Expectation:
@@ -176,7 +181,7 @@ class Expected:
         if value.root in self._param_roots:
             return Expectation(cast, 0.0, "param")
         # Something that is not recorded may have made it from what is known.
-        derived = 2 * self._worst if _is_float(value.dtype) else 0.0
+        derived = self._worst if _is_float(value.dtype) else 0.0
         tainted = self._any_tainted and _is_float(value.dtype)
         return Expectation(math.hypot(cast, derived), 0.0, "given", tainted)
 
@@ -186,7 +191,7 @@ class Expected:
                 call.worst_inside, max((self._known[root].operand.rel for root in call.taken), default=0.0)
             )
             own = _both(op_rounding_rel("unknown", dtype, dtype)) if _is_float(dtype) else 0.0
-            return self._made(2 * rel, own, "call", tuple(call.taken), key_of(value))
+            return self._made(rel, own, "call", tuple(call.taken), key_of(value))
         taken = list(call.taken)
         if value.kind == "module":
             prefix = f"{value.site.name}."
@@ -229,7 +234,7 @@ class Expected:
         given = max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
         function = function_of(call.api)
         if value.kind == "module" and not self._leaf(value):
-            rel = 2 * max(given.rel, call.worst_inside)
+            rel = max(given.rel, call.worst_inside)
         else:
             rel = backward_rel(function, given, inputs, out)
         own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
@@ -237,8 +242,8 @@ class Expected:
         return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
 
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
-        """A gradient of what the record does not show: as far off as any before it, and twice that."""
-        rel = 2 * max(self._worst_backward, self._worst) if out.numel > 1 else 0.0
+        """A gradient of what the record does not show: as far off as any value before it."""
+        rel = max(self._worst_backward, self._worst) if out.numel > 1 else 0.0
         rel = math.hypot(rel, rounding_rel(_unit(dtype)) if rel else 0.0)
         return Expectation(rel, 0.0, "gradient", self._any_tainted, call=key)
 

@@ -45,6 +45,14 @@ RANDOM = frozenset(
 
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
 _FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "addcmul", "prod"})
+_POWERS = {"pow": 2.0, "square": 2.0, "sqrt": 0.5, "rsqrt": 0.5}
+"""How many times a relative difference grows in a power; of ``pow`` the exponent that is used most."""
+
+_THROUGH_ZERO = frozenset(
+    {"gelu", "silu", "relu", "tanh", "elu", "selu", "celu", "mish", "hardswish", "leaky_relu", "erf", "expm1", "log1p"}
+)
+"""Functions that scale a number by a factor that hardly depends on it: relative differences stay."""
+
 _MEANS = frozenset({"mean", "nanmean"})
 
 _PREFIXED = {f"{side}{name}": name for side in "ir" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
@@ -130,6 +138,8 @@ def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
     alive = [each for each in ins if each.rel > 0]
     if not alive:
         return 0.0
+    if function in _POWERS:
+        return _powered(function, ins)
     return _FORWARD.get(_class_of(function), _additive)(ins, out)
 
 
@@ -154,6 +164,8 @@ def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Ope
 def _class_of(function: str) -> str:
     if function in _SOFTMAXES:
         return "softmax"
+    if function in _THROUGH_ZERO:
+        return "through zero"
     if function in _FACTORS:
         return "factors"
     if function == "addcdiv":
@@ -188,6 +200,16 @@ def _additive(ins: Sequence[Operand], out: Operand) -> float:
     if out.rms:
         return math.sqrt(sum((each.rel * (each.rms or out.rms)) ** 2 for each in ins)) / out.rms
     return math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _powered(function: str, ins: Sequence[Operand]) -> float:
+    return _POWERS[function] * math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _kept(ins: Sequence[Operand], out: Operand) -> float:
+    """GELU's slope is up to 1.13 times its value over its argument."""
+    del out
+    return 1.2 * math.sqrt(sum(each.rel**2 for each in ins))
 
 
 def _factors(ins: Sequence[Operand], out: Operand) -> float:
@@ -229,14 +251,14 @@ def _normed(ins: Sequence[Operand], out: Operand) -> float:
 
 def _exponential(ins: Sequence[Operand], out: Operand) -> float:
     """Softmax turns absolute differences of its logits into relative ones."""
-    return max(1.0, ins[0].rms or 1.0) * ins[0].rel
+    return _PEAKED * (ins[0].rms or 1.0) * ins[0].rel
 
 
 def _attention(ins: Sequence[Operand], out: Operand) -> float:
     """Absolute differences of the logits, as softmax has them, and those of the values that are averaged."""
     if len(ins) < 3:
         return _additive(ins, out)
-    return math.hypot(max(1.0, _logits(ins)) * math.hypot(ins[0].rel, ins[1].rel), ins[2].rel * _ratio(ins[2], out))
+    return math.hypot(_PEAKED * _logits(ins) * math.hypot(ins[0].rel, ins[1].rel), ins[2].rel * _ratio(ins[2], out))
 
 
 def _logits(ins: Sequence[Operand]) -> float:
@@ -247,11 +269,14 @@ def _logits(ins: Sequence[Operand]) -> float:
 
 
 def _averaged(ins: Sequence[Operand], out: Operand) -> float:
-    """A mean of K terms: differences average out with their square root, the terms themselves may cancel."""
+    """A sum or mean of K terms: differences grow with sqrt(K) where the terms grow with K, and ``_SHARED`` times that
+    where terms share some of theirs; at most as much as if they all were the same.
+    """
     first = ins[0]
     terms = max(first.numel / max(out.numel, 1), 1.0)
-    shrunk = _ratio(first, out)
-    return first.rel * max(1.0, min(shrunk, shrunk / math.sqrt(terms) * 4))
+    if not first.rms or not out.rms:
+        return first.rel
+    return first.rel * min(_ratio(first, out), first.rms / out.rms * _SHARED / math.sqrt(terms))
 
 
 def _summed(ins: Sequence[Operand], out: Operand) -> float:
@@ -259,13 +284,22 @@ def _summed(ins: Sequence[Operand], out: Operand) -> float:
     terms = max(first.numel / max(out.numel, 1), 1.0)
     if not first.rms or not out.rms:
         return first.rel
-    return first.rel * max(1.0, first.rms * math.sqrt(terms) / out.rms)
+    most = max(1.0, first.rms * terms / out.rms)
+    return first.rel * min(most, first.rms * math.sqrt(terms) / out.rms * _SHARED)
 
 
 def _lost(ins: Sequence[Operand], out: Operand) -> float:
     """A mean of differences between logits, which does not average out where one cause is behind all of them."""
     return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (out.rms or 1.0))
 
+
+_PEAKED = 2.0
+"""How many times the usual logit those are that get most of the weight."""
+
+_SHARED = 4.0
+"""How many times larger the differences of a sum are than if those of its terms were unrelated: for terms of one row,
+which share the differences of what they were made from (up to 19 in ``benchmarks/rounding``, in the worst op).
+"""
 
 _MOST = 1e3
 """No law takes one call for worse conditioned than this: statistics alone do not show where numbers cancel."""
@@ -282,6 +316,7 @@ _KINDS: Mapping[OpClass, str] = {
 }
 
 _FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {
+    "through zero": _kept,
     "product": _product,
     "norm": _normed,
     "softmax": _exponential,
