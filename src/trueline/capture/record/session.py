@@ -262,7 +262,10 @@ class Session:
             call.module, call.stack = module, self._stack(frame)
             call.flags = flagged(call.flags, function.flags)
             slots, call.args = self._described(args, kwargs)
-            waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
+            if function.collective and function.name == "wait_tensor":
+                slots, waits = [], slots  # also a plain tensor may be on its way here
+            else:
+                waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
             self._see(call, slots if not waits else [(slot, x) for slot, x in slots if not is_under_way(x)])
         result = func(*args, **kwargs)
         if call is not None and self._open:
