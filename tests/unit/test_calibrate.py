@@ -204,7 +204,7 @@ def test_runs_of_different_models_are_refused(runs: list[Path], tmp_path: Path) 
         optimizer.step()
     watch.close()
     with pytest.raises(
-        InputError, match=r"values in common: they are of different models|sites of .* exist in"
+        InputError, match=r"values in common: they are of different models|(sites|parameters) of .* exist in"
     ) as caught:
         calibrate([runs[0], tmp_path / "conv"])
     assert isinstance(caught.value, InputError | AlignmentError)

@@ -115,13 +115,13 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Valu
     """
 
     def measure(mine: Value, theirs: Value) -> Distance:
-        if mine.stats is None or theirs.stats is None:
-            return Distance(None, None, "statistics")
-        width = mine.shape[-1] if mine.shape else 1
-        one, other = mine.stats, theirs.stats
-        if not fingerprints:
-            one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
-        distance = stats_distance(one, other, rows=one.numel // max(width, 1))
+        distance = Distance(None, None, "statistics")
+        if mine.stats is not None and theirs.stats is not None:
+            one, other = mine.stats, theirs.stats
+            if not fingerprints:
+                one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
+            width = mine.shape[-1] if mine.shape else 1
+            distance = stats_distance(one, other, rows=one.numel // max(width, 1))
         if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
             return distance
         return tensor_distance(mine.load(), theirs.load(), max_bytes=max_bytes)

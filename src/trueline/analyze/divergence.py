@@ -24,9 +24,6 @@ LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 has the largest that healthy pairs of runs reach. Statistics tell a difference less exactly.
 """
 
-LEAST_SPREAD = 2.0
-"""How many times a measured floor is explained at least: of two pairs either is the larger one as often."""
-
 UNCERTAIN = 100.0
 """Roundings by which gradients are apart after a pass through a model, as a share of their size."""
 
@@ -272,7 +269,7 @@ class Divergence:
         if floor is None:
             return expectation, limit
         spread = self._tolerance.spread
-        return replace(expectation, rel=floor), limit if spread is None else max(spread, LEAST_SPREAD)
+        return replace(expectation, rel=floor), max(limit, 2 * (spread or 0.0))
 
     def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
         if expectation.tainted and distance.how != "tensor":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from trueline.analyze.values import Loader, StepValues, Value
+from trueline.schema.records import UNCOUNTED
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.numbers import numbers
@@ -86,14 +86,17 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
 
 
 def _measured(row: dict[str, Any]) -> TensorStats | None:
-    """The statistics of a row; imported ones that count nothing are taken for those of finite numbers where their sums
-    are finite, as one number that is not would show in those.
+    """The statistics of a row. Imported ones that count nothing are of finite numbers where they say nothing else; of
+    values that are not, all that is known is that some are NaN or infinite: one is counted.
     """
-    if row["nan"] is not None or row["sum"] is None or row["sum_sq"] is None:
+    if row["nan"] is not None:
         return stats_of(row)
-    if not (math.isfinite(row["sum"]) and math.isfinite(row["sum_sq"])):
+    counts = {"pos_inf": 0, "neg_inf": 0, "zero": 0, "subnormal": 0}
+    if UNCOUNTED in (row["note"] or ""):
+        return stats_of({**row, **counts, "nan": 1, "sum": 0.0, "sum_sq": 0.0})
+    if row["sum"] is None or row["sum_sq"] is None:
         return None
-    return stats_of({**row, "nan": 0, "pos_inf": 0, "neg_inf": 0, "zero": 0, "subnormal": 0})
+    return stats_of({**row, **counts, "nan": 0})
 
 
 @functools.cache

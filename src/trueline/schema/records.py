@@ -19,6 +19,9 @@ from trueline.schema.workers import Column
 STAT_NAMES: tuple[str, ...] = ("nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum", "sum_sq")
 """The statistics of one value, in the order in which they are measured; all but the first three over finite ones."""
 
+UNCOUNTED = "not all elements are finite, and nothing was counted"
+"""Part of the note of an imported value of which only that is known."""
+
 RECORD_COLUMNS: tuple[Column, ...] = (
     Column("step", "int64", "optimizer steps", "Optimizer step, from 0."),
     Column("rank", "int32", "", "Global rank."),
