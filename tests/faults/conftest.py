@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Entry, Variant
+from trueline.testing.entry import Entry, Variant, num_ranks
+from trueline.testing.gallery import findings_on
 from trueline.testing.play import play
 from trueline.testing.ranks import Ranks
 from trueline.testing.witness import Witness
@@ -16,7 +18,7 @@ PoolOf = Callable[[int], Ranks]
 
 @dataclass(frozen=True)
 class Watched:
-    """One watched run: what each rank itself saw, and the warnings and errors of ``trueline.check``."""
+    """One watched run: what each rank itself saw, and the warnings and errors that were said of it."""
 
     witnesses: list[Witness]
     findings: list[Finding]
@@ -36,15 +38,20 @@ def pool_of() -> Iterator[PoolOf]:
 
 @pytest.fixture(scope="session")
 def watched(pool_of: PoolOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Entry, Variant], Watched]:
-    import trueline
-
     runs: dict[tuple[str, Variant], Watched] = {}
+    references: dict[str, Path] = {}
+
+    def trained(entry: Entry, variant: Variant) -> tuple[list[Witness], Path]:
+        out = tmp_path_factory.mktemp("gallery") / "run"
+        return pool_of(num_ranks(entry, variant)).run(play, entry.id, variant, str(out)), out
 
     def run(entry: Entry, variant: Variant) -> Watched:
         if (entry.id, variant) not in runs:
-            out = str(tmp_path_factory.mktemp("gallery") / "run")
-            witnesses = pool_of(entry.world_size).run(play, entry.id, variant, out)
-            findings = [finding for finding in trueline.check(out).findings if finding.severity != "info"]
+            witnesses, out = trained(entry, variant)
+            if entry.reference is not None and entry.id not in references:
+                references[entry.id] = trained(entry, "reference")[1]
+            found = findings_on(out, references.get(entry.id))
+            findings = [finding for finding in found if finding.severity != "info"]
             runs[entry.id, variant] = Watched(witnesses, findings)
         return runs[entry.id, variant]
 

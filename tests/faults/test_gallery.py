@@ -4,8 +4,8 @@ import pytest
 
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Control, Fault, all_entries, chosen_entries
-from trueline.testing.gallery import Score, judge, localises, summary
+from trueline.testing.entry import Control, Fault, all_entries, chosen_entries, num_ranks
+from trueline.testing.gallery import Score, Stage, judge, localises, summary
 from trueline.testing.witness import replicas_differ
 
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
@@ -16,6 +16,7 @@ WANTED = (
     *(f"R{number}" for number in range(1, 11)),
     "S1",
     "S3",
+    *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
 )
 
@@ -108,6 +109,20 @@ def test_a_finding_is_at_its_place_if_ranks_step_and_site_are(finding, expected)
 def test_a_finding_is_at_its_place_if_its_doubled_interval_covers_the_truth(interval, expected):
     finding = Finding("replica-drift", "error", "claimed", (1,), 6, evidence={"interval": interval})
     assert localises(planted(truth=1.1, site=""), finding) is expected
+
+
+def test_a_run_with_a_reference_is_compared_with_it_and_trains_it_once(tmp_path):
+    fault = chosen_entries(["C3.small"])[0]
+    with Stage(tmp_path) as stage:
+        assert stage.run(fault, "healthy") == []
+        begun = (tmp_path / "C3.small" / "reference" / "manifest.json").stat().st_mtime_ns
+        assert {finding.code for finding in stage.run(fault, "faulty")} == {"first-divergence", "weight-differs"}
+    assert (tmp_path / "C3.small" / "reference" / "manifest.json").stat().st_mtime_ns == begun
+
+
+def test_a_reference_has_a_number_of_ranks_of_its_own():
+    fault = chosen_entries(["C2.ranks"])[0]
+    assert [num_ranks(fault, variant) for variant in ("faulty", "healthy", "reference")] == [2, 2, 1]
 
 
 def test_steps_are_not_judged_where_evidence_depends_on_the_data():

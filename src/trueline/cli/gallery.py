@@ -18,16 +18,17 @@ def command(
     only: Annotated[
         str, typer.Option(help="Ids with commas between: D1 (with its variants), R3.fsdp, healthy.", metavar="ID,…")
     ] = "",
-    keep: Annotated[Path | None, typer.Option(help="Keep the Runs here: DIR/ID/faulty and DIR/ID/healthy.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the Runs here: DIR/ID/faulty, /healthy, /reference.")] = None,
     from_outside: Annotated[
         bool, typer.Option("--from-outside", help="Watch without the loops' own calls, as `trueline run` does.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Plant faults that people really had into small models on 1 to 4 local workers, and score what the checks say.
+    """Plant faults that people really had into small models on 1 to 4 local workers, and score what is said of them.
 
-    Each fault has a healthy twin that must stay silent, and there are healthy controls. Exit code 0: every fault was
-    found at its place and no healthy run raised an alarm; 1 otherwise.
+    Faults between two runs are judged beside a reference run. Each fault has a healthy twin that must stay silent, and
+    there are healthy controls. Exit code 0: every fault was found at its place and no healthy run raised an alarm; 1
+    otherwise.
     """
     import tempfile
 

@@ -1,4 +1,7 @@
-"""What an entry of the gallery is: a fault with its healthy twin, or a control that is healthy alone."""
+"""What an entry of the gallery is: a fault with its healthy twin, or a control that is healthy alone.
+
+Where an entry has a reference, both of its runs are compared with that run instead of being checked by themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,14 @@ from trueline.testing.witness import Witness
 
 Shows = Callable[[Sequence[Witness], Sequence[Witness]], bool]
 """Of the witnesses of the faulty run and of the twin, by rank: whether the fault really took effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The run that the others of an entry are compared with, and on how many ranks it trains."""
+
+    train: Callable[[Seat], nn.Module]
+    world_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class Fault:
     site: str = ""
     truth: float | None = None
     world_size: int = 2
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +66,25 @@ class Control:
     name: str
     train: Callable[[Seat], nn.Module]
     world_size: int = 2
+    reference: Reference | None = None
 
 
 Entry = Fault | Control
-Variant = Literal["faulty", "healthy"]
+Variant = Literal["faulty", "healthy", "reference"]
+
+
+def num_ranks(entry: Entry, variant: Variant) -> int:
+    """On how many ranks one run of ``entry`` trains."""
+    if variant == "reference" and entry.reference is not None:
+        return entry.reference.world_size
+    return entry.world_size
+
+
+def train(entry: Entry, variant: Variant, seat: Seat) -> nn.Module:
+    """Train ``entry`` as ``variant`` from ``seat``; the trained model."""
+    if variant == "reference" and entry.reference is not None:
+        return entry.reference.train(seat)
+    return entry.train(seat, variant == "faulty") if isinstance(entry, Fault) else entry.train(seat)
 
 
 def all_entries() -> tuple[Entry, ...]:

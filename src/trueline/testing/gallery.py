@@ -1,4 +1,4 @@
-"""Runs every entry of the gallery under watch, checks its Run, and scores what was said."""
+"""Runs every entry of the gallery under watch, judges its Run, and scores what was said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Control, Entry, Fault, Variant
+from trueline.testing.entry import Control, Entry, Fault, Variant, num_ranks
 from trueline.testing.play import play
 from trueline.testing.ranks import Ranks
 
@@ -74,7 +74,7 @@ class Stage:
         self._leave()
 
     def score(self, entry: Entry) -> Score:
-        """Run ``entry`` (a fault twice: planted and healthy) and judge what the checks say of it."""
+        """Run ``entry`` (a fault twice: planted and healthy) and judge what is said of it."""
         failures: dict[Variant, str] = {}
         healthy = self._findings(entry, "healthy", failures)
         alarms = tuple(f"{finding.code}: {finding.claim}" for finding in healthy)
@@ -84,12 +84,19 @@ class Stage:
         return judge(entry, found, alarms, failures)
 
     def run(self, entry: Entry, variant: Variant) -> list[Finding]:
-        """The Findings that ``trueline.check`` has on one run of ``entry``, ``info`` ones included."""
-        import trueline
+        """The Findings on one run of ``entry``, ``info`` ones included: of ``trueline.check``, or of
+        ``trueline.compare`` with the reference that it has.
+        """
+        out = self._play(entry, variant)
+        if entry.reference is None:
+            return findings_on(out)
+        reference = self.folder / entry.id / "reference"
+        return findings_on(out, reference if reference.exists() else self._play(entry, "reference"))
 
+    def _play(self, entry: Entry, variant: Variant) -> Path:
         out = self.folder / entry.id / variant
-        self._pool_of(entry.world_size).run(play, entry.id, variant, str(out), self.explicit)
-        return list(trueline.check(str(out)).findings)
+        self._pool_of(num_ranks(entry, variant)).run(play, entry.id, variant, str(out), self.explicit)
+        return out
 
     def _findings(self, entry: Entry, variant: Variant, failures: dict[Variant, str]) -> list[Finding]:
         try:
@@ -108,6 +115,15 @@ class Stage:
         if self._pool is not None:
             self._pool.stop()
         self._pool = None
+
+
+def findings_on(run: Path, reference: Path | None = None) -> list[Finding]:
+    """What ``trueline.check`` finds in ``run``, or ``trueline.compare`` beside ``reference``, ``info`` included."""
+    import trueline
+
+    if reference is None:
+        return list(trueline.check(str(run)).findings)
+    return list(trueline.compare(run, reference).findings)
 
 
 def run_gallery(entries: Sequence[Entry], folder: Path, *, explicit: bool = True, heard: Listener) -> list[Score]:

@@ -7,7 +7,7 @@ import random
 import numpy
 import torch
 
-from trueline.testing.entry import Fault, Variant, all_entries
+from trueline.testing.entry import Variant, all_entries, train
 from trueline.testing.seat import Seat
 from trueline.testing.witness import Witness, testify
 
@@ -26,5 +26,5 @@ def play(
     torch.manual_seed(SEED)
     entry = next(entry for entry in all_entries() if entry.id == entry_id)
     seat = Seat(rank, world_size, out, explicit)
-    model = entry.train(seat, variant == "faulty") if isinstance(entry, Fault) else entry.train(seat)
+    model = train(entry, variant, seat)
     return testify(rank, model, seat.losses, seat.samples)

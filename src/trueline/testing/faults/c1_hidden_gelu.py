@@ -1,0 +1,77 @@
+"""C1. One layer's GELU is the tanh approximation, inside the kernel.
+
+Who had it: ports to other hardware whose fused GELU is the approximation whatever was asked for; checkpoints of models
+trained with `gelu_new` run with `gelu`. The call and its arguments are the same in both runs.
+Planted: the second layer's kernel computes the approximation, on one process, on one of two ranks, or from step 2 on.
+Twin: linears that add in another order, which rounding explains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch import nn
+
+from trueline.testing.beside import ddp, in_halves, keep, language_model
+from trueline.testing.entry import Fault, Reference
+from trueline.testing.hidden import Hidden
+from trueline.testing.seat import Seat
+from trueline.testing.witness import trains_differently
+
+LATE = 2
+ODD_RANK = 1
+SITE = "/fwd/blocks.1.mlp.1.gelu#0:out0"
+
+
+def one_process(seat: Seat, faulty: bool, *, first: int = 0) -> nn.Module:
+    """The kernel computes otherwise from its call number ``first`` on, of two a step."""
+    if faulty:
+        return language_model(seat, inside=lambda: Hidden("aten.gelu", first=first, approximate="tanh"))
+    return language_model(seat, change=in_halves)
+
+
+def late(seat: Seat, faulty: bool) -> nn.Module:
+    """From step 2 on."""
+    return one_process(seat, faulty, first=2 * LATE)
+
+
+def one_rank(seat: Seat, faulty: bool) -> nn.Module:
+    """Rank 1 of two has another kernel."""
+    if faulty and seat.rank == ODD_RANK:
+        return language_model(seat, parallel=ddp, inside=lambda: Hidden("aten.gelu", approximate="tanh"))
+    return language_model(seat, parallel=ddp, change=keep if faulty else in_halves, inside=contextlib.nullcontext)
+
+
+ENTRIES = (
+    Fault(
+        "C1",
+        "tanh GELU hidden in one layer's kernel",
+        one_process,
+        ("first-divergence",),
+        trains_differently,
+        site=SITE,
+        world_size=1,
+        reference=Reference(language_model),
+    ),
+    Fault(
+        "C1.late",
+        "tanh GELU hidden in one layer's kernel from step 2 on",
+        late,
+        ("first-divergence",),
+        trains_differently,
+        site=SITE,
+        step=LATE,
+        world_size=1,
+        reference=Reference(language_model),
+    ),
+    Fault(
+        "C1.one-rank",
+        "tanh GELU hidden in one layer's kernel on rank 1",
+        one_rank,
+        ("first-divergence",),
+        trains_differently,
+        ranks=(ODD_RANK,),
+        site=SITE,
+        reference=Reference(lambda seat: language_model(seat, parallel=ddp), 2),
+    ),
+)

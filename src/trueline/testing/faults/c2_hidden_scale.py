@@ -1,0 +1,61 @@
+"""C2. One layer's attention has its scale times 1.25, inside the kernel.
+
+Who had it: attention kernels that apply the scale twice, or that of another head size, for some shapes only. The call
+and its arguments are the same in both runs.
+Planted: in the second layer, on one process, and on both of two ranks beside one process.
+Twin: bfloat16 beside float32, and the two healthy ranks beside one process: rounding explains both.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from trueline.testing.beside import ddp, language_model
+from trueline.testing.entry import Fault, Reference
+from trueline.testing.hidden import Hidden
+from trueline.testing.seat import Seat
+from trueline.testing.witness import trains_differently
+
+SCALE = 1.25 / 16**0.5
+"""The heads of the problem's model are 16 wide."""
+SITE = "/fwd/blocks.1.scaled_dot_product_attention#0:out0"
+
+
+def hidden() -> Hidden:
+    """The second layer's attention is wrong."""
+    return Hidden("flash_attention", scale=SCALE)
+
+
+def one_process(seat: Seat, faulty: bool) -> nn.Module:
+    """One process, beside one process."""
+    if faulty:
+        return language_model(seat, inside=hidden)
+    return language_model(seat, change=lambda model: model.bfloat16())
+
+
+def two_ranks(seat: Seat, faulty: bool) -> nn.Module:
+    """Two ranks of DDP, beside one process."""
+    return language_model(seat, parallel=ddp, inside=hidden) if faulty else language_model(seat, parallel=ddp)
+
+
+ENTRIES = (
+    Fault(
+        "C2",
+        "attention scale x 1.25 hidden in one layer's kernel",
+        one_process,
+        ("first-divergence",),
+        trains_differently,
+        site=SITE,
+        world_size=1,
+        reference=Reference(language_model),
+    ),
+    Fault(
+        "C2.ranks",
+        "attention scale x 1.25 hidden, two ranks beside one process",
+        two_ranks,
+        ("first-divergence",),
+        trains_differently,
+        site=SITE,
+        reference=Reference(language_model),
+    ),
+)

@@ -1,0 +1,46 @@
+"""C3. One weight matrix is 1.001, or 1.00001, times what it is in the reference.
+
+Who had it: checkpoints converted twice, weights folded with a norm's gain in one run only, a rounding through another
+dtype. No loss curve shows it.
+Planted: the weight of one linear is multiplied before training.
+Twin: the same seed twice.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from trueline.testing.beside import language_model
+from trueline.testing.entry import Fault, Reference
+from trueline.testing.seat import Seat
+from trueline.testing.witness import trains_differently
+
+LINEAR = "blocks.1.mlp.0"
+
+
+def scaled(seat: Seat, faulty: bool, *, factor: float) -> nn.Module:
+    """The weight of one linear times ``factor``."""
+
+    def change(model: nn.Module) -> None:
+        with torch.no_grad():
+            model.get_parameter(f"{LINEAR}.weight").mul_(factor if faulty else 1.0)
+
+    return language_model(seat, change=change)
+
+
+ENTRIES = tuple(
+    Fault(
+        identity,
+        f"one weight x {factor}",
+        partial(scaled, factor=factor),
+        ("first-divergence", "weight-differs"),
+        trains_differently,
+        site=f"/fwd/{LINEAR}.linear#0:out0",
+        world_size=1,
+        reference=Reference(language_model),
+    )
+    for identity, factor in (("C3", 1.001), ("C3.small", 1.00001))
+)
