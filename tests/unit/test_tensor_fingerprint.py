@@ -199,3 +199,11 @@ def test_taking_it_changes_neither_the_tensor_nor_torch():
     assert torch.equal(before[0], x.detach())
     assert torch.equal(before[2], torch.get_rng_state())
     assert (before[1], before[3]) == (x._version, x.grad_fn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_a_fingerprint_leaves_the_storage_as_it_was(dtype):
+    x = torch.arange(6 * 40_000).reshape(6, 40_000).to(dtype)
+    for view in (x, x.T, x[1::2], x[:, ::3], x[2, 5]):
+        assert HostFingerprint().of(view) == HostFingerprint().of(view.clone())
+    assert x.untyped_storage().resizable()

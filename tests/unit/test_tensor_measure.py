@@ -147,6 +147,16 @@ def test_zeros_and_subnormals_are_counted_wherever_they_lie(dtype, sign):
             assert_same(measured(x), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("numel", [5, SMALL + 5, CHUNK + 5])
+@pytest.mark.parametrize("odd", [1.0, 0.0, 1e-7, 6e4, math.nan, -math.inf])
+def test_measuring_floats_leaves_their_storage_as_it_was(dtype, numel, odd):
+    x = torch.full((numel,), odd).to(dtype)
+    for y in (x, x[::2], x.expand(3, numel)):
+        assert_same(measured(y), y)
+    assert x.untyped_storage().resizable()
+
+
 @pytest.mark.parametrize("value", [1e-30, 1e-13, 3e-5, 1e18, 3e38])
 def test_squares_that_float32_cannot_hold_are_summed_in_float64(value):
     x = torch.linspace(-value, value, 3 * SMALL)

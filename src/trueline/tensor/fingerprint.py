@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.tensor.layout import blocks
+from trueline.tensor.memory import bits_of
 from trueline.tensor.shard import Placed
 from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
 
@@ -52,7 +53,9 @@ _SLAB = 1 << 24  # words whose products are held on a device at once
 _SHORT = 1024  # elements of a run below which one gathers weights instead of calling for each run
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NUMPY_INTEGERS = {torch.int8: np.int8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int32}
+_WORDS = {torch.int8: np.dtype("i1"), torch.int16: np.dtype("i2")} | dict.fromkeys(
+    (torch.int32, torch.int64), np.dtype("i4")
+)
 
 
 class HostFingerprint:
@@ -86,10 +89,11 @@ class HostFingerprint:
         """Σ word · weight over elements that follow each other, the first being the ``start``-th of the whole."""
         start *= _words_each(x)
         if x.is_contiguous():
-            return self._sum(x.numpy().reshape(-1).view(_word_type(x)), start)
+            return self._sum(bits_of(x, _WORDS[x.dtype]), start)
         total = 0
         for block in blocks(x, PAGE):
-            words_N = block.contiguous().numpy().reshape(-1).view(_word_type(x))
+            gathered = block.contiguous()
+            words_N = bits_of(gathered, _WORDS[x.dtype])
             total += self._sum(words_N, start)
             start += words_N.size
         return total
@@ -189,10 +193,6 @@ def _as_integers(x: Tensor) -> Tensor:
 
 def _words_each(x: Tensor) -> int:
     return 2 if x.dtype == torch.int64 else 1
-
-
-def _word_type(x: Tensor) -> type[np.signedinteger[Any]]:
-    return _NUMPY_INTEGERS[x.dtype]
 
 
 def _words(x: Tensor) -> Tensor:

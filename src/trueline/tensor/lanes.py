@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trueline.tensor.memory import bits_of
+
 CHUNK = 131_072
 """Numbers that are measured while they are in the cache: 512 KB of float32."""
 
@@ -34,9 +36,6 @@ Stats = tuple[float, float, float, float, float, float, float, float, float]
 
 EMPTY: Stats = (0, 0, 0, 0, 0, math.nan, math.nan, 0.0, 0.0)
 
-_STRETCH = 4096
-"""Numbers in which zeros are looked for together."""
-
 _LEAST = 1e-12
 _MOST = math.sqrt(torch.finfo(torch.float32).max / CHUNK)
 """The largest absolute value of a block between which its squares and their sum are safe in float32."""
@@ -44,6 +43,8 @@ _MOST = math.sqrt(torch.finfo(torch.float32).max / CHUNK)
 _LARGEST = torch.finfo(torch.float64).max
 _LARGEST_SQUARED = 1e150
 """Above it sums may overflow float64, of which NumPy would warn."""
+
+_smallest, _largest, _total = np.minimum.reduce, np.maximum.reduce, np.add.reduce
 
 _BIT_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -100,7 +101,7 @@ class FloatLane:
         self._scratch = scratch
         self._dtype = dtype
         self._bit_type = _BIT_TYPES[info.bits // 8]
-        self._unsigned = np.dtype(f"u{info.bits // 8}")
+        self._signed, self._unsigned = np.dtype(f"i{info.bits // 8}"), np.dtype(f"u{info.bits // 8}")
         self._sign = 1 << (info.bits - 1)
         self._shift = 16 if dtype == torch.bfloat16 else 0  # a bfloat16 is the upper half of a float32
         letters = {2: ("=H", "=e"), 4: ("=I", "=f"), 8: ("=Q", "=d")}[
@@ -117,28 +118,28 @@ class FloatLane:
     def _of_few(self, block: Tensor) -> Stats:
         """Few numbers cost less all in float64, which holds those of every dtype."""
         x = block.double().numpy().reshape(-1)  # by torch, as NumPy warns of signalling NaNs
-        low, high = float(np.minimum.reduce(x)), float(np.maximum.reduce(x))
+        low, high = float(_smallest(x)), float(_largest(x))
         nan = pos_inf = neg_inf = 0
         if not (low >= -_LARGEST and high <= _LARGEST):
             nan, pos_inf, neg_inf = int(np.isnan(x).sum()), int((x == math.inf).sum()), int((x == -math.inf).sum())
             x = x[np.isfinite(x)]
             if x.size == 0:
                 return (nan, pos_inf, neg_inf, 0, 0, math.nan, math.nan, 0.0, 0.0)
-            low, high = float(np.minimum.reduce(x)), float(np.maximum.reduce(x))
+            low, high = float(_smallest(x)), float(_largest(x))
         largest = max(-low, high)
-        total = float(np.add.reduce(x)) if largest <= _LARGEST_SQUARED else torch.as_tensor(x).sum().item()
+        total = float(_total(x)) if largest <= _LARGEST_SQUARED else torch.as_tensor(x).sum().item()
         sums = total, _square_sum(x, largest)
         zero = small = 0
-        if low < self._tiny and high > -self._tiny and float(np.minimum.reduce(size := np.absolute(x))) < self._tiny:
+        if low < self._tiny and high > -self._tiny and float(_smallest(size := np.absolute(x))) < self._tiny:
             zero, small = int((size == 0).sum()), int((size < self._tiny).sum())
         return (nan, pos_inf, neg_inf, zero, small - zero, low + 0.0, high + 0.0, *sums)
 
     def _of_many(self, block: Tensor) -> Stats:
-        signed = block.view(self._bit_type).numpy().reshape(-1)
+        signed, sign = bits_of(block, self._signed), self._sign
         unsigned = signed.view(self._unsigned)
-        far_positive, far_negative = int(np.maximum.reduce(signed)), int(np.maximum.reduce(unsigned)) - self._sign
-        near_positive = int(np.minimum.reduce(unsigned)) if far_positive >= 0 else self._sign  # where there are none
-        near_negative = (int(np.minimum.reduce(signed)) if far_negative >= 0 else 0) + self._sign
+        far_positive, far_negative = int(_largest(signed)), int(_largest(unsigned)) - sign
+        near_positive = int(_smallest(unsigned)) if far_positive >= 0 else sign  # where there are none
+        near_negative = (int(_smallest(signed)) if far_negative >= 0 else 0) + sign
         zero = subnormal = 0
         if near_positive < self._least_normal or near_negative < self._least_normal:
             zero, subnormal = self._near_zero(signed, unsigned, near_positive, near_negative)
@@ -147,8 +148,14 @@ class FloatLane:
             return (*odd, zero, subnormal, *self._rest(block, min(near_positive, near_negative), sum(odd)))
         low = -self._value(far_negative) if far_negative >= 0 else self._value(near_positive)
         high = self._value(far_positive) if far_positive >= 0 else -self._value(near_negative)
-        sums = _sums(self._wide(block), max(-low, high))
+        sums = self._sums_of(block, signed, max(-low, high))
         return (0, 0, 0, zero, subnormal, low + 0.0, high + 0.0, *sums)
+
+    def _sums_of(self, block: Tensor, signed: NDArray[Any], largest: float) -> tuple[float, float]:
+        """Sum and sum of squares of finite numbers. Most are float32 and need neither a copy nor an alias."""
+        if self._dtype == torch.float32 and _LEAST <= largest <= _MOST:
+            return block.sum().item(), _square_sum(signed.view(np.float32), largest)
+        return _sums(self._wide(block), largest)
 
     def _near_zero(
         self, signed: NDArray[Any], unsigned: NDArray[Any], near_positive: int, near_negative: int
@@ -156,13 +163,11 @@ class FloatLane:
         """Zeros and subnormals, looking only on the side of zero where there are any."""
         count, zero, small = self._scratch.count, 0, 0
         if near_positive < self._least_normal:
-            near = _around(unsigned, self._least_normal)
-            small += count(near, np.less, self._least_normal)
-            zero += count(near, np.equal, 0) if near_positive == 0 else 0
+            small += count(unsigned, np.less, self._least_normal)
+            zero += count(unsigned, np.equal, 0) if near_positive == 0 else 0
         if near_negative < self._least_normal:
-            near = _around(signed, self._least_normal - self._sign)
-            small += count(near, np.less, self._least_normal - self._sign)
-            zero += count(near, np.equal, -self._sign) if near_negative == 0 else 0
+            small += count(signed, np.less, self._least_normal - self._sign)
+            zero += count(unsigned, np.equal, self._sign) if near_negative == 0 else 0
         return zero, small - zero
 
     def _not_finite(
@@ -184,7 +189,7 @@ class FloatLane:
             return math.nan, math.nan, 0.0, 0.0
         wide = self._scratch.finite(self._wide(block))
         x = wide.numpy()
-        low, high, nearest_value = float(np.minimum.reduce(x)), float(np.maximum.reduce(x)), self._value(nearest)
+        low, high, nearest_value = float(_smallest(x)), float(_largest(x)), self._value(nearest)
         # A zero may stand for what is not finite. If so, no finite number is on that side of it, or it is zero itself.
         low, high = low if low < 0 else nearest_value, high if high > 0 else 0.0 - nearest_value
         return low, high, *_sums(wide, max(-low, high))
@@ -246,7 +251,7 @@ class IntegerLane:
     def stats(self, block: Tensor) -> Stats:
         """The nine statistics of the block."""
         x = block.numpy().reshape(-1)
-        low, high = int(np.minimum.reduce(x)), int(np.maximum.reduce(x))
+        low, high = int(_smallest(x)), int(_largest(x))
         zero = self._scratch.count(x, np.equal, 0) if low <= 0 <= high else 0
         sums = _sums(self._scratch.widened(block, torch.float64), 0.0)
         return (0, 0, 0, zero, 0, float(low), float(high), *sums)
@@ -271,21 +276,6 @@ def of_one(value: float, dtype: torch.dtype) -> Stats:
     return (0, 0, 0, value == 0, subnormal, value + 0.0, value + 0.0, value, value * value)
 
 
-def _around(numbers: NDArray[Any], limit: int) -> NDArray[Any]:
-    """Of [n] numbers the stretches in which any is below the limit, or all where most of them have one: zeros tend to
-    come together (padding, words that are not there), and a minimum costs a third of counting. Where the first stretch
-    has one, they are everywhere.
-    """
-    if int(np.minimum.reduce(numbers[:_STRETCH])) < limit:
-        return numbers
-    whole = numbers.size - numbers.size % _STRETCH
-    stretches = numbers[:whole].reshape(-1, _STRETCH)
-    chosen = np.flatnonzero(np.minimum.reduce(stretches, axis=1) < limit)
-    if 2 * chosen.size > len(stretches):
-        return numbers
-    return np.concatenate([stretches[chosen].reshape(-1), numbers[whole:]])
-
-
 def _sums(wide: Tensor, largest: float) -> tuple[float, float]:
     """Sum and sum of squares of finite float32 or float64 [n] whose largest absolute value is ``largest``.
 
@@ -303,8 +293,9 @@ def _square_sum(x: NDArray[Any], largest: float) -> float:
     if x.dtype == np.float64:
         return float(np.dot(x, x))
     whole = x.size - x.size % ROW
-    rows = x[:whole].reshape(-1, 1, ROW)
-    total = float(np.add.reduce(np.matmul(rows, rows.transpose(0, 2, 1)), axis=None, dtype=np.float64))
+    rows = x[:whole]
+    squares = np.matmul(rows.reshape(-1, 1, ROW), rows.reshape(-1, ROW, 1))
+    total = float(_total(squares, axis=None, dtype=np.float64))
     if whole < x.size:
         tail = x[whole:].astype(np.float64)
         total += float(np.dot(tail, tail))

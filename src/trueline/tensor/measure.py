@@ -72,12 +72,12 @@ class HostMeter:
         NaN for the extremes where nothing is finite. ``x`` may be empty, strided, expanded, and require gradients; it
         is copied at most ``CHUNK`` elements at a time, but for one whose conjugation is still pending.
         """
-        x = x.detach()
-        lane = self._lanes[x.dtype]
-        if x.is_complex():
+        x, dtype = x.detach(), x.dtype
+        lane = self._lanes[dtype]
+        if dtype.is_complex:
             x = torch.view_as_real(x.resolve_conj())
-        if x.dim() == 0 and x.is_floating_point():
-            out_S[:] = of_one(x.item(), x.dtype)
+        if dtype.is_floating_point and x.dim() == 0:
+            out_S[:] = of_one(x.item(), dtype)
         elif 0 < x.numel() <= CHUNK and x.is_contiguous() and not x.is_neg():
             out_S[:] = lane.stats(x)
         else:

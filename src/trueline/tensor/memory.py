@@ -6,10 +6,26 @@ resizes the storages of its unsharded parameters.
 
 from __future__ import annotations
 
-import ctypes
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+class _Memory:
+    """Memory from an address on, as NumPy's array interface tells it: a ctypes array would be a new type a length."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, address: int, num_elements: int, typestr: str) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (num_elements,),
+            "typestr": typestr,
+            "version": 3,
+        }
 
 
 def alias(x: Tensor) -> Tensor:
@@ -23,5 +39,13 @@ def alias(x: Tensor) -> Tensor:
     if x.numel() == 0 or not x.untyped_storage().resizable():
         return x
     span = x.numel() if x.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    memory = (ctypes.c_char * (span * x.element_size())).from_address(x.data_ptr())
+    memory = np.asarray(_Memory(x.data_ptr(), span * x.element_size(), "|u1"))
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, x.stride())
+
+
+def bits_of(x: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """[n] the bits of a contiguous CPU tensor that is not empty, as integers no wider than its elements.
+
+    They are its own memory: valid as long as ``x`` is, which they do not keep alive, and not to be written.
+    """
+    return np.asarray(_Memory(x.data_ptr(), x.numel() * x.element_size() // dtype.itemsize, dtype.str))

@@ -26,12 +26,11 @@ from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, Tensor
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device
-from trueline.tensor.lanes import SMALL
 from trueline.tensor.memory import alias
 
 _MEASURED_FIRST = 2_048
-_WIDENED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""Dtypes of which a few numbers are measured in a wider copy, so that nothing needs an alias."""
+_READ_IN_PLACE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Dtypes that are measured without an alias of the memory; so are all fingerprints."""
 
 _GATHERED = 4 * 2**20
 """Elements up to which a strided tensor is copied where both its statistics and its fingerprint are taken: gathering it
@@ -203,7 +202,7 @@ class StepBuffer:
         if self._on_host(x):
             if self._fingerprints and x.numel() <= _GATHERED and not x.is_contiguous():
                 x = x.contiguous()
-            elif self._fingerprints or x.numel() > SMALL or x.dtype not in _WIDENED:
+            elif x.dtype not in _READ_IN_PLACE:
                 x = alias(x)
             self._meter.stats_into(x, self._stats_MS[index])
             if self._fingerprint is not None:
