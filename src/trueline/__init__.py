@@ -67,9 +67,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return importlib.import_module("trueline.store.reader").Run(os.fspath(path))
 
 
-def check(run: str | os.PathLike[str] | Run) -> CheckReport:
-    """Run every check that ``run`` has data for. Raises ``RunError`` where there is no Run."""
-    return importlib.import_module("trueline.analyze.check_run").check(run)
+def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> CheckReport:
+    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given. Raises ``RunError``
+    where there is no Run.
+    """
+    return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref)
 
 
 def compare(

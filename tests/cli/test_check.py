@@ -6,9 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.exact_checks.simulate import Size, same_batches
 from tests.unit.synthetic_run import healthy_rows, sample_rows, write_run
 
+import trueline as public
 from trueline.analyze.registry import installed_checks
 from trueline.cli.main import main
 
@@ -99,3 +101,39 @@ def test_what_is_no_run_is_exit_code_2_in_one_sentence(trueline, runs):
         assert done.stderr.startswith("trueline: ")
         assert "Traceback" not in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_reference_adds_what_compare_finds(trueline, recorded):
+    done = trueline("check", recorded / "changed", "--ref", recorded / "reference", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert "first-divergence" in {finding["code"] for finding in document["findings"]}
+    assert "first-divergence" in document["checks_run"]
+
+
+def test_a_reference_without_records_is_said_and_the_other_checks_run(trueline, recorded, runs):
+    done = trueline("check", recorded / "changed", "--ref", runs / "healthy", "--json")
+    document = json.loads(done.stdout)
+    why = {entry["check"]: entry["why"] for entry in document["checks_not_run"]}
+    assert "No step was recorded" in why["first-divergence"]
+    assert "overflow-origin" in document["checks_run"]
+
+
+def test_a_reference_that_is_no_run_is_exit_code_2(trueline, recorded, tmp_path):
+    done = trueline("check", recorded / "changed", "--ref", tmp_path / "gone")
+    assert done.returncode == 2
+    assert "gone" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    for name, slope in (("reference", 0.01), ("changed", 0.2)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LeakyReLU(slope))
+        watch = public.watch(model, torch.optim.SGD(model.parameters()), out=folder / name, plan={"preset": "mix"})
+        with watch.step():
+            model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
+        watch.close()
+    return folder

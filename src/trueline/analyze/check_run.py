@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from trueline.analyze.compare import compare
 from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
 from trueline.analyze.registry import Check, installed_checks
-from trueline.schema.errors import CannotTell, RunError
+from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight
 from trueline.store.reader import Run
 
@@ -64,12 +65,21 @@ class CheckReport:
         }
 
 
-def check(run: str | os.PathLike[str] | Run) -> CheckReport:
-    """Run every installed check on a Run, or a path of one. Raises ``RunError`` where there is no Run to read.
+COMPARE_CODES = (
+    *("input-differs", "weight-differs", "structure-differs", "dtype-differs", "first-divergence"),
+    *("explained-by-rounding", "optimizer-differs", "site-missing"),
+)
+"""What a comparison with a reference looks for."""
+
+
+def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> CheckReport:
+    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given. Raises
+    ``RunError`` where there is no Run to read.
 
     Findings that live checks left while the job ran are included.
     """
     opened = run if isinstance(run, Run) else Run(run)
+    reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
     findings: list[Finding] = list(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
@@ -82,6 +92,13 @@ def check(run: str | os.PathLike[str] | Run) -> CheckReport:
             not_run.append(_failed(each, error))
         else:
             codes.append(each.code)
+    if reference is not None:
+        try:
+            findings += compare(opened, reference).findings
+        except (CannotTell, AlignmentError) as error:
+            not_run += [NotRun(code, str(error)) for code in COMPARE_CODES]
+        else:
+            codes += COMPARE_CODES
     return CheckReport(
         run=os.fspath(opened.path),
         findings=tuple(sorted(findings, key=by_weight)),

@@ -17,6 +17,9 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    ref: Annotated[
+        str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
@@ -30,7 +33,7 @@ def command(
     from trueline.cli.document import print_document
 
     with Console(stderr=True).status(f"Checking {escape(run)}"):
-        report = check(run)
+        report = check(run, ref=ref)
     if json:
         print_document(report.to_json())
     else:
