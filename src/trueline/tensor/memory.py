@@ -1,4 +1,4 @@
-"""A second tensor over the memory of a first: what is done to it leaves no mark on the first one's storage.
+"""The memory of a tensor as a second tensor or as an array of NumPy, without leaving a mark on its storage.
 
 ``Tensor.numpy`` takes from a storage for good that it can be resized (torch/csrc/utils/tensor_numpy.cpp), and FSDP2
 resizes the storages of its unsharded parameters.
