@@ -120,6 +120,10 @@ def _key(value: Any) -> Any:
         return (kind, value)
     if kind in (tuple, list):
         return (kind, tuple(map(_key, value)))
+    if kind is slice:
+        return (kind, _key(value.start), _key(value.stop), _key(value.step))
+    if value is Ellipsis:
+        return kind
     raise TypeError(kind)
 
 
