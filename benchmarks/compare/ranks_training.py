@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
-from benchmarks.compare.faults_planted import Hidden
 from torch import Tensor, nn
 from torch.nn import functional
+
+from trueline.testing.hidden import Hidden
 
 BATCH, LENGTH, VOCAB, WIDTH, HEADS = 8, 16, 64, 32, 4
 SHARED = ("ddp", "fsdp2")
@@ -48,14 +48,6 @@ class Decoder(nn.Module):
         return self.head(self.norm(x_BLD))
 
 
-class EveryOther(Hidden):
-    """Every second call of the kernel, which is the second block's at each step."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._calls %= 2
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
 def train(
     rank: int, world_size: int, out: str, how: str, seed: int, steps: int, depth: str, wrong: tuple[int, ...] = ()
 ) -> None:
@@ -68,7 +60,7 @@ def train(
     model = parallel(Decoder(), how, world_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": depth})
-    hidden = EveryOther("flash_attention", scale=1.25 / (WIDTH / HEADS) ** 0.5)
+    hidden = Hidden("flash_attention", scale=1.25 / (WIDTH / HEADS) ** 0.5)
     draw = torch.Generator().manual_seed(seed)
     with hidden if rank in wrong else contextlib.nullcontext():
         for _ in range(steps):

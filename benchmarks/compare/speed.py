@@ -1,0 +1,142 @@
+"""How long `trueline compare` takes beside `msprobe compare`, on what both recorded of the same step.
+
+    python -m benchmarks.compare.speed [--rounds 3] [--part statistics|tensors] [--folder DIR]
+
+A step of a Llama is recorded twice by each tool, once with one weight matrix times 1.001, so that most values differ.
+Then the tools take turns: msProbe on its two dumps, Trueline on its two Runs, and Trueline on the two dumps imported;
+each in a process of its own, forked when all is imported, from opening the files to a table of all values as CSV. Time
+is CPU time of the process and of those that it starts; the peak is how much the process itself grows.
+Needs msProbe: pip install -e '.[bench]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch._dynamo  # noqa: F401  the first optimizer step would import it in every child
+from benchmarks.compare.faults_rival import compare_dumps, in_child
+from benchmarks.compare.speed_recording import SIZES, Size, record
+
+COLUMNS = ("compared", "by", "values", "CPU s, least", "of each round", "wall s, least", "peak MiB", "times faster")
+SMALL_BYTES = 16 * 2**20
+"""Of ``max_bytes``, to show that memory is bounded."""
+MIB = 2**20
+
+
+def main() -> None:
+    """Record, let the tools take turns, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=SIZES, action="append")
+    parser.add_argument("--folder", type=Path, help="an empty directory on a disk with 4 GB")
+    chosen = parser.parse_args()
+    if importlib.util.find_spec("msprobe") is None:
+        sys.exit("msProbe is not installed. Install the version that is compared with: pip install -e '.[bench]'.")
+    import msprobe.pytorch.compare.pt_compare  # noqa: F401  here, so that no child has to
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import trueline.analyze.compare
+    import trueline.view.compare_csv  # noqa: F401
+
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        for part in chosen.part or SIZES:
+            _measure(SIZES[part], Path(folder) / part, chosen.rounds)
+
+
+def _measure(size: Size, folder: Path, rounds: int) -> None:
+    _record(size, folder)
+    log = folder / "log"
+    sides = {
+        "msProbe": partial(_by_msprobe, folder),
+        "Trueline, its Runs": partial(_by_trueline, folder / "bad/run", folder / "ref/run", None),
+        "Trueline, the dumps imported": partial(_by_trueline, folder / "bad/imported", folder / "ref/imported", None),
+        f"Trueline, its Runs, max_bytes {SMALL_BYTES // MIB} MiB": partial(
+            _by_trueline, folder / "bad/run", folder / "ref/run", SMALL_BYTES
+        ),
+    }
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for round_ in range(rounds):
+        for name, work in sides.items():
+            out = folder / f"{round_}-{len(found[name])}-{list(sides).index(name)}"
+            in_child(_timed, work, out, log=log)
+            found[name].append(json.loads((out.parent / f"{out.name}.json").read_text()))
+            print(f"{size.name}: {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+    theirs = min(one["cpu_s"] for one in found["msProbe"])
+    for name, all_rounds in found.items():
+        best = min(one["cpu_s"] for one in all_rounds)
+        every = " ".join(f"{one['cpu_s']:.2f}" for one in all_rounds)
+        wall, peak = min(one["wall_s"] for one in all_rounds), max(one["peak_bytes"] for one in all_rounds)
+        cells = [size.name, name, f"{all_rounds[0]['rows']:,.0f}", f"{best:.2f}", every, f"{wall:.2f}"]
+        print(f"| {' | '.join([*cells, f'{peak / MIB:,.0f}', f'{theirs / best:.1f}'])} |", flush=True)
+
+
+def _record(size: Size, folder: Path) -> None:
+    from trueline.cli.import_ import measure
+    from trueline.store.importers.msprobe import Options, import_msprobe
+
+    folder.mkdir()
+    for name, changed in (("ref", False), ("bad", True)):
+        for tool in ("msprobe", "trueline"):
+            in_child(record, tool, size, folder / f"{name}-{tool}", changed, log=folder / "log")
+        (folder / name).mkdir()
+        shutil.move(folder / f"{name}-trueline" / "run", folder / name / "run")
+        shutil.move(folder / f"{name}-msprobe" / "msprobe", folder / name / "dump")
+        options = Options(measure=measure(), model="LlamaForCausalLM", optimizer="SGD", tensors=True)
+        import_msprobe(str(folder / name / "dump"), str(folder / name / "imported"), options)
+        num_bytes = sum(path.stat().st_size for path in (folder / name / "dump").rglob("*") if path.is_file())
+        print(f"{size.name}: {name}: the dump has {num_bytes / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+
+
+def _by_msprobe(folder: Path, out: Path) -> int:
+    compare_dumps(folder / "bad" / "dump", folder / "ref" / "dump", out)
+    with next(out.glob("*.csv")).open(encoding="utf-8-sig", newline="") as table:
+        return sum(1 for _ in csv.reader(table)) - 1
+
+
+def _by_trueline(run: Path, ref: Path, max_bytes: int | None, out: Path) -> int:
+    from trueline.analyze.compare import compare
+    from trueline.view.compare_csv import write_csv
+
+    limit: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
+    comparison = compare(run, ref, **limit)
+    out.mkdir()
+    write_csv(out / "rows.csv", comparison.rows)
+    return len(comparison.rows)
+
+
+def _timed(work: Callable[[Path], int], out: Path) -> None:
+    """Do ``work`` and leave its numbers beside ``out``; the peak is of this process, from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begin = _cpu_s(), time.perf_counter()
+    base_bytes = _peak_bytes()
+    rows = work(out)
+    wall_s, cpu_s = time.perf_counter() - begin, _cpu_s() - before
+    numbers = {"rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": _peak_bytes() - base_bytes}
+    (out.parent / f"{out.name}.json").write_text(json.dumps(numbers))
+
+
+def _cpu_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+if __name__ == "__main__":
+    main()
