@@ -201,7 +201,7 @@ class Sketcher:
     def _read_in_cache(
         self, call: _Call, gradients: Sequence[tuple[int, Tensor]]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Add signed rows up in ``call.sums``, a block at a time, whose square sum is made while it is in the cache.
+        """Add signed rows up in ``call.sums``, a block at a time, while it is in the cache from its square sum.
         Returns no sums, the square sums, and the tails, of each shard by itself.
         """
         wide = call.sums.dtype
@@ -213,9 +213,10 @@ class Sketcher:
                 pieces = torch.split_with_sizes(x_C, part.sizes) if blocks else (x_C,) * len(part.sizes)
                 for piece, block in zip(pieces, blocks, strict=False):
                     flat = piece if piece.dtype is wide else piece.to(wide)
+                    # The dot product first: of the two it reads what is in no cache faster (benchmarks/overhead).
+                    squares.append(flat.dot(flat))
                     # in place, which autocast leaves alone
                     block.into.addmm_(block.signs, flat.view(-1, self.k), beta=block.beta)
-                    squares.append(flat.dot(flat))
                 tails.extend(pieces[len(blocks) :])
         return [], squares, tails
 
