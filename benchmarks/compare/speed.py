@@ -5,7 +5,8 @@
 A step of a Llama is recorded twice by each tool, once with one weight matrix times 1.001, so that most values differ.
 Then the tools take turns: msProbe on its two dumps, Trueline on its two Runs, and Trueline on the two dumps imported;
 each in a process of its own, forked when all is imported, from opening the files to a table of all values as CSV. Time
-is CPU time of the process and of those that it starts; the peak is how much the process itself grows.
+is CPU time of the process and of those that it starts; the peak is by how much memory of the process itself grows,
+without files that are mapped into it.
 Needs msProbe: pip install -e '.[bench]'.
 """
 
@@ -19,6 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +35,7 @@ COLUMNS = ("compared", "by", "values", "CPU s, least", "of each round", "wall s,
 SMALL_BYTES = 16 * 2**20
 """Of ``max_bytes``, to show that memory is bounded."""
 MIB = 2**20
+EVERY_S = 0.005
 
 
 def main() -> None:
@@ -84,9 +87,6 @@ def _measure(size: Size, folder: Path, rounds: int) -> None:
 
 
 def _record(size: Size, folder: Path) -> None:
-    from trueline.cli.import_ import measure
-    from trueline.store.importers.msprobe import Options, import_msprobe
-
     folder.mkdir()
     for name, changed in (("ref", False), ("bad", True)):
         for tool in ("msprobe", "trueline"):
@@ -94,10 +94,18 @@ def _record(size: Size, folder: Path) -> None:
         (folder / name).mkdir()
         shutil.move(folder / f"{name}-trueline" / "run", folder / name / "run")
         shutil.move(folder / f"{name}-msprobe" / "msprobe", folder / name / "dump")
-        options = Options(measure=measure(), model="LlamaForCausalLM", optimizer="SGD", tensors=True)
-        import_msprobe(str(folder / name / "dump"), str(folder / name / "imported"), options)
+        # In a child as well: memory that this process has had would be there for the children to use again.
+        in_child(_import, folder / name / "dump", folder / name / "imported", log=folder / "log")
         num_bytes = sum(path.stat().st_size for path in (folder / name / "dump").rglob("*") if path.is_file())
         print(f"{size.name}: {name}: the dump has {num_bytes / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+
+
+def _import(dump: Path, out: Path) -> None:
+    from trueline.cli.import_ import measure
+    from trueline.store.importers.msprobe import Options, import_msprobe
+
+    options = Options(measure=measure(), model="LlamaForCausalLM", optimizer="SGD", tensors=True)
+    import_msprobe(str(dump), str(out), options)
 
 
 def _by_msprobe(folder: Path, out: Path) -> int:
@@ -118,14 +126,33 @@ def _by_trueline(run: Path, ref: Path, max_bytes: int | None, out: Path) -> int:
 
 
 def _timed(work: Callable[[Path], int], out: Path) -> None:
-    """Do ``work`` and leave its numbers beside ``out``; the peak is of this process, from here on."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before, begin = _cpu_s(), time.perf_counter()
-    base_bytes = _peak_bytes()
-    rows = work(out)
-    wall_s, cpu_s = time.perf_counter() - begin, _cpu_s() - before
-    numbers = {"rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": _peak_bytes() - base_bytes}
+    """Do ``work`` and leave its numbers beside ``out``."""
+    with _Peak() as peak:
+        before, begin = _cpu_s(), time.perf_counter()
+        rows = work(out)
+        wall_s, cpu_s = time.perf_counter() - begin, _cpu_s() - before
+    numbers = {"rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": peak.grown_bytes}
     (out.parent / f"{out.name}.json").write_text(json.dumps(numbers))
+
+
+class _Peak:
+    """By how much anonymous memory grew at most while this was open, looked at every few milliseconds."""
+
+    grown_bytes = 0
+
+    def __enter__(self) -> _Peak:
+        self._before, self._over = _anonymous_bytes(), threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(EVERY_S):
+            self.grown_bytes = max(self.grown_bytes, _anonymous_bytes() - self._before)
 
 
 def _cpu_s() -> float:
@@ -133,9 +160,9 @@ def _cpu_s() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
-def _peak_bytes() -> int:
+def _anonymous_bytes() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 if __name__ == "__main__":

@@ -45,13 +45,12 @@ SIZES = {
         layers=4,
         width=256,
         inner=688,
-        batch=4,
+        batch=6,
         length=128,
         msprobe={"task": "tensor", "level": "mix"},
         trueline={"preset": "mix", "depth": "tensor", "max_bytes": 2**60},
     ),
 }
-"""The second is what `benchmarks/recording` records: 831 MB a step as msProbe writes it."""
 
 
 def record(tool_name: str, size: Size, out: Path, changed: bool) -> None:
