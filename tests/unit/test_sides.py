@@ -12,13 +12,15 @@ import torch
 from trueline.analyze.align import align
 from trueline.analyze.differing import differing_steps
 from trueline.analyze.naming import NameMap
+from trueline.analyze.recorded_steps import require_statistics
 from trueline.analyze.sides import arrange
 from trueline.analyze.step_values import read_step
-from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.errors import CannotTell, InputError, RunError
 from trueline.schema.records import STAT_NAMES, StepRecords, TensorRecord
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.numbers import numbers
 from trueline.store.reader import Run
+from trueline.store.record_summary import list_sites
 from trueline.store.tensors import TensorValue
 from trueline.store.writer import RunWriter
 
@@ -119,6 +121,35 @@ def test_what_there_is_nothing_of_is_said_in_one_sentence(tmp_path):
         arrange(run, empty)
     with pytest.raises(InputError, match=r"None of the ranks 3, 4 was recorded: both runs have ranks 0."):
         arrange(run, run, ranks=[4, 3])
+
+
+def test_recorded_steps_that_are_damaged_are_named(tmp_path):
+    rows = [row("a", draw(2))]
+    run = record(tmp_path / "run", {0: rows})
+    record(tmp_path / "ref", {0: rows})
+    (part,) = (tmp_path / "ref" / "records").rglob("*.parquet")
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(CannotTell, match=rf"No recorded step of the reference .*{part.name}: its 100 bytes .* again"):
+        arrange(run, Run(tmp_path / "ref"))
+    with pytest.raises(CannotTell, match=rf"no recorded step can be read: records/.*{part.name}"):
+        require_statistics(Run(tmp_path / "ref"))
+    with pytest.raises(RunError, match=rf"has no recorded steps, .*{part.name}.* Copy the Run again"):
+        list_sites(Run(tmp_path / "ref"), "*")
+
+
+def test_damage_is_told_where_the_steps_that_are_left_are_not_common(tmp_path):
+    rows = [row("a", draw(2))]
+    run = record(tmp_path / "run", {0: rows}, steps=(0,))
+    ref = tmp_path / "ref"
+    writer = RunWriter(ref, rank=0, seal_steps=1)
+    writer.describe(Manifest(), RankEnv())
+    write(writer, 0, rows)
+    write(writer, 1, rows)
+    writer.close()
+    first, _ = sorted((ref / "records").rglob("*.parquet"))
+    first.write_bytes(b"")
+    with pytest.raises(CannotTell, match=rf"has 1. Record the same steps. '.*ref' is damaged: .*{first.name}"):
+        arrange(run, Run(ref))
 
 
 def test_ranks_cannot_be_chosen_of_runs_that_are_merged(tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 from trueline.schema.errors import CannotTell
 from trueline.schema.site import Site
 from trueline.store.reader import Run
+from trueline.store.record_summary import damaged_records
 
 NAN, POS_INF, NEG_INF = 1, 2, 4
 """Kinds of values that are not finite, as bits."""
@@ -88,6 +89,9 @@ class StepRows:
 def require_statistics(run: Run) -> None:
     """Raise ``CannotTell`` where nothing was recorded, or no statistics were."""
     if not run.has_records:
+        damage = damaged_records(run)
+        if damage:
+            raise CannotTell(f"no recorded step can be read: {damage}")
         raise CannotTell("no step was recorded; record some with `trueline run --plan mix -- COMMAND`")
     for steps in chunks(run.record_steps.tolist()):
         table = cast(Any, run).records(steps=steps, columns=["nan"], resolve=False)

@@ -15,6 +15,7 @@ from trueline.analyze.step_values import RankStep, compiled_in
 from trueline.analyze.values import StepValues
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
+from trueline.store.record_summary import COPY_AGAIN, damaged_records
 from trueline.store.whole import place_of
 
 
@@ -117,6 +118,9 @@ def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> St
 def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:
     for one, name in ((run, "the run"), (ref, "the reference")):
         if not one.has_records:
+            damage = damaged_records(one)
+            if damage:
+                raise CannotTell(f"No recorded step of {name} '{one.path}' can be read: {damage}. {COPY_AGAIN}")
             raise CannotTell(
                 f"No step was recorded in {name} '{one.path}'. Record some with `trueline run --plan mix -- COMMAND`."
             )
@@ -132,6 +136,7 @@ def _no_common_step(run: Run, ref: Run, steps: Collection[int] | None) -> str:
     return (
         f"None{asked} was recorded in both: '{run.path}' has steps {_listed(run.record_steps.tolist())}, "
         f"'{ref.path}' has {_listed(ref.record_steps.tolist())}. Record the same steps."
+        + "".join(f" '{each.path}' is damaged: {damage}." for each in (run, ref) if (damage := damaged_records(each)))
     )
 
 

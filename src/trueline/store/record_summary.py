@@ -17,6 +17,12 @@ from trueline.store.record_reader import site_of
 OUTLINE_LEVELS = 3
 """Parts of a module's name down to which it is in the outline."""
 
+COPY_AGAIN = "Copy the Run again, or record again."
+"""What to do where damage hides what was recorded."""
+
+_MAX_DAMAGED = 2
+"""Files that a message names."""
+
 _SITE_COLUMNS = ["step", "rank", "micro", "phase", "name", "call", "slot", "kind", "api", "module"]
 
 
@@ -49,6 +55,18 @@ def summarize_records(run: Run) -> dict[str, Any] | None:
     }
 
 
+def damaged_records(run: Run) -> str:
+    """Which files of recorded steps are damaged, and how; "" where none is."""
+    found = [line for line in run.problems if _is_of_records(line.partition(":")[0])]
+    more = f" (and {len(found) - _MAX_DAMAGED} more)" if len(found) > _MAX_DAMAGED else ""
+    return "; ".join(found[:_MAX_DAMAGED]) + more
+
+
+def _is_of_records(name: str) -> bool:
+    folder, _, rest = name.partition("/")
+    return folder == layout.RECORDS_DIR or layout.records_journal_rank(rest) is not None
+
+
 def list_sites(
     run: Run, pattern: str, *, step: int | None = None, rank: int | None = None, stacks: bool = False
 ) -> list[dict[str, Any]]:
@@ -58,9 +76,9 @@ def list_sites(
     elements. Raises ``RunError`` where nothing matches.
     """
     if not run.has_records:
-        raise RunError(
-            f"Run '{run.path}' has no recorded steps, so no site to list. Record with --plan modules, ops or mix."
-        )
+        damage = damaged_records(run)
+        todo = f"{damage}. {COPY_AGAIN}" if damage else "Record with --plan modules, ops or mix."
+        raise RunError(f"Run '{run.path}' has no recorded steps, so no site to list. {todo}")
     rows = _rows(run, pattern, step, rank)
     if not rows:
         raise RunError(_nothing(run, pattern, step, rank))
