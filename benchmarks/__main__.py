@@ -1,7 +1,9 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
+    python -m benchmarks compare recording
 
+The latter need msProbe and run only where they are named: pip install -e '.[bench]'.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
 
@@ -12,16 +14,19 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
+NAMED = ("compare", "recording")
 
 
 def main() -> None:
     """Run the chosen ones, one after the other: they measure time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="*", help=f"one of {', '.join(QUICK)}; all of them if none is given")
+    parser.add_argument(
+        "name", nargs="*", help=f"one of {', '.join(QUICK + NAMED)}; the first {len(QUICK)} if none is given"
+    )
     chosen = parser.parse_args().name
-    unknown = [name for name in chosen if name not in QUICK]
+    unknown = [name for name in chosen if name not in QUICK + NAMED]
     if unknown:
-        parser.error(f"there is no quick benchmark '{unknown[0]}'; there are {', '.join(QUICK)}")
+        parser.error(f"there is no benchmark '{unknown[0]}' here; there are {', '.join(QUICK + NAMED)}")
     for name in chosen or QUICK:
         print(f"benchmarks.{name}", file=sys.stderr, flush=True)
         done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False)

@@ -10,6 +10,7 @@ or on the last one alone.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def _row(pair: Pair, chosen: argparse.Namespace, pools: dict[int, Ranks]) -> str
             healthy = trueline.compare(_trained(pair.run, seed, chosen, pools, Path(folder) / "run"), ref)
             silent += healthy.exit_code == 0
             if healthy.exit_code:
-                print(f"  alarm, seed {seed}: {_claims(healthy)}")
+                _tell(f"alarm, seed {seed}: {_claims(healthy)}")
             first = max(first, _largest(healthy, [0]))
             later = max(later, _largest(healthy, range(1, chosen.steps)))
             for place, wrong in enumerate((tuple(range(world_size)), (world_size - 1,))):
@@ -84,7 +85,7 @@ def _row(pair: Pair, chosen: argparse.Namespace, pools: dict[int, Ranks]) -> str
                 named = bad.first is not None and str(bad.first.site).endswith(FAULT) and bad.first.step == 0
                 found[place] += named
                 if not named:
-                    print(f"  missed, seed {seed}, ranks {wrong}: {bad.first and bad.first.site} {_claims(bad)}")
+                    _tell(f"missed, seed {seed}, ranks {wrong}: {bad.first and bad.first.site} {_claims(bad)}")
     return f"| {pair.name} | {chosen.seeds} | {silent} | {first:.2f} | {later:.2f} | {found[0]} | {found[1]} |"
 
 
@@ -105,6 +106,10 @@ def _trained(
 def _largest(comparison: Comparison, steps: Sequence[int]) -> float:
     within = [row for row in comparison.rows if row.step in steps and row.judgement == "within"]
     return max((row.times or 0.0 for row in within), default=0.0)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _claims(comparison: Comparison) -> list[str]:
