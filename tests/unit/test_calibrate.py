@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,17 @@ def test_statistics_give_floors_too_and_it_is_said(tmp_path: Path) -> None:
     found = calibrate([record(tmp_path / str(nudge), nudge=nudge, depth="stats") for nudge in (0, 1e-3)])
     assert found.how == "statistics"
     assert 1e-5 < (found.sites[OUT][0] or 0) < 1e-2
+
+
+def test_a_run_that_lost_stored_values_gives_floors_from_statistics_and_it_is_said(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    shutil.copytree(runs[0], tmp_path / "run")
+    lost = sorted((tmp_path / "run" / "tensors").rglob("*.safetensors"))[0]
+    lost.unlink()
+    found = calibrate([tmp_path / "run", runs[1]])
+    assert found.how == "statistics"
+    assert [note for note in found.notes if lost.name in note and str(tmp_path) in note]
 
 
 def test_each_run_left_out_is_held_against_the_others(runs: list[Path]) -> None:

@@ -177,3 +177,16 @@ def test_an_entry_point_that_cannot_be_imported_is_named(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: [types.SimpleNamespace(name="a", value="b", load=load)])
     with pytest.raises(InputError, match="Check 'a' cannot be loaded from 'b'"):
         registry.installed_checks()
+
+
+def test_a_comparison_that_meets_damage_leaves_the_other_checks_their_say(tmp_path, monkeypatch):
+    def damaged(run, ref):
+        raise RunError("a value is damaged")
+
+    monkeypatch.setattr(check_run, "compare", damaged)
+    run = healthy_run(tmp_path)
+    report = check(run, ref=run)
+    assert {entry.why for entry in report.checks_not_run if entry.check in check_run.COMPARE_CODES} == {
+        "a value is damaged"
+    }
+    assert report.checks_run == check(run).checks_run

@@ -470,6 +470,37 @@ def test_floats_that_numpy_lacks_are_what_torch_says_they_are(name, dtype, unsig
     assert np.array_equal(found, wanted, equal_nan=True)
 
 
+@pytest.mark.parametrize("size", [None, 0, 100])
+def test_statistics_are_left_where_the_file_of_values_is_gone_or_truncated(tmp_path, size):
+    rows = [row("a", draw(2, 3))]
+    record(tmp_path, {0: rows}, steps=(0, 1))
+    file, other = sorted((tmp_path / "tensors").rglob("*.safetensors"))
+    if size is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:size])
+    run = Run(tmp_path)
+    (value,), (whole,) = (read_step(run, step, 0).values for step in (0, 1))
+    assert value.load is None
+    assert value.stats.sum == whole.stats.sum
+    assert np.array_equal(whole.load(), rows[0]["array"])
+    assert [line.partition(":")[0] for line in run.problems] == [str(file.relative_to(tmp_path))]
+    read_step(run, 0, 0)
+    assert len(run.problems) == 1
+    assert other.name not in run.problems[0]
+
+
+def test_a_stored_value_that_is_damaged_says_what_to_do(tmp_path):
+    record(tmp_path, {0: [row("a", draw(2, 3))]})
+    (file,) = (tmp_path / "tensors").rglob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 0xFF
+    file.write_bytes(content)
+    (value,) = read_step(Run(tmp_path), 0, 0).values
+    with pytest.raises(RunError, match=r"are not those that were written. Copy the Run again; without that file"):
+        value.load()
+
+
 def test_modules_that_were_compiled_are_known_by_the_note_of_the_recorder(tmp_path):
     inside = [
         row("blocks.0", draw(2)),

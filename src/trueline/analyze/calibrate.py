@@ -79,7 +79,8 @@ def calibrate(
                 f"'{one.path}' and '{other.path}' have no numbers in common to measure. Record with depth = \"stats\" "
                 "or more."
             )
-    return _tolerance(seen, [run.path for run in opened])
+    damage = [f"{run.path}: {problem}" for run in opened for problem in run.problems]
+    return _tolerance(seen, [run.path for run in opened], damage)
 
 
 def _opened(runs: Sequence[str | os.PathLike[str] | Run]) -> list[Run]:
@@ -164,7 +165,7 @@ def _require_equal_start(mine: Value, distance: Distance, labels: tuple[str, str
         )
 
 
-def _tolerance(seen: _Seen, paths: Sequence[str]) -> Tolerance:
+def _tolerance(seen: _Seen, paths: Sequence[str], damage: Sequence[str]) -> Tolerance:
     places = sorted({place for apart in seen.apart for place in apart} - set(seen.nonfinite))
     apart_PK = np.array([[apart.get(place, np.nan) for place in places] for apart in seen.apart])
     floor_K = np.nanmax(apart_PK, axis=0)
@@ -181,7 +182,7 @@ def _tolerance(seen: _Seen, paths: Sequence[str]) -> Tolerance:
         spread=_spread(apart_PK, list(by_kind.values()), len(paths)),
         kinds=_kind_floors(floor_K, by_kind, steps),
         sites={site: tuple(floors) for site, floors in sites.items()},
-        notes=tuple(_notes(seen, floor_K)),
+        notes=(*_notes(seen, floor_K), *damage),
     )
 
 

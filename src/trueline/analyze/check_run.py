@@ -95,7 +95,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     if reference is not None:
         try:
             findings += compare(opened, reference).findings
-        except (CannotTell, AlignmentError) as error:
+        except (CannotTell, AlignmentError, RunError) as error:
             not_run += [NotRun(code, str(error)) for code in COMPARE_CODES]
         else:
             codes += COMPARE_CODES

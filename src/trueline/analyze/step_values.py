@@ -7,7 +7,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trueline.analyze.values import Loader, StepValues, Value
+from trueline.schema.errors import RunError
 from trueline.schema.records import UNCOUNTED
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
@@ -50,10 +54,13 @@ def compiled_in(run: Run) -> frozenset[str]:
 
 
 def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
-    """As ``read_step``, with what it takes to merge the step with those of other ranks."""
+    """As ``read_step``, with what it takes to merge the step with those of other ranks. Where the file of stored values
+    is gone or damaged, ``Run.problems`` says so and statistics are left.
+    """
     table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
     rows: list[dict[str, Any]] = table.to_pylist()
     place = {row["row"]: index for index, row in enumerate(rows)}
+    stored = any(row["tensor"] is not None for row in rows) and run.stored.opens(rank, step, run.problems)
     measured = [_measured(row) if row["same_as"] is None else None for row in rows]
     values: list[Value] = []
     for index, row in enumerate(rows):
@@ -77,7 +84,7 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
                 args=row["args"],
                 stack=row["stack"],
                 stats=_in_shape(measured[root], shape),
-                load=None if key is None else _loader(run, step, rank, key, shape),
+                load=None if key is None or not stored else _loader(run, step, rank, key, shape),
                 note=row["note"] or "",
             )
         )
@@ -112,4 +119,11 @@ def _in_shape(stats: TensorStats | None, shape: tuple[int, ...]) -> TensorStats 
 def _loader(run: Run, step: int, rank: int, key: str, shape: tuple[int, ...]) -> Loader:
     place = {"micro": 0, "phase": "", "name": "", "call": 0, "slot": ""}
     row = {**place, "step": step, "rank": rank, "tensor": key, "shape": shape}
-    return lambda: numbers(run.tensor(row))
+
+    def load() -> NDArray[np.generic]:
+        try:
+            return numbers(run.tensor(row))
+        except RunError as error:
+            raise RunError(f"{error} Copy the Run again; without that file its statistics are compared.") from None
+
+    return load

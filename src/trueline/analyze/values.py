@@ -20,7 +20,8 @@ _RETURNED = re.compile(r"out(\d.*|\.\D.*)")
 """
 
 Loader = Callable[[], NDArray[np.generic]]
-"""Reads a stored value whole, as an array of its shape: float64 for what NumPy has no type for (bfloat16, float8)."""
+"""Reads a stored value whole, as an array of its shape: float32 for what NumPy has no type for (bfloat16, float8).
+Raises ``RunError`` where it is gone or damaged."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -218,12 +218,12 @@ class Run:
             raise RunError(
                 f"No value was stored at '{site}' in Run '{self.path}'. Record with depth = \"tensor\" to keep values."
             )
-        value = self._tensors.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
+        value = self.stored.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
         return value.shaped(tuple(rows[0]["shape"]))
 
     def tensor_problems(self) -> list[str]:
         """One line for each file of stored values that is not whole; damage within one shows when it is read."""
-        return self._tensors.problems()
+        return self.stored.problems()
 
     def size_bytes(self, folder: str) -> int:
         """Bytes of the files in a folder of the Run; 0 where there is none."""
@@ -270,7 +270,8 @@ class Run:
         return RecordReader(self._fs, self._root, self.problems)
 
     @cached_property
-    def _tensors(self) -> TensorReader:
+    def stored(self) -> TensorReader:
+        """The files of stored values; what ``TensorReader.opens`` finds is for ``problems``."""
         return TensorReader(self._fs, self._root)
 
     @cached_property

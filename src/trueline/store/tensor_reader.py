@@ -33,12 +33,30 @@ class TensorReader:
         local = isinstance(self._fs, LocalFileSystem)
         with told(path if local else name, key):
             try:
-                version = _version(os.stat(path)) if local else (self._fs.size(path),)
+                return self._opened(path, local=local).value(key)
             except FileNotFoundError:
                 raise RunError(
                     f"{name} is not in the Run, and the values of step {step} of rank {rank} with it."
                 ) from None
-            return self._contents(path, version, local=local).value(key)
+
+    def opens(self, rank: int, step: int, problems: list[str]) -> bool:
+        """Whether values of a step can be read, but for damage within one; else ``problems`` gets a line, once."""
+        name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
+        try:
+            self._opened(posixpath.join(self._root, name), local=isinstance(self._fs, LocalFileSystem))
+        except FileNotFoundError:
+            problem = f"{name}: it is gone, and the values of step {step} with it"
+        except (DamagedTensors, OSError, ValueError) as error:
+            problem = f"{name}: {error}; its values cannot be read"
+        else:
+            return True
+        if problem not in problems:
+            problems.append(problem)
+        return False
+
+    def _opened(self, path: str, *, local: bool) -> TensorContents:
+        version = _version(os.stat(path)) if local else (self._fs.size(path),)
+        return self._contents(path, version, local=local)
 
     def _contents(self, path: str, version: tuple[object, ...], *, local: bool) -> TensorContents:
         """Those of a file, which stay open: a step has thousands of values, and as many entries in its header."""
