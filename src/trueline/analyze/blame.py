@@ -6,80 +6,18 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
-from trueline.analyze.align import Alignment
 from trueline.analyze.divergence import Compared
 from trueline.analyze.evidence import counted
+from trueline.analyze.judged_step import Step, value_of
+from trueline.analyze.optimizer_settings import settings_differ
 from trueline.analyze.propagation import RANDOM, function_of
 from trueline.analyze.values import Call, Value
-from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, by_weight
 from trueline.store.reader import Run
 
-_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
-"""Files that are not the user's; a frame of them is shown only where there is no other."""
-
-First = tuple["Step", Compared]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of one rank (None: merged), judged; ``run`` has the call stacks."""
-
-    run: Run
-    step: int
-    rank: int | None
-    alignment: Alignment
-    rows: Sequence[Compared]
-
-    @cached_property
-    def first(self) -> Compared | None:
-        """The first value that rounding does not explain, nor what it was made from."""
-        return next((row for row in self.rows if row.judgement == "beyond"), None)
-
-    @cached_property
-    def ends_apart(self) -> bool:
-        """Whether what the forward pass returns last differs although no call could be blamed."""
-        if self.first is not None:
-            return False
-        last = next(
-            (
-                row
-                for row in reversed(self.rows)
-                if row.mine is not None and row.distance is not None and row.mine.site.phase == "fwd"
-            ),
-            None,
-        )
-        return last is not None and last.excess
-
-    @cached_property
-    def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
-        """Both calls by the key of that of the run, or of the reference where only that has one."""
-        return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
-
-    def beyond(self, *origins: str) -> Iterator[Compared]:
-        """Values that rounding does not explain, by where they come from."""
-        for row in self.rows:
-            if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
-                yield row
-
-    def frame(self, value: Value) -> str:
-        """``file:line function`` of the user's code that called; '' where no stack was taken."""
-        stack = value.stack
-        if stack is None:
-            pair = self.calls.get((value.site.micro, "fwd", value.site.name, value.site.call))
-            mine = None if pair is None else pair[0]
-            stack = None if mine is None else mine.first.stack
-        if stack is None or value.site.rank not in self.run.record_ranks:
-            return ""
-        try:
-            frames = self.run.stack_frames(value.site.rank, stack)
-        except RunError:
-            return ""
-        return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+First = tuple[Step, Compared]
 
 
 def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
@@ -88,19 +26,23 @@ def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding],
     Of differences that rounding does not explain only those of the first step that has any are told, and of these the
     first in the order of execution: what comes after may be its consequence. Parameters before an update are none.
     """
-    at = min((step.step for step in steps if step.first is not None or step.ends_apart), default=None)
+    at = min((step.step for step in steps if step.first is not None or step.apart), default=None)
     concerned = [step for step in steps if step.step == at]
     weights = list(_all(concerned, "param"))
     others = sorted(
         _all(concerned, "given", "call", "gradient"), key=lambda found: (found[1].place, found[0].rank or 0)
     )
-    findings = [*_weights_differ(weights)]
+    if any(step.before is not None for step, _ in weights):
+        # What calls make of parameters that were updated otherwise is a consequence.
+        others = [found for found in others if found[1].place < weights[0][1].place]
+        findings = [] if others else [_updated_otherwise(weights)]
+    else:
+        findings = _weights_differ(weights)
     if others:
         findings.append(_TOLD[_origin(others[0][1])](others))
     findings += _wiring_differs(concerned, before=others[0] if others else None)
-    settings = _optimizer_settings(mine, theirs)
-    if settings and not any(finding.code == "optimizer-differs" for finding in findings):
-        findings.append(_settings_differ(settings))
+    if not any(finding.code == "optimizer-differs" for finding in findings):
+        findings += settings_differ(mine, theirs)
     if not findings:
         findings += _explained(steps)
     findings += [*_sites_missing(steps), *_dtype_differs(steps)]
@@ -115,19 +57,19 @@ def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
 
 
 def _unlike(steps: Sequence[Step]) -> list[First]:
-    return [(step, row) for step in steps if step.ends_apart for row in step.rows if row.excess]
+    return [(step, row) for step in steps for row in step.apart]
 
 
 def _origin(row: Compared) -> str:
     """Where the first difference comes from: the update has findings of its own."""
     assert row.expectation is not None
     origin = row.expectation.origin
-    return "update" if origin in ("call", "gradient") and _value(row).site.phase == "opt" else origin
+    return "update" if origin in ("call", "gradient") and value_of(row).site.phase == "opt" else origin
 
 
 def _input_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
-    value = _value(first)
+    value = value_of(first)
     return _finding(
         "input-differs",
         "error",
@@ -144,7 +86,7 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
     if not found:
         return []
     step, first = found[0]
-    names = list(dict.fromkeys(row.param or _value(row).site.name for _, row in found))
+    names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
     num_params = len({row.param for row in step.rows} | set(names)) - 1
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     claim = (
@@ -155,18 +97,32 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
     return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
 
 
+def _updated_otherwise(found: Sequence[First]) -> Finding:
+    """Parameters that differ though they, their gradients and so the update's arguments did not."""
+    step, first = found[0]
+    assert step.before is not None
+    names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
+    alone = next((row for row in step.before.rows if row.note and value_of(row).site.phase == "opt"), None)
+    claim = (
+        f"The update at step {step.before.step} differs from the reference: all parameters and gradients are equal "
+        f"there, and at step {step.step} {counted(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} not: "
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}, {_by(first)}."
+    )
+    if alone is not None and (alone.mine is None or alone.theirs is None):
+        claim += f" {value_of(alone).site.name} is {alone.note}."
+    same = "Build both optimizers from one configuration, and compare what else changes parameters between two steps."
+    return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
+
+
 def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Finding]:
     """Where calls take other values than in the reference, if what comes out is not the same all the same."""
-    found = [
-        (step, row)
-        for step in steps
-        for row in step.rows
-        if row.excess and (step.ends_apart if before is None else row.place < before[1].place)
-    ]
+    found = _unlike(steps)
+    if before is not None:
+        found = [(step, row) for step in steps for row in step.rows if row.excess and row.place < before[1].place]
     if not found:
         return []
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
-    value = _value(first)
+    value = value_of(first)
     claim = f"At {value.site} calls take other values than in the reference: the two connect their calls differently."
     next = ("Compare the forward methods of both models at this call.", _look(step, value))
     return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
@@ -174,19 +130,19 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
 
 def _update_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
-    claim = f"The update differs from the reference at {_value(first).site} {_by(first)}; {explain(step, first)}"
+    claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {explain(step, first)}"
     same = "Build both optimizers from one configuration, and compare their param_groups."
-    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, _look(step, _value(first))))
+    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, _look(step, value_of(first))))
 
 
 def _first_divergence(found: Sequence[First]) -> Finding:
     step, first = found[0]
-    value, why, at = _value(first), explain(step, first), step.frame(_value(first))
+    value, why, at = value_of(first), explain(step, first), step.frame(value_of(first))
     claim = (
         f"The first difference that rounding does not explain is at {value.site} "
         f"({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
     )
-    there = {each.rank for each, row in found if each.rank is not None and _value(row).site.name == value.site.name}
+    there = {each.rank for each, row in found if each.rank is not None and value_of(row).site.name == value.site.name}
     return _finding(
         "first-divergence",
         "error",
@@ -200,7 +156,7 @@ def _first_divergence(found: Sequence[First]) -> Finding:
 
 def explain(step: Step, row: Compared) -> str:
     """What the call of a value was given, in words: what is left as the reason of its difference."""
-    value = _value(row)
+    value = value_of(row)
     if function_of(value.api) in RANDOM:
         return "it draws random numbers, and the two runs draw different ones."
     names = list(_differing_params(step, row))
@@ -224,7 +180,7 @@ def _differing_params(step: Step, row: Compared) -> list[str]:
 
 def _arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
     """Arguments of the call of a value that differ between the runs, by name or place."""
-    site = _value(row).site
+    site = value_of(row).site
     phase = "fwd" if site.phase == "bwd" else site.phase
     mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
     if mine is None or theirs is None:
@@ -247,46 +203,22 @@ def _flat_arguments(call: Call) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in {**places, **document.get("kwargs", {})}.items()}
 
 
-def _settings_differ(settings: Mapping[str, tuple[str, str]]) -> Finding:
-    told = "; ".join(f"{name} is {one} and not {other}" for name, (one, other) in list(settings.items())[:4])
-    return Finding(
-        code="optimizer-differs",
-        severity="error",
-        claim=f"The optimizers are set differently: {told}.",
-        evidence={"settings": {name: list(pair) for name, pair in settings.items()}},
-        next=("Build both optimizers from one configuration.",),
-    )
-
-
-def _optimizer_settings(mine: Run, theirs: Run) -> dict[str, tuple[str, str]]:
-    """Settings of the optimizers of the lowest rank of each that differ."""
-    if not mine.env or not theirs.env:
-        return {}
-    one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
-    return {name: (one[name], other[name]) for name in one if name in other and one[name] != other[name]}
-
-
-def _flat(document: Any, prefix: str = "") -> dict[str, str]:
-    if isinstance(document, dict):
-        items = list(cast(dict[str, Any], document).items())
-    elif isinstance(document, list):
-        items = list(enumerate(cast(list[Any], document)))
-    else:
-        return {prefix: json.dumps(document)}
-    flat: dict[str, str] = {}
-    for name, value in items:
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return flat
-
-
 def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     lonely = [(step, row) for step in steps for row in step.rows if row.mine is None or row.theirs is None]
     if not lonely:
         return []
     reasons = Counter(row.note for _, row in lonely)
     told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
-    claim = f"{counted(len(lonely), 'value')} of one run have no twin in the other: {told}."
-    return [_finding("site-missing", "info", claim, lonely[:3], evidence={"reasons": dict(reasons)})]
+    has = "has" if len(lonely) == 1 else "have"
+    claim = f"{counted(len(lonely), 'value')} of one run {has} no twin in the other: {told}."
+    params = [found for found in lonely if value_of(found[1]).site.phase == "param"]
+    if params:
+        names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        claim += f" Among them {counted(len(names), 'parameter')}: {', '.join(names[:3])}{more}."
+    severity = "warning" if params else "info"
+    shown = (params or lonely)[:3]
+    return [_finding("site-missing", severity, claim, shown, evidence={"reasons": dict(reasons)})]
 
 
 def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
@@ -310,7 +242,7 @@ def _explained(steps: Sequence[Step]) -> list[Finding]:
     largest = max(within, key=lambda found: found[1].times or 0.0)
     claim = (
         f"Rounding explains every difference: {counted(len(within), 'value')} differ, "
-        f"by at most {largest[1].times or 0.0:.2g} times what is expected, at {_value(largest[1]).site}."
+        f"by at most {largest[1].times or 0.0:.2g} times what is expected, at {value_of(largest[1]).site}."
     )
     return [_finding("explained-by-rounding", "info", claim, [largest])]
 
@@ -327,7 +259,7 @@ def _finding(
 ) -> Finding:
     rows = [row for _, row in found]
     first = rows[0] if rows else None
-    seen = sorted({rank for row in rows for rank in _value(row).ranks})
+    seen = sorted({rank for row in rows for rank in value_of(row).ranks})
     steps = [step.step for step, _ in found]
     distance, expectation = (None, None) if first is None else (first.distance, first.expectation)
     return Finding(
@@ -337,7 +269,7 @@ def _finding(
         ranks=tuple(seen) if ranks is None else ranks,
         step_first=min(steps, default=None),
         step_last=max(steps, default=None),
-        sites=tuple(str(_value(row).site) for row in rows[:5]),
+        sites=tuple(str(value_of(row).site) for row in rows[:5]),
         measured=None if distance is None else distance.rel,
         expected=None if expectation is None else expectation.rel,
         unit="relative L2 difference" if distance is not None else "",
@@ -347,13 +279,15 @@ def _finding(
 
 
 def _next(step: Step, row: Compared, why: str) -> tuple[str, ...]:
-    look = _look(step, _value(row))
+    look = _look(step, value_of(row))
     if "random" in why:
         return ("Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).", look)
     if "its weight" in why:
         return ("Load the same checkpoint into both runs, then compare again.", look)
     if "arguments do not" in why:
         return ("Make the arguments the same, then compare again.", look)
+    if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
+        return (look,)
     return (look, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
 
 
@@ -373,17 +307,6 @@ def _by(row: Compared) -> str:
     factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
     least = "" if row.distance.how == "tensor" else "at least about "
     return f"by {least}{row.distance.rel:.2g} of its norm{factor}"
-
-
-def _value(row: Compared) -> Value:
-    value = row.mine or row.theirs
-    assert value is not None
-    return value
-
-
-def _call_key(call: Call | None) -> tuple[int, str, str, int]:
-    assert call is not None
-    return call.micro, call.phase, call.name, call.number
 
 
 _TOLD = {

@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from trueline.analyze.align import align
-from trueline.analyze.blame import Step, blame
+from trueline.analyze.blame import blame
 from trueline.analyze.comparison import JUDGEMENTS, Comparison, Judged, StepSummary
 from trueline.analyze.difference import describe_difference
 from trueline.analyze.differing import differing_steps
 from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tensor_distance
 from trueline.analyze.divergence import Compared, Divergence
 from trueline.analyze.expected import coarser
+from trueline.analyze.judged_step import Step
 from trueline.analyze.naming import NameMap
 from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.values import Value
@@ -56,6 +57,8 @@ def compare(
         if heard is not None:
             heard(done, len(detailed))
         tainted = any(step.first is not None for step in judged if step.step < each.step)
+        before = next((step for step in judged if (step.step, step.rank) == (each.step - 1, each.rank)), None)
+        before = before if before is not None and before.updates_alike else None
         alignment = align(*(sides := each.read()), names or NameMap())
         divergence = Divergence(
             alignment,
@@ -64,8 +67,9 @@ def compare(
             tolerance=tolerance,
             moved=moved_since(mine, theirs, each.step - first_step),
             tainted=tainted,
+            retraced=before is not None,
         )
-        judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows))
+        judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows, before))
     findings, first = blame(mine, theirs, judged)
     rows = [_row(step, compared) for step in judged for compared in step.rows]
     return Comparison(

@@ -15,7 +15,9 @@ from trueline.analyze.comparison import Judgement
 from trueline.analyze.distance import Distance
 from trueline.analyze.expected import CallKey, Expectation, Expected, coarser, key_of
 from trueline.analyze.floors import floor_of
-from trueline.analyze.rounding import UNIT_ROUNDOFF
+from trueline.analyze.op_rounding import op_rounding_rel
+from trueline.analyze.propagation import function_of
+from trueline.analyze.rounding import UNIT_ROUNDOFF, rounding_rel
 from trueline.analyze.values import StepValues, Value
 from trueline.schema.tolerance import Tolerance
 
@@ -26,6 +28,9 @@ has the largest that healthy pairs of runs reach. Statistics tell a difference l
 
 UNCERTAIN = 100.0
 """Roundings by which gradients are apart after a pass through a model, as a share of their size."""
+
+WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put", "scatter", "masked_scatter"})
+"""Functions whose first argument is written over, in whole or in part."""
 
 Measure = Callable[[Value, Value], Distance]
 
@@ -57,6 +62,8 @@ class Compared:
             return None
         if self.judgement == "not-comparable" or self.distance.nonfinite_differ:
             return None
+        if self.judgement == "propagated" and self.distance.how != "tensor":
+            return None  # of a difference that is not rounding, statistics only guess the size
         return _over(self.distance.rel, self.expectation.rel)
 
 
@@ -74,7 +81,8 @@ class Divergence:
 
     ``moved``: how far apart updates may have brought two elements of a parameter that began equal; parameters and the
     optimizer's state are then taken as they are. None at the first step that is compared: none has moved. ``tainted``:
-    rounding did not explain a difference at a step before, so it need not explain those.
+    rounding did not explain a difference at a step before, so it need not explain those. ``retraced``: the update just
+    before had equal parameters and gradients to work on, so that only its own rounding explains what it left.
     """
 
     def __init__(
@@ -86,15 +94,17 @@ class Divergence:
         tolerance: Tolerance | None = None,
         moved: float | None = None,
         tainted: bool = False,
+        retraced: bool = False,
     ) -> None:
         self._measure = measure
         self._tolerance = tolerance
         self._moved = moved
         self._tainted = tainted
+        self._retraced = retraced
         mine, theirs = sides
         self._leads = len(mine.values) >= len(theirs.values)
         guide = mine if self._leads else theirs
-        self.expected = Expected(guide)
+        self.expected = Expected(guide, of_reference=not self._leads)
         self._by_root: dict[tuple[int, int], _Verdict] = {}
         self._unmeasured: dict[int, Expectation] = {}
         """What is expected of values that had no twin so far, by root."""
@@ -192,21 +202,29 @@ class Divergence:
         ):
             self._unmeasured[value.root] = expectation
             self._unlike.add(value.root)
-            self.expected.learn(value, expectation.rel, dtype=dtype, tainted=expectation.tainted)
+            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=expectation.tainted)
             return
         self._unmeasured.pop(value.root, None)
         self._unlike.discard(value.root)
         distance, judgement, expectation = verdict.distance, verdict.judgement, verdict.expectation
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
-            rel = 0.0
+            rel = self._hidden_rel(distance, expectation, dtype)
         elif distance.how != "tensor":
             rel = max(rel, expectation.rel)
         if expectation.origin == "param" and judgement == "beyond":
             # What the first call makes of a wrong weight is what names that call.
-            self.expected.learn(value, expectation.rel, dtype=dtype, tainted=False)
+            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False)
             return
-        self.expected.learn(value, rel, dtype=dtype, tainted=judgement in ("beyond", "propagated"))
+        self.expected.learn(value, twin, rel, dtype=dtype, tainted=judgement in ("beyond", "propagated"))
+
+    def _hidden_rel(self, distance: Distance, expectation: Expectation, dtype: str) -> float:
+        """The difference of a value that statistics say is equal: where those that it was made from are not, a few
+        elements may differ in their last bit without any statistic's showing it, which in all is less than a rounding.
+        """
+        if distance.how != "statistics" or expectation.rel <= expectation.own:
+            return 0.0
+        return min(expectation.rel, rounding_rel(UNIT_ROUNDOFF.get(dtype, 0.0)))
 
     def _settles(self, value: Value, expectation: Expectation) -> bool:
         """Whether a value is what an update before left."""
@@ -233,13 +251,17 @@ class Divergence:
             return _Verdict("not-comparable", distance, expectation, note)
         if distance.equal:
             return _Verdict("equal", distance, expectation)
-        if self._settles(value, expectation):
+        if self._retraced and expectation.origin == "param":
+            expectation = replace(expectation, rel=math.hypot(expectation.rel, _update_rounding(value.dtype)))
+        elif self._settles(value, expectation):
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
             dtype = coarser(value.dtype, twin.dtype)
             left = replace(expectation, rel=max(distance.rel or 0.0, self._unseen_move(value, distance, dtype)))
             return _Verdict(judgement, distance, left, "as the updates before this step left it")
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
+        if judgement != "within" and expectation.origin == "given" and _written_over(value):
+            return _Verdict("not-comparable", distance, expectation, "held before the call that writes over it")
         if judgement == "beyond" and self._is_of_unlike(expectation):
             note = "its call takes other values than the one in the reference"
             return _Verdict("not-comparable", distance, expectation, note, excess=True)
@@ -282,6 +304,16 @@ class Divergence:
             # What a wrong input explains is not what rounding explains.
             return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
         return "beyond"
+
+
+def _update_rounding(dtype: str) -> float:
+    """Of a parameter that two kernels update from equal ones with equal gradients: some roundings on either side."""
+    return math.sqrt(2) * op_rounding_rel("unknown", dtype, dtype) if dtype in UNIT_ROUNDOFF else 0.0
+
+
+def _written_over(value: Value) -> bool:
+    """Whether a call takes a value as the place to write to: memory that nothing was written to holds anything."""
+    return value.site.slot == "in0" and function_of(value.api) in WRITERS
 
 
 def _over(rel: float, expected: float) -> float:

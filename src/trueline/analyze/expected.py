@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trueline.analyze.op_rounding import op_class_of, op_rounding_rel
+from trueline.analyze.operands import lowest_apart, operand_of
 from trueline.analyze.propagation import (
     Operand,
     backward_rel,
@@ -31,7 +32,7 @@ Origin = Literal["call", "given", "param", "gradient", "wiring"]
 was seen before, beside another twin: the two runs wire their calls in different ways."""
 
 UNRELATED = math.sqrt(2)
-"""The relative difference of two unrelated values of one size: nothing is expected to differ by more."""
+"""The relative difference of two unrelated values of one size."""
 
 CallKey = tuple[int, str, str, int]
 
@@ -74,7 +75,8 @@ class _Called:
 class Expected:
     """The expectation of each value of ``side``: hand values over in order, ``learn`` what they turned out to be."""
 
-    def __init__(self, side: StepValues) -> None:
+    def __init__(self, side: StepValues, *, of_reference: bool = False) -> None:
+        self._of_reference = of_reference
         self._known: dict[int, _Known] = {}
         self._calls: dict[CallKey, _Called] = {}
         self._gradients: dict[int, list[int]] = {}
@@ -92,8 +94,13 @@ class Expected:
 
     def of(self, value: Value, twin: Value | None) -> Expectation:
         """What to expect of a value that is seen for the first time (``root`` is its own index)."""
+        expectation = self._by_origin(value, twin)
+        most = self._unrelated(value, twin)
+        return replace(expectation, rel=min(math.hypot(expectation.rel, lowest_apart(value, twin)), most))
+
+    def _by_origin(self, value: Value, twin: Value | None) -> Expectation:
         dtype = coarser(value.dtype, twin.dtype) if twin is not None else value.dtype
-        out = operand_of(value, 0.0)
+        out = operand_of(value, 0.0, seen=self._reference(value, twin))
         if value.kind == "param":
             return self._of_param(value, twin, out, dtype)
         if self._is_gradient(value):
@@ -101,7 +108,7 @@ class Expected:
         if not value.returned:
             return self._of_given(value, twin)
         call = self._calls.get(key_of(value))
-        return self._of_call(value, call, out, dtype) if call is not None else self._of_given(value, twin)
+        return self._of_call(value, twin, call, out, dtype) if call is not None else self._of_given(value, twin)
 
     def param_of(self, root: int) -> str | None:
         """The name of the parameter that a value is, None where it is none."""
@@ -117,14 +124,29 @@ class Expected:
         origin: Origin = "param" if value.root in self._param_roots else "wiring"
         return Expectation(known.operand.rel, 0.0, origin, known.tainted)
 
-    def learn(self, value: Value, rel: float, *, dtype: str, tainted: bool) -> None:
+    def learn(self, value: Value, twin: Value | None, rel: float, *, dtype: str, tainted: bool) -> None:
         """A value that was seen for the first time is known to differ by ``rel``."""
-        self._known[value.root] = _Known(operand_of(value, rel), dtype, tainted)
+        operand = operand_of(value, rel, seen=self._reference(value, twin))
+        self._known[value.root] = _Known(operand, dtype, tainted)
         self._any_tainted |= tainted
         if not tainted and value.kind != "param":
             self._worst = max(self._worst, rel)
             if value.site.phase == "bwd":
                 self._worst_backward = max(self._worst_backward, rel)
+
+    def _unrelated(self, value: Value, twin: Value | None) -> float:
+        """The relative difference of two values of their sizes that have nothing in common: there is none to expect
+        that is larger.
+        """
+        reference = self._reference(value, twin)
+        run = twin if reference is value else value
+        one, other = (None if each is None or each.stats is None else each.stats.rms for each in (run, reference))
+        return max(UNRELATED, math.hypot(1, one / other) if one and other else 0.0)
+
+    def _reference(self, value: Value, twin: Value | None) -> Value:
+        """That of both which differences are relative to: noise may be far larger on one side."""
+        other = None if self._of_reference or twin is None or twin.stats is None else twin
+        return other or value
 
     def seen(self, value: Value) -> None:
         """Note where a value, new or not, was taken or given; after ``learn``, and for every value of the step."""
@@ -185,7 +207,7 @@ class Expected:
         tainted = self._any_tainted and _is_float(value.dtype)
         return Expectation(math.hypot(cast, derived), 0.0, "given", tainted)
 
-    def _of_call(self, value: Value, call: _Called, out: Operand, dtype: str) -> Expectation:
+    def _of_call(self, value: Value, twin: Value | None, call: _Called, out: Operand, dtype: str) -> Expectation:
         if value.kind == "module" and (call.worst_inside or value.site.name not in self._leaves):
             rel = math.hypot(
                 call.worst_inside, max((self._known[root].operand.rel for root in call.taken), default=0.0)
@@ -199,7 +221,9 @@ class Expected:
         function = function_of(value.api)
         ins = [self._known[root].operand for root in taken]
         own = self._own_rounding(function, taken, out, dtype)
-        return self._made(forward_rel(function, ins, out), own, "call", tuple(taken), key_of(value))
+        own = max(own, _cast(value, twin))  # numbers among the arguments are rounded to the dtype, whatever is done
+        rel = max(forward_rel(function, ins, out), self._decided(value, taken))
+        return self._made(rel, own, "call", tuple(taken), key_of(value))
 
     def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         key = key_of(value)
@@ -236,7 +260,7 @@ class Expected:
         if value.kind == "module" and not self._leaf(value):
             rel = max(given.rel, call.worst_inside)
         else:
-            rel = backward_rel(function, given, inputs, out)
+            rel = max(backward_rel(function, given, inputs, out), self._decided(value, taken))
         own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
         summed = _summed_rounding(given, out, dtype)
         return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
@@ -251,7 +275,7 @@ class Expected:
 
     def _made(self, rel: float, own: float, origin: Origin, sources: tuple[int, ...], call: CallKey) -> Expectation:
         tainted = any(self._known[root].tainted for root in sources)
-        return Expectation(min(math.hypot(rel, own), UNRELATED), own, origin, tainted, sources, call)
+        return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call)
 
     def _own_rounding(self, function: str, taken: list[int], out: Operand, dtype: str) -> float:
         if not _is_float(dtype):
@@ -264,6 +288,15 @@ class Expected:
         op_class = op_class_of(function)
         length = reduction_length(function, ins, out)
         return _both(op_rounding_rel(op_class, dtype_in, dtype, length, condition_of(function, ins, out)))
+
+    def _decided(self, value: Value, taken: list[int]) -> float:
+        """The difference of what depends on decisions that may be others: integers and masks, made from numbers that
+        differ (the experts that a router chooses), or taken where they differ. 0 where there is none.
+        """
+        known = [each for each in self._all(taken) if each.operand.rel > 0]
+        if not _is_float(value.dtype):
+            return UNRELATED if known else 0.0
+        return UNRELATED if any(not _is_float(each.dtype) for each in known) else 0.0
 
     def _is_gradient(self, value: Value) -> bool:
         """Whether a row of the backward pass is of a gradient; a call that runs meanwhile has arguments."""
@@ -298,16 +331,6 @@ class Expected:
         return [self._known[root] for root in roots]
 
 
-def operand_of(value: Value, rel: float) -> Operand:
-    """What the laws of propagation need to know of a value that differs by ``rel``."""
-    stats = value.stats
-    if stats is None or not stats.finite:
-        return Operand(rel, None, value.shape, slot=value.site.slot)
-    rms, std = stats.rms, stats.std
-    spread = rms / std if rms and std else 1.0
-    return Operand(rel, rms or None, value.shape, spread=max(spread, 1.0), slot=value.site.slot)
-
-
 def coarser(one: str, other: str) -> str:
     """Of two dtypes the one that rounds more; an integer one rounds nothing."""
     return one if _unit(one) >= _unit(other) else other
@@ -330,7 +353,8 @@ def _summed_rounding(given: Operand, out: Operand, dtype: str) -> float:
     terms = given.numel // max(out.numel, 1)
     if terms <= 1 or not given.rms or not out.rms:
         return _both(rounding_rel(_unit(dtype)))
-    condition = min(max(given.rms * math.sqrt(terms) / out.rms, 1e-3), 1e3)
+    # No upper limit: terms that cancel altogether, as in a gradient that ought to be 0, leave nothing but rounding.
+    condition = max(given.rms * math.sqrt(terms) / out.rms, 1e-3)
     return _both(op_rounding_rel("sum", dtype, dtype, terms, condition)) if _is_float(dtype) else 0.0
 
 

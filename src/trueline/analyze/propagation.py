@@ -44,7 +44,7 @@ RANDOM = frozenset(
 """Functions of torch that draw random numbers."""
 
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
-_FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "addcmul", "prod"})
+_FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "prod"})
 _POWERS = {"pow": 2.0, "square": 2.0, "sqrt": 0.5, "rsqrt": 0.5}
 """How many times a relative difference grows in a power; of ``pow`` the exponent that is used most."""
 
@@ -105,6 +105,7 @@ def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int
     """How many terms the sums of a call have, as ``op_rounding.LAWS`` means it for its class; at least 1."""
     if not ins:
         return 1
+    ins = factors_first(function, ins)
     first, kind = ins[0], _class_of(function)
     row = first.shape[-1] if first.shape else 1
     if function.startswith("conv") and len(ins) > 1:
@@ -119,6 +120,7 @@ def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int
 def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
     """The condition of a call as ``op_rounding.LAWS`` means it for its class, from what was measured; 1 elsewhere."""
     kind = _class_of(function)
+    ins = factors_first(function, ins)
     if not out.rms or not ins or not ins[0].rms:
         return 1.0
     if kind == "product" and len(ins) > 1 and ins[1].rms:
@@ -140,7 +142,15 @@ def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
         return 0.0
     if function in _POWERS:
         return _powered(function, ins)
-    return _FORWARD.get(_class_of(function), _additive)(ins, out)
+    return _FORWARD.get(_class_of(function), _additive)(factors_first(function, ins), out)
+
+
+def factors_first(function: str, ins: Sequence[Operand]) -> Sequence[Operand]:
+    """What a product multiplies, then what it adds to that: ``addmm`` and its like take it the other way round."""
+    return [*ins[1:], ins[0]] if function in _ADDEND_FIRST and len(ins) > 2 else ins
+
+
+_ADDEND_FIRST = frozenset({"addmm", "addmv", "addbmm", "baddbmm"})
 
 
 def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Operand) -> float:
@@ -149,11 +159,12 @@ def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Ope
     ``given`` is the gradient that it got, ``ins`` are the inputs of the forward call, ``out`` has the slot of the one
     that it is the gradient of.
     """
-    others = [each for each in ins if each.slot != out.slot]
     kind = _class_of(function)
-    if kind == "product" and others:
-        return _product([given, *others[:1]], out)
-    if kind in ("move", "additive"):
+    factors = factors_first(function, ins)[:2]
+    others = [each for each in factors if each.slot != out.slot]
+    if kind == "product" and len(others) < len(factors):
+        return _product([given, *others], out)
+    if kind in ("move", "additive", "product"):
         return _passed(given, out)
     logits = _logits(ins) if kind == "attention" else max((each.rms or 1.0 for each in ins[:1]), default=1.0)
     own = math.sqrt(sum(each.rel**2 for each in ins))
@@ -168,8 +179,8 @@ def _class_of(function: str) -> str:
         return "through zero"
     if function in _FACTORS:
         return "factors"
-    if function == "addcdiv":
-        return "quotient"
+    if function in ("addcdiv", "addcmul"):
+        return "quotient" if function == "addcdiv" else "product added"
     if function in _MEANS:
         return "mean"
     return _KINDS.get(op_class_of(function), "additive")
@@ -217,18 +228,33 @@ def _factors(ins: Sequence[Operand], out: Operand) -> float:
     size = math.prod(each.rms or 1.0 for each in ins if each.numel > 1)
     known = all(each.rms for each in ins) and out.rms
     excess = max(1.0, size / out.rms) if known and out.rms and len(ins) > 1 else 1.0
-    return min(excess, _MOST) * math.sqrt(sum(each.rel**2 for each in ins))
+    return min(excess, _MOST) * _compound(ins)
+
+
+def _compound(factors: Sequence[Operand]) -> float:
+    """‖Π(1 + δ) - 1‖ for unrelated δ: differences of factors add up while they are small, and multiply when not."""
+    return math.sqrt(math.expm1(sum(math.log1p(each.rel**2) for each in factors)))
+
+
+def _product_added(ins: Sequence[Operand], out: Operand) -> float:
+    """Of x + value·a·b, Adam's second moment."""
+    if len(ins) < 3:
+        return _factors(ins, out)
+    kept = ins[0]
+    share = kept.rel * (kept.rms or 0.0) / out.rms if out.rms else kept.rel
+    return math.hypot(share, 2 * _compound(ins[1:3]))
 
 
 def _quotient(ins: Sequence[Operand], out: Operand) -> float:
     """Of x + value·n/d, Adam's update: where n is as small as its difference, n/d has the wrong sign. Of numbers with
     density at zero the share of such ones is about r, and each is off by twice its size: 2·sqrt(r) of the quotient.
+    A numerator that is all noise, and of another size on either side, is off by r of it.
     """
     if len(ins) < 3 or not out.rms:
         return _additive(ins, out)
     kept, numerator, denominator = ins[0], ins[1], ins[2]
     quotient = (numerator.rms or 1.0) / denominator.rms if denominator.rms else 1.0
-    moved = 2 * math.sqrt(min(numerator.rel + denominator.rel, 1.0)) * quotient
+    moved = max(2 * math.sqrt(min(numerator.rel + denominator.rel, 1.0)), numerator.rel) * quotient
     return math.hypot(kept.rel * (kept.rms or out.rms) / out.rms, moved / out.rms)
 
 
@@ -324,6 +350,7 @@ _FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {
     "loss": _lost,
     "factors": _factors,
     "quotient": _quotient,
+    "product added": _product_added,
     "mean": _averaged,
     "sum": _summed,
 }

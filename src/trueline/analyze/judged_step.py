@@ -1,0 +1,108 @@
+"""One step of a run beside its twin of the reference, judged: where it first differs, and the lines of code it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trueline.analyze.align import Alignment
+from trueline.analyze.divergence import Compared
+from trueline.analyze.values import Call, Value
+from trueline.schema.errors import RunError
+from trueline.store.reader import Run
+
+_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
+"""Files that are not the user's; a frame of them is shown only where there is no other."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank (None: merged), judged; ``run`` has the call stacks.
+
+    ``before`` is the step just before it, if parameters and gradients were equal there: those of this step are then
+    what two equal updates make of them.
+    """
+
+    run: Run
+    step: int
+    rank: int | None
+    alignment: Alignment
+    rows: Sequence[Compared]
+    before: Step | None = None
+
+    @cached_property
+    def updates_alike(self) -> bool:
+        """Whether the update has the same to work on in both runs: all parameters and their gradients are equal."""
+        params = [row for row in self.rows if value_of(row).kind == "param"]
+        phases = {value_of(row).site.phase for row in params}
+        return {"param", "grad"} <= phases and all(row.judgement == "equal" for row in params)
+
+    @cached_property
+    def first(self) -> Compared | None:
+        """The first value that rounding does not explain, nor what it was made from."""
+        return next((row for row in self.rows if row.judgement == "beyond"), None)
+
+    @cached_property
+    def apart(self) -> Sequence[Compared]:
+        """Values that differ since their calls take others than in the reference, where no call could be blamed and
+        what comes out in the end differs too: the last value of the forward pass, else gradients of parameters.
+        """
+        if self.first is not None:
+            return ()
+        measured = [row for row in self.rows if row.mine is not None and row.distance is not None]
+        forward = next((row for row in reversed(measured) if value_of(row).site.phase == "fwd"), None)
+        if forward is not None and forward.excess:
+            return [row for row in self.rows if row.excess]
+        if any(row.excess for row in measured if value_of(row).kind == "param"):
+            return [row for row in self.rows if row.excess and value_of(row).site.phase in ("bwd", "grad")]
+        return ()
+
+    @cached_property
+    def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
+        """Both calls by the key of that of the run, or of the reference where only that has one."""
+        return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
+
+    def beyond(self, *origins: str) -> Iterator[Compared]:
+        """Values that rounding does not explain, by where they come from."""
+        for row in self.rows:
+            if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
+                yield row
+
+    def frame(self, value: Value) -> str:
+        """``file:line function`` of the user's code that called; '' where no stack was taken."""
+        stack = value.stack
+        if stack is None:
+            pair = self.calls.get((value.site.micro, "fwd", value.site.name, value.site.call))
+            mine = None if pair is None else pair[0]
+            stack = None if mine is None else mine.first.stack
+        if stack is None or value.site.rank not in self.run.record_ranks:
+            return ""
+        key = value.site.rank, stack
+        if key not in self._frames:
+            self._frames[key] = self._user_frame(*key)
+        return self._frames[key]
+
+    @cached_property
+    def _frames(self) -> dict[tuple[int, int], str]:
+        """The frames that were looked up, by rank and stack."""
+        return {}
+
+    def _user_frame(self, rank: int, stack: int) -> str:
+        try:
+            frames = self.run.stack_frames(rank, stack)
+        except RunError:
+            return ""
+        return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+
+
+def value_of(row: Compared) -> Value:
+    """The value of the run, or that of the reference where only it has one."""
+    value = row.mine or row.theirs
+    assert value is not None
+    return value
+
+
+def _call_key(call: Call | None) -> tuple[int, str, str, int]:
+    assert call is not None
+    return call.micro, call.phase, call.name, call.number
