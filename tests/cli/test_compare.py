@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +260,7 @@ def test_files_are_refused_before_anything_is_compared(
     for options, said in (
         (("--csv", tmp_path), "is a directory. Pass a file, as in rows.csv."),
         (("--html", tmp_path / "none" / "page.html"), "is no directory. Create it first."),
+        (("--xlsx", os.devnull, "--overwrite"), "that is no file. Pass a file, as in rows.xlsx."),
         (same, "name one file twice"),
     ):
         code, printed, error = trueline(monkeypatch, capsys, *runs, *options)

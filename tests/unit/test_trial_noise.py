@@ -113,7 +113,7 @@ def test_a_run_without_cosines_or_workers_cannot_tell(tmp_path):
     with pytest.raises(CannotTell, match="pass --cosine"):
         question_of(run_of(tmp_path, [float("nan")]), workers=None, cosine=None, dtype=None)
     alone = write_run(tmp_path / "alone", healthy_rows(1, 2))
-    with pytest.raises(CannotTell, match="only one worker"):
+    with pytest.raises(CannotTell, match=r"Run '.*alone' has only one worker .* pass --workers"):
         question_of(alone, workers=None, cosine=None, dtype=None)
 
 
@@ -127,6 +127,8 @@ def test_a_run_without_cosines_or_workers_cannot_tell(tmp_path):
         ({"orders": ("star",)}, "--order is 'star'; give one of sequential, ring, tree, all"),
         ({"workers": 5, "cosine": -0.25}, "give one above -0.25, at most 1"),
         ({"cosine": float("nan")}, "--cosine is nan"),
+        ({"seed": 2**64}, "--seed is 18446744073709551616; give a whole number of at most 64 bits"),
+        ({"seed": -(2**63) - 1}, "--seed is -9223372036854775809"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_sentence(wrong, words):

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers what recorded Runs do not.")
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
-_MOST_NUMBERS = 2**24
-"""Of all workers together, where the number of elements is not given."""
 
 
 @app.callback()
@@ -59,22 +57,11 @@ def noise(
     Example: trueline trial noise --workers 64 --dtype bfloat16 --difference 0.02
     """
     from trueline.cli.document import print_document
-    from trueline.trials.noise import ORDERS, Question, judge, question_of
+    from trueline.trials.noise import ORDERS, judge
 
-    if run is not None:
-        from trueline.store.reader import Run
-
-        workers, cosine, dtype = question_of(Run(run), workers=workers, cosine=cosine, dtype=dtype)
-    workers = 8 if workers is None else workers
-    question = Question(
-        workers=workers,
-        elements=min(65_536, max(_MOST_NUMBERS // max(workers, 1), 1024)) if elements is None else elements,
-        dtype=dtype or "float32",
-        accumulate=accumulate,  # type: ignore[arg-type]  # Question refuses what is no such word
-        orders=ORDERS if order == "all" else (order,),  # type: ignore[arg-type]
-        cosine=cosine or 0.0,
-        seed=seed,
-    )
+    given = {"workers": workers, "cosine": cosine, "dtype": dtype, "elements": elements}
+    orders = ORDERS if order == "all" else (order,)
+    question = _question(run, given, accumulate=accumulate, orders=orders, seed=seed)
     answer = None if difference is None else judge(difference, question)
     measured = _measured(question)
     if json:
@@ -83,6 +70,22 @@ def noise(
         _print(question, measured, difference=difference, answer=answer)
     if answer is not None:
         raise typer.Exit(_EXIT_CODES[answer.explained])
+
+
+def _question(run: str | None, given: dict[str, Any], **asked: Any) -> Question:
+    """What was asked: as ``given``, where that is None as the Run has it, and else as is usual. It refuses what cannot
+    be.
+    """
+    from trueline.trials.noise import Question, question_of, usual_elements
+
+    if run is not None:
+        from trueline.store.reader import Run
+
+        known = {name: given[name] for name in ("workers", "cosine", "dtype")}
+        given = given | dict(zip(known, question_of(Run(run), **known), strict=True))
+    given = {name: value for name, value in given.items() if value is not None}
+    workers = given.get("workers", Question.workers)
+    return Question(**{"elements": usual_elements(workers), **given, **asked})
 
 
 def _measured(question: Question) -> list[OrderNoise]:

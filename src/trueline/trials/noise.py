@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trueline.analyze.dispersion import dispersion
-from trueline.analyze.evidence import several_workers
+from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.rounding import (
     UNIT_ROUNDOFF,
     Accumulate,
@@ -40,6 +40,9 @@ PERMUTATIONS = 4
 
 _AT_A_TIME = 2**22
 """Numbers of all workers together that are held at a time, which bounds memory."""
+
+_USUAL_NUMBERS = 2**24
+"""Of all workers together, at most, where the number of elements is not given."""
 
 _LEAST_PIECE = 1024
 """Elements of a piece at least: with fewer, calls take longer than sums."""
@@ -65,6 +68,7 @@ class Question:
     cosine: float = 0.0
     """Mean over pairs of workers."""
     seed: int = 0
+    """Of 64 bits, signed or not, as torch takes it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -76,6 +80,8 @@ class Question:
             raise InputError(f"--workers is {self.workers}; give a number of workers from 2 to {MAX_WORKERS:,}.")
         if not 1 <= self.elements <= MAX_ELEMENTS:
             raise InputError(f"--elements is {self.elements}; give a number of elements from 1 to {MAX_ELEMENTS:,}.")
+        if not -(2**63) <= self.seed < 2**64:
+            raise InputError(f"--seed is {self.seed}; give a whole number of at most 64 bits.")
         least = -1 / (self.workers - 1)
         if not least < self.cosine <= 1:
             raise InputError(
@@ -102,12 +108,20 @@ class OrderNoise:
     stagnates: bool
 
 
+def usual_elements(workers: int) -> int:
+    """Elements of each gradient where nobody says how many: 65,536, or as many as make 2**24 for all workers."""
+    return min(Question.elements, max(_USUAL_NUMBERS // max(workers, 1), _LEAST_PIECE))
+
+
 def question_of(run: Run, *, workers: int | None, cosine: float | None, dtype: str | None) -> tuple[int, float, str]:
     """Number of workers, mean cosine (median over steps) and dtype of the gradients of a Run, but for what is given.
 
     Raises ``CannotTell`` where the Run has no two workers, or did not measure what is not given.
     """
-    ranks = several_workers(run) if workers is None else run.ranks
+    ranks = data_parallel_ranks(run) if workers is None else run.ranks
+    if workers is None and len(ranks) < 2:
+        only = "only one worker" if ranks else "no worker"
+        raise CannotTell(f"Run '{run.path}' has {only} whose gradients are averaged; pass --workers.")
     count = len(ranks) if workers is None else workers
     if dtype is None:
         known = [run.env[rank].grad_dtype.removeprefix("torch.") for rank in ranks if rank in run.env]

@@ -15,12 +15,14 @@ def writable_target(
 ) -> Path:
     """``out`` as a path that a file may be written to; raises before any Run is read.
 
-    Raises ``InputError`` for a directory or a path in none, ``RunExistsError`` where ``out`` exists and ``overwrite``
-    is not set. ``what`` names the file in messages, ``example`` is a name that it may have.
+    Raises ``InputError`` for a directory, a device or a path in no directory, ``RunExistsError`` where ``out`` exists
+    and ``overwrite`` is not set. ``what`` names the file in messages, ``example`` is a name that it may have.
     """
     target = Path(out)
     if target.is_dir():
         raise InputError(f"The {what} cannot be written to '{out}': that is a directory. Pass a file, as in {example}.")
+    if target.exists() and not target.is_file():  # os.replace would put a file in the place of /dev/null
+        raise InputError(f"The {what} cannot be written to '{out}': that is no file. Pass a file, as in {example}.")
     if target.exists() and not overwrite:
         raise RunExistsError(f"'{out}' exists already. Pass another file, or overwrite it with --overwrite.")
     if not target.parent.is_dir():
