@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import resource
 import statistics
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import torch
 from benchmarks.overhead.model import WIDTH, LanguageModel, tokens
 from torch import nn
@@ -28,6 +30,9 @@ CASES: tuple[tuple[int, Heap, int], ...] = (
 )
 """Width of the model, what the heap does, and runs whose median counts."""
 
+LIBRARIES = ("pyarrow.compute", "pyarrow.parquet", "pydantic.main", "fsspec.implementations.local")
+"""What a rank needs of other projects, beside torch and NumPy; ``pydantic`` by itself would load little of pydantic."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
 
 INTRODUCTION = (
@@ -35,16 +40,24 @@ INTRODUCTION = (
     "on its heap, where a few small blocks in between stop it from being used again: the peak of a bare run, too, then "
     "depends on the order of allocations. Where the heap gives back at once (`MALLOC_MMAP_THRESHOLD_=262144 "
     "MALLOC_TRIM_THRESHOLD_=131072`), what is left is what is really held. Code is pages of files, which the ranks of "
-    "one machine share and each is charged for."
+    "one machine share and each is charged for in full: of the same ranks, the private column is what no other process "
+    "shares (unique set size), and the proportional one charges each of those that share a page with its part of it. "
+    "Both are the largest of what is seen after each backward pass, after each update and at the end. A bare rank is "
+    "forked from a process that has torch imported, part of which is not private to it. "
+    "Libraries are pyarrow, pydantic and fsspec."
 )
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes: the peak of resident memory, and pages of files (code) in it."""
+    """Bytes of one rank: the peak of resident memory, pages of files (code) in it, and the most that was seen of what
+    is private to it, and of that with its part of what it shares.
+    """
 
     resident: float
     code: float
+    private: float
+    proportional: float
 
 
 def measure(*, ranks: int, rounds: int, folder: Path) -> str:
@@ -54,22 +67,34 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
         "",
         INTRODUCTION,
         "",
-        "| parameters | heap | bare | pyarrow and pydantic imported | every step watched | by watching itself "
-        "| of that, code | gradients |",
+        "| parameters | heap | gradients | memory | bare | libraries imported | every step watched "
+        "| by watching itself |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for width, heap, repeats in CASES:
         bare, imported, watched = (_peak(width, heap, mode, repeats=repeats, folder=folder) for mode in MODES)
         numel = sum(param.numel() for param in LanguageModel(width).parameters())
-        lines.append(
-            f"| {numel / 1e6:.1f}M | {heap} | {_mib(bare.resident)} MiB "
-            f"| +{_mib(imported.resident - bare.resident)} MiB ({imported.resident / bare.resident:.3f}) "
-            f"| +{_mib(watched.resident - bare.resident)} MiB ({watched.resident / bare.resident:.3f}) "
-            f"| +{_mib(watched.resident - imported.resident)} MiB "
-            f"({(watched.resident - imported.resident) / bare.resident:.1%} of bare) "
-            f"| {_mib(watched.code - imported.code)} MiB | {_mib(4.0 * numel)} MiB |"
-        )
+        case = f"| {numel / 1e6:.1f}M | {heap} | {_mib(4.0 * numel)} MiB "
+        lines.extend(case + line for line in _rows(bare, imported, watched))
     return "\n".join(lines)
+
+
+def _rows(bare: Peak, imported: Peak, watched: Peak) -> list[str]:
+    """The cells of each kind of memory. Ratios are to its own bare value; code has no peak of its own to compare."""
+    lines: list[str] = []
+    for kind, of in (
+        ("resident", lambda peak: peak.resident),
+        ("private", lambda peak: peak.private),
+        ("proportional", lambda peak: peak.proportional),
+        ("code", lambda peak: peak.code),
+    ):
+        base, with_libraries, all_ = of(bare), of(imported), of(watched)
+        lines.append(
+            f"| {kind} | {_mib(base)} MiB | +{_mib(with_libraries - base)} MiB ({with_libraries / base:.3f}) "
+            f"| +{_mib(all_ - base)} MiB ({all_ / base:.3f}) "
+            f"| +{_mib(all_ - with_libraries)} MiB ({(all_ - with_libraries) / base:.1%} of bare) |"
+        )
+    return lines
 
 
 def _mib(number: float) -> str:
@@ -82,7 +107,7 @@ def _peak(width: int, heap: Heap, mode: Mode, *, repeats: int, folder: Path) -> 
         with Ranks(2, timeout_s=600) as pool:
             out = str(folder / f"memory-{width}-{heap.replace(' ', '-')}-{repeat}")
             peaks.append(max(pool.run(train, width, heap, mode, out), key=lambda peak: peak.resident))
-    return Peak(statistics.median(one.resident for one in peaks), statistics.median(one.code for one in peaks))
+    return Peak(*(statistics.median(getattr(one, field.name) for one in peaks) for field in dataclasses.fields(Peak)))
 
 
 def train(rank: int, world: int, width: int, heap: Heap, mode: Mode, out: str) -> Peak:
@@ -92,19 +117,28 @@ def train(rank: int, world: int, width: int, heap: Heap, mode: Mode, out: str) -
     if heap == "gives back":
         give_back_at_once()
     if mode != "bare":
-        for name in ("pyarrow.compute", "pyarrow.parquet", "pydantic"):
+        for name in LIBRARIES:
             importlib.import_module(name)
     torch.manual_seed(0)
     ddp = nn.parallel.DistributedDataParallel(LanguageModel(width))
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
     watch = trueline.watch(ddp, optimizer, out=out, plan={"every": 1}) if mode == "every step" else None
+    seen = []
     for step in range(STEPS):
         ddp(tokens(step, rank)).backward()
+        seen.append(psutil.Process().memory_full_info())
         optimizer.step()
+        seen.append(psutil.Process().memory_full_info())
         optimizer.zero_grad()
     if watch is not None:
         watch.close()
-    return Peak(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, code_bytes())
+    seen.append(psutil.Process().memory_full_info())
+    return Peak(
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
+        code_bytes(),
+        max(float(one.uss) for one in seen),
+        max(float(one.pss) for one in seen),
+    )
 
 
 def give_back_at_once() -> None:
