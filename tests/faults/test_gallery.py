@@ -16,6 +16,7 @@ WANTED = (
     *(f"R{number}" for number in range(1, 11)),
     "S1",
     "S3",
+    "S4",
     *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from itertools import islice
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from trueline.testing.beside import STEPS, Unmasked, adamw, ddp, language_model, shares
 from trueline.testing.entry import Control, Reference
+from trueline.testing.faults.s4_undivided_loss import accumulating
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
 from trueline.testing.training import fit
@@ -41,6 +43,16 @@ def cut_ranks(seat: Seat) -> nn.Module:
     return language_model(seat, parallel=cut, share=False)
 
 
+def two_threads(seat: Seat) -> nn.Module:
+    """Two threads in each operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        return language_model(seat)
+    finally:
+        torch.set_num_threads(before)
+
+
 def interrupted(seat: Seat, *, resumes: bool = True) -> nn.Module:
     """Two steps unwatched; the rest watched, in a new model and optimizer that load the state if it ``resumes``."""
     problem = Unmasked()
@@ -70,6 +82,14 @@ ENTRIES = (
         sharded_ranks,
         2,
         Reference(four_ranks, 4),
+    ),
+    Control("healthy.beside-threads", "two threads beside one", two_threads, 1, ONE),
+    Control(
+        "healthy.beside-accumulation",
+        "two micro-batches beside one batch",
+        lambda seat: accumulating(seat, False),
+        1,
+        ONE,
     ),
     Control(
         "healthy.beside-resumed",
