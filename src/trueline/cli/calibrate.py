@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trueline.cli.options import Json, Names, Ranks, Steps
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,21 +21,11 @@ def command(
         list[str], typer.Argument(help="Directories of two or more Runs that should agree.", metavar="RUN RUN…")
     ],
     out: Annotated[str, typer.Option("-o", "--out", help="The tolerance to write.", metavar="FILE.json")],
-    map: Annotated[
-        str | None,
-        typer.Option(
-            help="What some Runs call otherwise than those after them: a file, a built-in map, or 'module.='.",
-            metavar="FILE",
-        ),
-    ] = None,
-    step: Annotated[
-        list[int] | None, typer.Option("--step", help="Use this step only; may be given again.", metavar="N")
-    ] = None,
-    rank: Annotated[
-        list[int] | None, typer.Option("--rank", help="Use this rank only; may be given again.", metavar="N")
-    ] = None,
+    names: Names = None,
+    steps: Steps = None,
+    ranks: Ranks = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.json if it is there already.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the tolerance as one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure the rounding floor of a job from Runs of it that should agree, for `trueline compare --tolerance`.
 
@@ -54,9 +46,9 @@ def command(
     with Console(stderr=True).status("Comparing Runs") as status:
         tolerance = calibrate(
             runs,
-            names=None if map is None else NameMap.load(map),
-            steps=step or None,
-            ranks=rank or None,
+            names=None if names is None else NameMap.load(names),
+            steps=steps or None,
+            ranks=ranks or None,
             heard=lambda done, total: status.update(f"Comparing Runs: {done} of {total} steps"),
         )
     tolerance.save(target)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,7 +22,7 @@ def command(
     ref: Annotated[
         str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
 

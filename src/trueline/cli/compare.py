@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueline.cli.options import Json, Names, Ranks, Steps
+
 if TYPE_CHECKING:
     from trueline.analyze.comparison import Comparison
     from trueline.analyze.naming import NameMap
@@ -21,22 +23,15 @@ def command(
     tolerance: Annotated[
         str | None, typer.Option(help="What rounding explains, as `trueline calibrate` measured it.", metavar="FILE")
     ] = None,
-    map: Annotated[
-        str | None,
-        typer.Option(help="What RUN calls otherwise than REF: a file, a built-in map, or 'module.='.", metavar="FILE"),
-    ] = None,
-    step: Annotated[
-        list[int] | None, typer.Option("--step", help="Compare this step only; may be given again.", metavar="N")
-    ] = None,
-    rank: Annotated[
-        list[int] | None, typer.Option("--rank", help="Compare this rank only; may be given again.", metavar="R")
-    ] = None,
+    names: Names = None,
+    steps: Steps = None,
+    ranks: Ranks = None,
     csv: Annotated[str | None, typer.Option(help="Write every row to a CSV file.", metavar="FILE")] = None,
     xlsx: Annotated[str | None, typer.Option(help="Write every row to an Excel workbook.", metavar="FILE")] = None,
     html: Annotated[str | None, typer.Option(help="Write one self-contained HTML file.", metavar="FILE")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
     all: Annotated[bool, typer.Option("--all", help="Print every row.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Say where two Runs first differ by more than rounding explains, and how each recorded value compares.
 
@@ -50,7 +45,7 @@ def command(
 
     targets = _targets(csv, xlsx, html, overwrite=overwrite)
     opened = _open(run), _open(ref)
-    result = _compared(*opened, _tolerance(tolerance), _names(map), step, rank)
+    result = _compared(*opened, _tolerance(tolerance), _names(names), steps, ranks)
     story = _story(result, *opened)
     written = _write(targets, result, story)
     if json:

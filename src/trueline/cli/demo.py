@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,7 +30,7 @@ def command(
     batch_size: Annotated[int, typer.Option(help="Samples a worker and step.")] = 8,
     bf16: Annotated[bool, typer.Option("--bf16", help="Train under bf16 autocast.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output of an earlier demo.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Fine-tune a small language model on local workers under six settings, check each, and show what is out of step.
 

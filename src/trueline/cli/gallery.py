@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,7 +24,7 @@ def command(
     from_outside: Annotated[
         bool, typer.Option("--from-outside", help="Watch without the loops' own calls, as `trueline run` does.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Plant faults that people really had into small models on 1 to 4 local workers, and score what is said of them.
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from trueline.store.importers.step_rows import Measure
 
@@ -18,7 +20,6 @@ app = typer.Typer(
 _Target = Annotated[str, typer.Argument(help="Where the Run goes; must not exist yet.", metavar="RUN")]
 _NoTensors = Annotated[bool, typer.Option("--no-tensors", help="Leave the values out; keep what is measured of them.")]
 _Step = Annotated[int, typer.Option(help="The optimizer step that it is of.", min=0)]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command("msprobe")
@@ -32,7 +33,7 @@ def msprobe(
     ),
     optimizer: Annotated[str, typer.Option(help="The optimizer's class: names what it calls.")] = "optimizer",
     no_tensors: _NoTensors = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Import a dump of msProbe (mindstudio-probe 26.2, PyTorch; levels L0, L1, mix; statistics, tensor, structure).
 
@@ -58,7 +59,7 @@ def checkpoint(
     run: _Target,
     step: _Step = 0,
     no_tensors: _NoTensors = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Import the parameters and the optimizer's state of a checkpoint. Nothing that is in the file is executed.
 
@@ -78,7 +79,7 @@ def hf(
     run: _Target,
     step: _Step = 0,
     no_tensors: _NoTensors = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Import the weights and config.json of a Hugging Face model directory. Nothing is downloaded.
 
@@ -130,6 +131,7 @@ def _reading(source: str) -> Any:
 def _tell(path: str, *, json: bool) -> None:
     from rich.console import Console
 
+    from trueline.analyze.evidence import counted
     from trueline.cli.document import print_document
     from trueline.schema.run_manifest import SCHEMA_VERSION
     from trueline.store.reader import Run
@@ -143,6 +145,6 @@ def _tell(path: str, *, json: bool) -> None:
         return
     console = Console(soft_wrap=True)
     counts = (("row", num_rows), ("step", len(steps)), ("rank", len(ranks)))
-    told = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts)
+    told = ", ".join(counted(count, noun) for noun, count in counts)
     for line in (f"Run: {path} ({told})", *run.manifest.notes):
         console.print(line, markup=False, highlight=False)

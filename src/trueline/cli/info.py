@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,7 +27,7 @@ def command(
     step: Annotated[int | None, typer.Option(help="With --site: of this step only.")] = None,
     rank: Annotated[int | None, typer.Option(help="With --site: of this rank only.")] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="With --site: the call stacks too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what is in a Run: its ranks, steps, columns, recorded steps, what could not be watched and what is damaged.
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from trueline.schema.plan import Plan
     from trueline.store.reader import Run
@@ -23,7 +25,7 @@ def command(
             metavar="KEY=VALUE",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the Plan that is in force in a Run, or change it while its job runs.
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from trueline.cli.options import Json
+
 
 def command(
     runs: Annotated[
@@ -13,7 +15,7 @@ def command(
     ],
     out: Annotated[str, typer.Option("-o", "--out", help="The HTML file to write.", metavar="FILE.html")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.html if it is there already.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Write a report on one or several Runs to a single HTML file that needs no network.
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueline.cli.options import Json
+
 if TYPE_CHECKING:
     from trueline.analyze.rounding import OrderJudgement
     from trueline.trials.noise import OrderNoise, Question
@@ -48,7 +50,7 @@ def noise(
         typer.Option(help="A difference |a - b| / |a| of two sums: say whether order explains it.", metavar="X"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the simulated gradients and orders.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure how far sums of the same gradients in different orders are apart, beside what rounding predicts.
 

@@ -1,0 +1,23 @@
+"""Options that several verbs have in common, worded once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Names = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        help="What one Run calls otherwise than the other: a file, a built-in map, or 'module.='.",
+        metavar="FILE",
+    ),
+]
+Steps = Annotated[
+    list[int] | None, typer.Option("--step", help="Only this step; may be given again.", metavar="N", min=0)
+]
+Ranks = Annotated[
+    list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.", metavar="R", min=0)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
