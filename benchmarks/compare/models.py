@@ -223,6 +223,7 @@ def tell(family: Family, contrast: Contrast, seed: int, options: argparse.Namesp
         tally.found += found
         if not found:
             tally.missed.append(f"- missed: {family.name}, {contrast.name}, {fault.name}, seed {seed}: {_said(bad)}")
+            print(tally.missed[-1], file=sys.stderr, flush=True)
 
 
 def _beside(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trueline.analyze.op_rounding import OpClass, op_class_of
 
@@ -166,6 +166,9 @@ def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Ope
         return _product([given, *others], out)
     if kind in ("move", "additive", "product"):
         return _passed(given, out)
+    if function == "softmax" and given.rms and out.shape:
+        # Multiplied by weights that add up to 1 over a row of n: their rms is at most 1/sqrt(n).
+        given = replace(given, rms=given.rms / math.sqrt(max(out.shape[-1], 1)))
     logits = _logits(ins) if kind == "attention" else max((each.rms or 1.0 for each in ins[:1]), default=1.0)
     own = math.sqrt(sum(each.rel**2 for each in ins))
     factor = max(1.0, logits) if kind in ("attention", "softmax", "loss") else 1.0
