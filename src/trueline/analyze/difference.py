@@ -106,7 +106,7 @@ class _Seen:
             self.bad_ends = _widened(self.bad_ends, begin, bad)
             if self.bad_places is not None:
                 self.bad_places.add(begin, bad.astype(np.float64))
-        self._add_finite(begin, x[both], y[both])
+        self._add_finite(x[both], y[both])
         size = np.abs(error)
         at = int(size.argmax())
         if size[at] > self.largest[0]:
@@ -116,7 +116,7 @@ class _Seen:
             weight = np.divide(error**2, np.where(both, y, 0.0) ** 2 + self.usual_size**2)
             self.places.add(begin, np.nan_to_num(weight, posinf=1e300))
 
-    def _add_finite(self, begin: int, x: Floats, y: Floats) -> None:
+    def _add_finite(self, x: Floats, y: Floats) -> None:
         self.finite += len(x)
         self.xy += float(np.dot(x, y))
         self.xx += float(np.dot(x, x))

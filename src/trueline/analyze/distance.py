@@ -2,6 +2,27 @@
 
 Letters: n numbers of a value, x those of the run, y those of the reference, e = x - y. |.| is the Euclidean norm over
 elements that are finite in both. All distances are relative: |e| / |y|, or |e| / |x| where y is zero throughout.
+
+What statistics tell of a distance is the largest of three estimates, each too low rather than too high:
+
+- ||x| - |y|| / |y|. True for a change of scale. Errors that are independent of the numbers cancel in it, and it is
+  too low by about sqrt(n).
+- the change of an extreme, over the largest absolute number or |y|·sqrt(2 ln n / n), whichever is more; the second
+  is the expected largest of n normal numbers. True for errors proportional to numbers; for errors of one size too
+  low by sqrt(2 ln n) or more. It is one element that tells of all, so a change by one step of the dtype's grid says
+  nothing: s steps count as sqrt(s² - 1).
+- |sum of e'| / (|y| sqrt(rows)), where e' is e, or e without the change of scale that the norms tell if that leaves
+  less. Independent errors have a sum of about sqrt(n)·rms(e) = |e|, for which it is too low by sqrt(rows). Errors
+  that all rows share, as those of a weight or a bias are, add up to sqrt(rows) times that, for which it is true; an
+  error that all elements share, to sqrt(n)·|e|, for which it is too high by up to the root of the row's length:
+  rounding makes none.
+
+What the recorder's own sums are uncertain by is taken off. ``tests/unit/test_distance.py`` holds the estimate
+against tensors.
+
+Certain (``certain_rel``) is the largest of | |x| - |y| |, |sum of e| / sqrt(n) and the changes of the extremes, over
+|y|: the reversed triangle inequality, Cauchy's, and max |e| <= |e|. 0 where NaN or infinities keep the statistics from
+being about the same elements.
 """
 
 from __future__ import annotations
@@ -40,7 +61,7 @@ class Distance:
 
     ``equal``: the same bits, as far as can be known from ``how``; None where dtypes differ, so that bits cannot be
     compared, though numbers may agree. ``rel``: relative distance, 0 and up; None where nothing can be compared (other
-    numbers of elements, nothing finite in both). Of statistics it is an estimate, see ``stats_distance``.
+    numbers of elements, nothing finite in both). Of statistics it is an estimate, see above.
     ``certain_rel``: a lower bound of it that holds whatever the elements; of tensors the same as ``rel``.
     ``nonfinite_differ``: NaN or infinities are elsewhere, or of another number. ``details``: what differs, by name.
     """
@@ -56,26 +77,7 @@ class Distance:
 def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Distance:
     """The distance as far as fingerprints and statistics tell; ``rows`` is n over the length of the last dim.
 
-    ``rel`` is the largest of three estimates, each too low rather than too high:
-
-    - ||x| - |y|| / |y|. True for a change of scale. Errors that are independent of the numbers cancel in it, and it is
-      too low by about sqrt(n).
-    - the change of an extreme, over the largest absolute number or |y|·sqrt(2 ln n / n), whichever is more; the second
-      is the expected largest of n normal numbers. True for errors proportional to numbers; for errors of one size too
-      low by sqrt(2 ln n) or more. It is one element that tells of all, so a change by one step of the dtype's grid says
-      nothing: s steps count as sqrt(s² - 1).
-    - |sum of e'| / (|y| sqrt(rows)), where e' is e, or e without the change of scale that the norms tell if that leaves
-      less. Independent errors have a sum of about sqrt(n)·rms(e) = |e|, for which it is too low by sqrt(rows). Errors
-      that all rows share, as those of a weight or a bias are, add up to sqrt(rows) times that, for which it is true; an
-      error that all elements share, to sqrt(n)·|e|, for which it is too high by up to the root of the row's length:
-      rounding makes none.
-
-    What the recorder's own sums are uncertain by is taken off. ``tests/unit/test_distance.py`` holds the estimate
-    against tensors.
-
-    ``certain_rel`` is the largest of | |x| - |y| |, |sum of e| / sqrt(n) and the changes of the extremes, over |y|: the
-    reversed triangle inequality, Cauchy's, and max |e| <= |e|. 0 where NaN or infinities keep the statistics from being
-    about the same elements.
+    The head of this file has the three estimates that ``rel`` is the largest of, and the bounds of ``certain_rel``.
     """
     nonfinite_differ = (mine.nan, mine.pos_inf, mine.neg_inf) != (theirs.nan, theirs.pos_inf, theirs.neg_inf)
     if mine.numel != theirs.numel:

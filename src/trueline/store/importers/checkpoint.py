@@ -7,7 +7,7 @@ import os
 from trueline.schema.errors import InputError
 from trueline.store.importers import dcp, safetensors, torch_files
 from trueline.store.importers.target import require_free
-from trueline.store.importers.weights import Checkpoint, Options, absolute, write_checkpoint
+from trueline.store.importers.weights import Checkpoint, Options, write_checkpoint
 
 _EXPECTED = (
     "Expected a .safetensors file or a directory of them, a file of torch.save, or the directory of a distributed "
@@ -30,13 +30,15 @@ def _read(source: str) -> Checkpoint:
         if dcp.is_dcp(source):
             return dcp.read_dcp(source)
         if safetensors.has_shards(source):
-            return Checkpoint(safetensors.read_folder(source), {"format": "safetensors", "path": absolute(source)})
+            return Checkpoint(
+                safetensors.read_folder(source), {"format": "safetensors", "path": os.path.abspath(source)}
+            )
         raise InputError(f"'{source}' holds no checkpoint. {_EXPECTED}")
     if not os.path.isfile(source):
         raise InputError(f"'{source}' does not exist. {_EXPECTED}")
     if source.endswith(safetensors.INDEX_SUFFIX):
         raise InputError(f"'{source}' is an index. Pass its directory.")
     if source.endswith(safetensors.SUFFIX):
-        return Checkpoint(safetensors.read_file(source), {"format": "safetensors", "path": absolute(source)})
+        return Checkpoint(safetensors.read_file(source), {"format": "safetensors", "path": os.path.abspath(source)})
     found = torch_files.state_weights(torch_files.read_file(source))
-    return Checkpoint(found.weights, {"format": "torch", "path": absolute(source)} | found.facts, found.notes)
+    return Checkpoint(found.weights, {"format": "torch", "path": os.path.abspath(source)} | found.facts, found.notes)

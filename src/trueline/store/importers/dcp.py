@@ -14,7 +14,7 @@ from typing import Any
 
 from trueline.schema.errors import InputError
 from trueline.store.importers.torch_files import state_weights
-from trueline.store.importers.weights import Checkpoint, absolute
+from trueline.store.importers.weights import Checkpoint
 
 METADATA = ".metadata"
 
@@ -45,7 +45,7 @@ def read_dcp(folder: str) -> Checkpoint:
         reason = str(error).split("\n", 1)[0].rstrip(".") or type(error).__name__
         raise InputError(f"'{folder}' cannot be read as a distributed checkpoint: {reason}. Copy it again.") from None
     found = state_weights(_nested(metadata, tensors))
-    return Checkpoint(found.weights, {"format": "dcp", "path": absolute(folder)} | found.facts, found.notes)
+    return Checkpoint(found.weights, {"format": "dcp", "path": os.path.abspath(folder)} | found.facts, found.notes)
 
 
 def _load(folder: str, metadata: Any) -> dict[str, Any]:

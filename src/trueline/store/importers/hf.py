@@ -8,7 +8,7 @@ from trueline.schema.errors import InputError
 from trueline.store.importers import safetensors, torch_files
 from trueline.store.importers.json_files import read_object
 from trueline.store.importers.target import require_free
-from trueline.store.importers.weights import Checkpoint, Options, Weight, absolute, write_checkpoint
+from trueline.store.importers.weights import Checkpoint, Options, Weight, write_checkpoint
 
 CONFIG = "config.json"
 _BIN = "pytorch_model.bin"
@@ -29,7 +29,7 @@ def import_hf(source: str, target: str, options: Options) -> None:
     if not os.path.isfile(path):
         raise InputError(f"'{source}' has no config.json. Pass a model directory, or use `trueline import checkpoint`.")
     weights, notes = _weights(source)
-    facts = {"format": "hf", "path": absolute(source), "config": read_object(path)}
+    facts = {"format": "hf", "path": os.path.abspath(source), "config": read_object(path)}
     write_checkpoint(Checkpoint(weights, facts, notes), target, options)
 
 

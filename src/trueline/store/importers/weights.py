@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a source holds. ``source`` is for the manifest: format, path, and what the files say of themselves."""
+    """What a source holds. ``source`` is for the manifest: format, absolute path, what the files say of themselves."""
 
     weights: Sequence[Weight]
     source: dict[str, Any]
@@ -65,11 +64,6 @@ def write_checkpoint(checkpoint: Checkpoint, target: str, options: Options) -> N
         for weight in checkpoint.weights:
             _add(weight, rows, seen, writer, options)
         writer.write(rows.records())
-
-
-def absolute(path: str) -> str:
-    """A path as the manifest has it."""
-    return os.path.abspath(path)
 
 
 def _add(weight: Weight, rows: StepRows, seen: dict[Hashable, int], writer: RunWriter, options: Options) -> None:
