@@ -209,8 +209,11 @@ class Sketcher:
         tails: list[Tensor] = []
         for part, (_, x) in zip(call.parts, gradients, strict=True):
             shards = (x if x.dim() == 1 else x.reshape(-1),) if part.seen == 1 else x.reshape(part.seen, -1).unbind(0)
+            if not part.blocks[0]:  # all tail, as most parameters are, or empty
+                tails.extend(shards if part.sizes else ())
+                continue
             for x_C, blocks in zip(shards, part.blocks, strict=True):
-                pieces = torch.split_with_sizes(x_C, part.sizes) if blocks else (x_C,) * len(part.sizes)
+                pieces = torch.split_with_sizes(x_C, part.sizes)
                 for piece, block in zip(pieces, blocks, strict=False):
                     flat = piece if piece.dtype is wide else piece.to(wide)
                     # The dot product first: of the two it reads what is in no cache faster (benchmarks/overhead).

@@ -285,7 +285,8 @@ def _lives_outside_buckets(ddp: nn.parallel.DistributedDataParallel, called: nn.
 
 def _built_in(ddp: nn.parallel.DistributedDataParallel) -> Any:
     """The built-in (C++) hook that was registered, as its twin in Python; None where there is none."""
-    name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))
+    logger: Any = ddp.logger  # `_get_ddp_logging_data` would make a dict of everything there, at every step
+    name = str(logger._get_ddp_logging_data().strs_map.get("comm_hook", "")) if logger is not None else ""
     if "FP16_COMPRESS" in name:
         return default_hooks.fp16_compress_hook
     return default_hooks.allreduce_hook if "ALLREDUCE" in name else None
