@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli import in_process
 from torch import nn
 
 import trueline as library
-from trueline.cli import main as command_line
 from trueline.schema.tolerance import Tolerance
 
 Trueline = Callable[..., tuple[int, str, str]]
@@ -43,11 +43,7 @@ def trueline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Runs the command; exit code, standard output and standard error of it."""
 
     def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["trueline", "calibrate", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            command_line.main()
-        output = capsys.readouterr()
-        return int(left.value.code or 0), output.out, output.err
+        return in_process.trueline(monkeypatch, capsys, "calibrate", *words)
 
     return run
 

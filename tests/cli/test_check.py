@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.exact_checks.simulate import Size, same_batches
+from tests.cli import in_process
 from tests.unit.synthetic_run import healthy_rows, sample_rows, write_run
 
 import trueline as public
 from trueline.analyze.registry import installed_checks
-from trueline.cli.main import main
 
 NUM_CHECKS = len(installed_checks())
 
@@ -22,11 +22,7 @@ def trueline(monkeypatch, capsys):
     """The command in this process."""
 
     def call(*words):
-        monkeypatch.setattr("sys.argv", ["trueline", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return subprocess.CompletedProcess(words, int(left.value.code or 0), printed.out, printed.err)
+        return subprocess.CompletedProcess(words, *in_process.trueline(monkeypatch, capsys, *words))
 
     return call
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.cli import in_process
 from tests.made_comparison import (
     FAULT,
     FIRST_DIVERGENCE,
@@ -31,7 +32,6 @@ from torch import nn
 
 import trueline as trueline_package
 from trueline.analyze.comparison import Comparison
-from trueline.cli import main as command_line
 from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
 from trueline.schema.finding import Finding
 from trueline.view.compare_rows import COLUMNS
@@ -95,11 +95,7 @@ def trueline(
         judge.compare = lambda run, ref, **given: asked.update(given) or result
         judge.asked = asked
         monkeypatch.setitem(sys.modules, "trueline.analyze.compare", judge)
-    monkeypatch.setattr("sys.argv", ["trueline", "compare", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        command_line.main()
-    output = capsys.readouterr()
-    return int(left.value.code or 0), output.out, output.err
+    return in_process.trueline(monkeypatch, capsys, "compare", *words)
 
 
 def screen(comparison: Comparison, *, width: int = 100, every_row: bool = False, **given: Any) -> list[str]:

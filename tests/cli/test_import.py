@@ -6,19 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-
-from trueline.cli import main as command_line
+from tests.cli.in_process import trueline
 
 DUMP = Path(__file__).parents[1] / "unit" / "fixtures" / "msprobe" / "mix"
-
-
-def trueline(monkeypatch, capsys, *words):
-    """Exit code, standard output and standard error of the command."""
-    monkeypatch.setattr("sys.argv", ["trueline", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        command_line.main()
-    output = capsys.readouterr()
-    return left.value.code or 0, output.out, output.err
 
 
 def test_an_imported_dump_is_shown_by_info(tmp_path, monkeypatch, capsys):

@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
+from tests.cli.in_process import trueline
 from tests.unit.recorded_steps import make_step, rows_of, tensor_record
 
-from trueline.cli import main as command_line
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
@@ -33,15 +33,6 @@ def run_path(tmp_path):
             writer.write(Finding("worker-nonfinite", "error", "Loss of rank 0 is NaN at step 1."))
             writer.close()
     return path
-
-
-def trueline(monkeypatch, capsys, *words):
-    """Exit code, standard output and standard error of the command."""
-    monkeypatch.setattr("sys.argv", ["trueline", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        command_line.main()
-    output = capsys.readouterr()
-    return left.value.code or 0, output.out, output.err
 
 
 def test_info_shows_ranks_steps_columns_and_problems(run_path, monkeypatch, capsys):

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.cli.in_process import trueline
 from tests.synthetic_runs import write_run
 
-from trueline.cli import main as command_line
 from trueline.schema.finding import Finding
 
 FINDING = Finding("shard-overlap", "error", "Rank 1 shares samples.", (1,), 10, 39, measured=math.nan)
@@ -18,17 +18,6 @@ FINDING = Finding("shard-overlap", "error", "Rank 1 shares samples.", (1,), 10, 
 @pytest.fixture
 def run_path(tmp_path: Path) -> Path:
     return write_run(tmp_path / "exp", findings=(FINDING,))
-
-
-def trueline(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str | Path
-) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command."""
-    monkeypatch.setattr("sys.argv", ["trueline", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        command_line.main()
-    output = capsys.readouterr()
-    return int(left.value.code or 0), output.out, output.err
 
 
 def test_report_writes_the_file_and_says_the_verdict(

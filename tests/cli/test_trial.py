@@ -4,9 +4,8 @@ import json
 import subprocess
 
 import pytest
+from tests.cli import in_process
 from tests.unit.synthetic_run import healthy_rows, write_run
-
-from trueline.cli.main import main
 
 
 @pytest.fixture
@@ -14,11 +13,9 @@ def noise(monkeypatch, capsys):
     """The command in this process."""
 
     def call(*words):
-        monkeypatch.setattr("sys.argv", ["trueline", "trial", "noise", "--elements", "2000", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return subprocess.CompletedProcess(words, int(left.value.code or 0), printed.out, printed.err)
+        return subprocess.CompletedProcess(
+            words, *in_process.trueline(monkeypatch, capsys, "trial", "noise", "--elements", "2000", *words)
+        )
 
     return call
 

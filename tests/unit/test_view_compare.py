@@ -10,7 +10,6 @@ import math
 import re
 import zipfile
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,6 +26,7 @@ from tests.made_comparison import (
     same_comparison,
     untold_comparison,
 )
+from tests.unit.page_words import Words
 from tests.unit.recorded_steps import make_step
 
 from trueline.analyze.comparison import Comparison, Judged, StepSummary
@@ -540,32 +540,6 @@ def test_growth_is_drawn_on_a_logarithmic_scale_with_zeros_on_the_ground() -> No
 # The page.
 
 
-class Words(HTMLParser):
-    """The text of a page, and its elements with their attributes."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self._skip = 0
-        self.feed(document)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self._skip += tag in ("script", "style")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._skip -= tag in ("script", "style")
-
-    def handle_data(self, data: str) -> None:
-        if not self._skip:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
 @pytest.mark.parametrize("comparison", [*CASES, odd_comparison(), Comparison("a", "b", (), (), ())])
 def test_page_says_the_verdict_and_what_was_compared(comparison: Comparison) -> None:
     story = story_of(comparison)
@@ -619,7 +593,7 @@ def test_foreign_text_stays_text() -> None:
     document = render(comparison, story_of(comparison))
     words = Words(document)
 
-    assert "img" not in [tag for tag, _ in words.elements]
+    assert "img" not in words.tags
     assert document.count("</script>") == 2
     assert "{{7*7}}" in words.text
     points = json.loads(re.search(r'id="numbers">(.*?)</script>', document, re.DOTALL)[1])

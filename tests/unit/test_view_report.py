@@ -8,12 +8,12 @@ import html
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.synthetic_runs import write_long_run, write_run
+from tests.unit.page_words import Words
 
 import trueline
 from trueline.schema.errors import InputError, RunError, RunExistsError
@@ -37,34 +37,6 @@ OVERLAP = Finding(
     {"epoch": 0},
     ("Give every rank the same sampler seed.",),
 )
-
-
-class Words(HTMLParser):
-    """The text of a page as a reader meets it, its elements, and the values of their attributes."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.elements: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self._skip = 0
-        self.feed(document)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        self._skip += tag in ("script", "style")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._skip -= tag in ("script", "style")
-
-    def handle_data(self, data: str) -> None:
-        if not self._skip:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def report_on(tmp_path: Path, *runs: Path) -> str:
@@ -168,8 +140,8 @@ def test_everything_from_a_run_is_escaped(tmp_path: Path) -> None:
     document = write_report([path], tmp_path / "hostile.html").read_text(encoding="utf-8")
     page = Words(document)
 
-    assert "img" not in page.elements
-    assert page.elements.count("script") == plain.elements.count("script") == 2
+    assert "img" not in page.tags
+    assert page.tags.count("script") == plain.tags.count("script") == 2
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert "{{7*7}}" in page.text
     assert "\u202e" not in document
