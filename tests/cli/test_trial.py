@@ -74,3 +74,10 @@ def test_a_run_that_did_not_measure_cosines_is_exit_code_3(noise, tmp_path):
     write_run(tmp_path / "run", healthy_rows(2, 2))
     done = noise("--run", tmp_path / "run")
     assert (done.returncode, "pass --cosine" in done.stderr) == (3, True)
+
+
+def test_help_says_what_is_taken_where_an_option_is_not_given(noise, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = noise("--help").stdout
+    for default in ("(8)", "(65,536; fewer for over 256 workers)", "(float32)", "(0)", "same", "all"):
+        assert f"[default: {default}]" in said

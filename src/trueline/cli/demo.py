@@ -20,11 +20,13 @@ def command(
     steps: Annotated[int, typer.Option(help="Optimizer steps of each setting.")] = 80,
     data: Annotated[
         Path | None,
-        typer.Option(help="Alpaca-format JSON or JSONL to train on. [default: text of the Python standard library]"),
+        typer.Option(
+            help="Alpaca-format JSON or JSONL to train on.", show_default="text of the Python standard library"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory for the six Runs and report.html.")] = Path("trueline-demo"),
     model: Annotated[
-        str | None, typer.Option(help="Causal LM, a folder or hub name. [default: a small Llama, random weights]")
+        str | None, typer.Option(help="Causal LM, a folder or hub name.", show_default="a small Llama, random weights")
     ] = None,
     max_length: Annotated[int, typer.Option(help="Longest sample, in tokens.")] = 1024,
     batch_size: Annotated[int, typer.Option(help="Samples a worker and step.")] = 8,

@@ -16,6 +16,22 @@ app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers wha
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
 
+_Elements = Annotated[
+    int | None, typer.Option(help="Elements of each gradient.", show_default="65,536; fewer for over 256 workers")
+]
+_Dtype = Annotated[
+    str | None,
+    typer.Option(help="Of the gradients: float32, bfloat16 or float16.", show_default="float32", metavar="DTYPE"),
+]
+_Run = Annotated[
+    str | None,
+    typer.Option(help="A Run whose workers, mean cosine and dtype are taken, but for those given.", metavar="RUN"),
+]
+_Difference = Annotated[
+    float | None,
+    typer.Option(help="A difference |a - b| / |a| of two sums: say whether order explains it.", metavar="X"),
+]
+
 
 @app.callback()
 def group() -> None:
@@ -24,14 +40,9 @@ def group() -> None:
 
 @app.command("noise")
 def noise(
-    workers: Annotated[int | None, typer.Option(help="Workers whose gradients are added up. [default: 8]")] = None,
-    elements: Annotated[
-        int | None, typer.Option(help="Elements of each gradient. [default: 65,536; fewer for over 256 workers]")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Of the gradients: float32, bfloat16 or float16. [default: float32]", metavar="DTYPE"),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers whose gradients are added up.", show_default="8")] = None,
+    elements: _Elements = None,
+    dtype: _Dtype = None,
     accumulate: Annotated[
         str, typer.Option(help="What partial sums are kept in: same (as the gradients) or float32.", metavar="HOW")
     ] = "same",
@@ -39,16 +50,10 @@ def noise(
         str, typer.Option(help="Of the sum: sequential, ring, tree, or all of these.", metavar="ORDER")
     ] = "all",
     cosine: Annotated[
-        float | None, typer.Option(help="Mean cosine between two workers' gradients. [default: 0]")
+        float | None, typer.Option(help="Mean cosine between two workers' gradients.", show_default="0")
     ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(help="A Run whose workers, mean cosine and dtype are taken, but for those given.", metavar="RUN"),
-    ] = None,
-    difference: Annotated[
-        float | None,
-        typer.Option(help="A difference |a - b| / |a| of two sums: say whether order explains it.", metavar="X"),
-    ] = None,
+    run: _Run = None,
+    difference: _Difference = None,
     seed: Annotated[int, typer.Option(help="Of the simulated gradients and orders.")] = 0,
     json: Json = False,
 ) -> None:
