@@ -295,6 +295,17 @@ def test_losses_become_their_mean_or_sum_whichever_the_other_run_has(tmp_path, r
     assert (stats.min, stats.max, stats.sum, stats.numel) == (wanted, wanted, wanted, 1)
 
 
+def test_equal_counts_of_shares_become_the_count_that_the_other_run_has(tmp_path):
+    ranks = {
+        rank: [row("m", draw(2, 2, seed=rank)), row("count", 60, module="", kind="op"), row("loss", 1.5 + rank)]
+        for rank in range(2)
+    }
+    ref = [row("m", draw(4, 2)), row("count", 120, module="", kind="op"), row("loss", 2.0)]
+    mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
+    assert mine["fwd", "count"].stats.sum == 120
+    assert mine["fwd", "loss"].stats.sum == 2.0
+
+
 def test_members_of_a_team_hold_the_same_or_parts_that_the_other_run_has_whole(tmp_path):
     same, whole = draw(2, 6), draw(2, 8, seed=5)
     ranks = {

@@ -12,6 +12,7 @@ from trueline.analyze.align import align
 from trueline.analyze.gathering import Gathered, Gathering
 from trueline.analyze.merging import Plan, chosen, merged_value, number_of, plans
 from trueline.analyze.naming import NameMap
+from trueline.analyze.rounding import UNIT_ROUNDOFF
 from trueline.analyze.row_order import reordered
 from trueline.analyze.values import StepValues, Value
 
@@ -32,7 +33,8 @@ def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValu
         one.plan[i], other.plan[j] = chosen(one.plans(i), other.plans(j))
         if "mean" in (one.plan[i].batch.how, other.plan[j].batch.how):
             one.plan[i], other.plan[j] = _mean_or_sum(one.options(i), other.options(j))
-            averaged = "sum" not in (one.plan[i].batch.how, other.plan[j].batch.how)
+            if mine.values.values[i].dtype in UNIT_ROUNDOFF:
+                averaged = "sum" not in (one.plan[i].batch.how, other.plan[j].batch.how)
     apart = mine.num_teams != theirs.num_teams
     merged, merged_other = (side.merged(apart=apart, averaged=averaged) for side in (one, other))
     back = [(j, i) for i, j in twins]

@@ -150,6 +150,9 @@ def _joined(shapes: Sequence[Shape], dim: int) -> Shape | None:
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 
+_WHOLE_NUMBERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
+
+
 def _ways_of_batch(
     gathering: Gathering, entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]
 ) -> list[Way]:
@@ -162,7 +165,9 @@ def _ways_of_batch(
     if phase == "bwd":
         return [*cuts, Way("sum", shape)]
     if all(alike([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
-        return [Way("same", shape), *cuts]
+        # Of a count, such as that of tokens, each rank has its share, and equal shares are likely.
+        counted = math.prod(shape) == 1 and entry.first.dtype in _WHOLE_NUMBERS
+        return [Way("mean" if counted else "same", shape), *cuts]
     if all(numbers_of(part.value) in gathering.params for part in entry.parts):  # replicas that drifted
         return [Way("same", shape)]
     return [*cuts, Way("own" if math.prod(shape) != 1 else "mean", shape)]
