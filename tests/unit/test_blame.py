@@ -1,0 +1,129 @@
+"""Which finding is made of judged steps, and which value is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.made_steps import Off, by_statistics, chain, exactly
+
+from trueline.analyze.align import align
+from trueline.analyze.blame import blame
+from trueline.analyze.divergence import Compared, Divergence
+from trueline.analyze.judged_step import Step
+from trueline.analyze.naming import NameMap
+from trueline.analyze.values import StepValues
+
+
+def run_of(**optimizer: Any) -> Any:
+    env = {0: SimpleNamespace(optimizer={"groups": [optimizer]})} if optimizer else {}
+    return SimpleNamespace(path="runs/a", env=env, record_ranks=())
+
+
+def step_of(mine: StepValues, theirs: StepValues, *, before: Step | None = None, **settings: Any) -> Step:
+    alignment = align(mine, theirs, NameMap())
+    divergence = Divergence(alignment, (mine, theirs), **{"measure": exactly, **settings})
+    return Step(run_of(), mine.step, 0, alignment, divergence.rows, before)
+
+
+def chains(off: Off, *, step: int = 0, backward: bool = False, **settings: Any) -> Step:
+    mine, theirs = chain("run", off, step=step, backward=backward), chain("ref", step=step, backward=backward)
+    return step_of(mine.done, theirs.done, **settings)
+
+
+def told(*steps: Step, mine: Any = None, theirs: Any = None) -> tuple[dict[str, Any], str]:
+    """Findings by code, and the site of the first difference."""
+    findings, first = blame(mine or run_of(), theirs or run_of(), steps)
+    site = "" if first is None else str((first[1].mine or first[1].theirs).site)  # type: ignore[union-attr]
+    return {finding.code: finding for finding in findings}, site
+
+
+WRONG = {"z": 0.1, "t": 0.1}
+
+
+def test_only_the_first_step_that_differs_is_blamed() -> None:
+    late = {"y": 0.5, "z": 0.5, "t": 0.5}
+    findings, site = told(chains({}), chains(WRONG, step=1), chains(late, step=2))
+    assert site == "1.0/r0/fwd/m.sub.gelu#0:out0"
+    assert findings["first-divergence"].sites == (site,)
+    assert (findings["first-divergence"].step_first, findings["first-divergence"].step_last) == (1, 1)
+    assert findings["first-divergence"].evidence["beyond"] == 2  # as gelu returns it, and as add takes it
+
+
+def test_differences_that_rounding_explains_are_one_piece_of_information() -> None:
+    findings, site = told(chains({"y": 1e-7, "z": 1e-7, "t": 1e-7}))
+    assert (list(findings), site) == (["explained-by-rounding"], "")
+
+
+def test_an_update_of_equal_parameters_by_equal_gradients_is_blamed_and_not_the_calls_after_it() -> None:
+    before = chains({}, backward=True)
+    assert before.updates_alike
+    after = chains({"w": 1e-4, "y": 1e-4}, step=1, moved=1e-3, retraced=True, before=before)
+    findings, site = told(before, after)
+    assert set(findings) == {"optimizer-differs"}
+    assert "update at step 0" in findings["optimizer-differs"].claim
+    assert "m.sub.weight" in findings["optimizer-differs"].claim
+    assert site == "1.0/r0/fwd/m.sub.linear#0:in1"
+
+
+def test_other_gradients_are_no_equal_start_of_an_update() -> None:
+    assert not chains({"gw": 1e-7}, backward=True).updates_alike
+    assert not chains({}).updates_alike
+
+
+def test_gradients_that_come_out_apart_are_a_difference_whatever_their_calls_took() -> None:
+    step = chains({"gt": 0.5, "gz": 0.5, "gw": 0.5}, backward=True)
+    rows = [unlike(row) if row.judgement in ("beyond", "propagated") else row for row in step.rows]
+    findings, site = told(replace(step, rows=rows))
+    assert set(findings) == {"structure-differs"}
+    assert site == "0.0/r0/bwd/m.sub.add#0:out0"
+
+
+def unlike(row: Compared) -> Compared:
+    return replace(row, judgement="not-comparable", excess=True)
+
+
+def test_other_wiring_that_ends_alike_is_no_difference() -> None:
+    step = chains({"z": 0.5})
+    rows = [unlike(row) if row.judgement == "beyond" else row for row in step.rows]
+    kept = [replace(row, judgement="within") if "add#" in str(row.mine and row.mine.site) else row for row in rows]
+    findings, _ = told(replace(step, rows=kept))
+    assert set(findings) == {"explained-by-rounding"}
+
+
+@pytest.mark.parametrize(("kind", "severity"), [("param", "warning"), ("op", "info")])
+def test_a_parameter_that_only_one_has_is_a_warning(kind: str, severity: str) -> None:
+    mine = chain("run")
+    phase, name = ("param", "m.sub.bias") if kind == "param" else ("fwd", "m.sub.sin")
+    mine.put(phase, name, "out0", np.ones(3, np.float32), api="torch.sin", kind=kind)
+    findings, _ = told(step_of(mine.done, chain("ref").done))
+    assert findings["site-missing"].severity == severity
+    assert findings["site-missing"].claim.startswith("1 value of one run has no twin")
+    assert ("m.sub.bias" in findings["site-missing"].claim) == (kind == "param")
+
+
+def test_what_was_stored_need_not_be_recorded_in_full() -> None:
+    def advice(stored: bool) -> str:
+        mine, theirs = chain("run", WRONG), chain("ref")
+        step = step_of(mine.done, theirs.done, measure=exactly if stored else by_statistics)
+        rows = step.rows if stored else [_bare(row) for row in step.rows]
+        return " ".join(told(replace(step, rows=rows))[0]["first-divergence"].next)
+
+    assert "depth" in advice(stored=False)
+    assert "depth" not in advice(stored=True)
+
+
+def _bare(row: Compared) -> Compared:
+    mine, theirs = (None if value is None else replace(value, load=None) for value in (row.mine, row.theirs))
+    return replace(row, mine=mine, theirs=theirs)
+
+
+def test_settings_of_the_optimizers_are_told_but_not_the_choice_of_kernels() -> None:
+    same = chains({})
+    findings, _ = told(same, mine=run_of(lr=1e-3, foreach=True), theirs=run_of(lr=1e-3, foreach=False))
+    assert "optimizer-differs" not in findings
+    findings, _ = told(same, mine=run_of(weight_decay=0.1), theirs=run_of(weight_decay=0.0))
+    assert "weight_decay is 0.1 and not 0.0" in findings["optimizer-differs"].claim

@@ -1,0 +1,120 @@
+"""What is expected of each value of a step: from what it was made, and by whom."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.unit.made_steps import ROUNDING, Making, chain
+
+from trueline.analyze.expected import UNRELATED, Expectation, Expected
+from trueline.analyze.operands import operand_of
+from trueline.analyze.values import StepValues
+
+
+def expectations(
+    mine: StepValues, theirs: StepValues | None = None, learned: dict[str, float] | None = None, **settings: Any
+) -> dict[str, Expectation]:
+    """Of each new value, in order; those in ``learned`` turn out to differ by that, others by what is expected."""
+    expected, found = Expected(mine, **settings), dict[str, Expectation]()
+    others = (mine if theirs is None else theirs).values
+    for value, twin in zip(mine.values, others, strict=True):
+        if not expected.knows(value.root):
+            name = f"{value.site.phase}/{value.site.name.removeprefix('m.sub.')}:{value.site.slot}"
+            found[name] = expected.of(value, twin)
+            rel = (learned or {}).get(name, 0.0)
+            expected.learn(value, twin, rel, dtype=value.dtype, tainted=rel > 0.01)
+        expected.seen(value)
+    return found
+
+
+def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_of_equal_inputs_only_the_calls_own_rounding_is_expected() -> None:
+    said = expectations(chain("run").done)["fwd/linear:out0"]
+    assert said.rel == said.own
+    assert 0.1 * ROUNDING < said.rel < 4 * ROUNDING
+
+
+def test_what_a_call_took_is_passed_on() -> None:
+    said = expectations(chain("run").done, learned={"fwd/linear:out0": 1e-4})["fwd/gelu:out0"]
+    assert 0.5e-4 < said.rel < 3e-4
+    assert not said.tainted
+
+
+def test_a_difference_that_rounding_does_not_explain_taints_what_is_made_from_it() -> None:
+    said = expectations(chain("run").done, learned={"fwd/linear:out0": 0.1})
+    assert said["fwd/add:out0"].tainted
+    assert not said["fwd/linear:out0"].tainted
+
+
+def test_a_gradient_is_of_the_gradients_that_its_call_got() -> None:
+    said = expectations(chain("run", backward=True).done, learned={"bwd/add:out0": 1e-3})["bwd/add:in0"]
+    assert 0.5e-3 < said.rel < 4e-3
+
+
+def test_a_value_that_no_call_made_is_expected_to_be_equal() -> None:
+    said = expectations(chain("run").done)["fwd/linear:in0"]
+    assert (said.rel, said.origin) == (0.0, "given")
+
+
+def test_a_parameter_is_known_as_one() -> None:
+    assert expectations(chain("run").done)["fwd/linear:in1"].origin == "param"
+
+
+def made(label: str, api: str, x: Any, y: Any, z: Any = None) -> StepValues:
+    making = Making(label).call("m.sub.f", api, (x,), y)
+    return (making if z is None else making.call("m.sub.g", "torch.histc", (y,), z)).done
+
+
+def test_integers_decided_by_numbers_that_differ_may_be_any() -> None:
+    step = made("run", "torch.argmax", draw(8, 8), np.arange(8), np.ones(8, np.float32))
+    said = expectations(step, learned={"fwd/f:in0": 1e-6, "fwd/f:out0": 1e-3})
+    assert said["fwd/f:out0"].rel == pytest.approx(UNRELATED)
+    assert said["fwd/g:out0"].rel == pytest.approx(UNRELATED)
+    assert expectations(step)["fwd/f:out0"].rel == 0.0
+
+
+def test_relative_differences_are_relative_to_the_reference() -> None:
+    # Gradients that ought to be 0 are noise; that of the run is a million times larger.
+    given, noise = draw(512, 16), draw(16, seed=1)
+
+    def of(label: str, size: float) -> StepValues:
+        making = Making(label).call("m.sub.f", "torch.nn.functional.linear", (draw(512, 4), draw(16, 4)), given)
+        return making.call("m.sub.s", "torch.sum", (given,), (noise * size).astype(np.float32)).done
+
+    learned = {"fwd/f:out0": 1e-3}
+    said = expectations(of("run", 1e-3), of("ref", 1e-9), learned)["fwd/s:out0"]
+    assert said.rel > 1e4
+    assert said.rel <= math.hypot(1, 1.0001e6)
+    turned = expectations(of("ref", 1e-9), of("run", 1e-3), learned, of_reference=True)["fwd/s:out0"]
+    assert turned.rel == pytest.approx(said.rel, rel=0.5)
+
+
+def test_a_mask_as_low_as_a_dtype_goes_has_no_size() -> None:
+    scores = np.where(np.eye(8) > 0, -3.4e38, draw(8, 8)).astype(np.float32)
+    value = made("run", "torch.add", draw(8, 8), scores).values[1]
+    rms = operand_of(value, 0.0, seen=value).rms
+    assert rms is not None
+    assert rms < 10
+
+
+def test_two_masks_for_other_dtypes_are_the_same_mask() -> None:
+    def mask(lowest: float) -> StepValues:
+        return made("run", "torch.where", draw(4), np.array([0.0, lowest, 0.0, lowest], np.float32))
+
+    assert expectations(mask(-3.3895e38), mask(-3.4028e38))["fwd/f:out0"].rel == pytest.approx(0.0039, rel=0.05)
+    assert expectations(mask(-5.0), mask(-5.1))["fwd/f:out0"].rel == 0.0
+
+
+def test_a_sum_that_cancels_is_expected_to_be_rounding_altogether() -> None:
+    given, bias = draw(512, 4), draw(4) * np.float32(1e-9)
+    making = Making().call("m.sub.linear", "torch.nn.functional.linear", (draw(512, 4), draw(4, 4), bias), draw(512, 4))
+    making.put("bwd", "m.sub.linear", "out0", given, api="torch.nn.functional.linear")
+    making.put("bwd", "m.sub.linear", "in2", bias * np.float32(2), api="torch.nn.functional.linear")
+    assert expectations(making.done)["bwd/linear:in2"].rel > 0.1
