@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from trueline.store.ledger import SEAL_S
 from trueline.store.writer import RunWriter
 from trueline.testing.ranks import Ranks
 
-MODES = ("bare", "default plan", "every step", "exact cosine by an extra all-reduce", "exact cosine by a brute gather")
+MODES = (
+    *("bare", "bare once more", "default plan", "every step"),
+    *("exact cosine by an extra all-reduce", "exact cosine by a brute gather"),
+)
 WARMUP = 3
 MAX_SETTLING = 300
 """Steps at most that the default plan takes, untimed, until its first two seconds of watching everything are over."""
@@ -39,7 +43,8 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
         f"together (medians). The default plan is timed once it has settled, after {results[0]['settling']} steps: it "
         f"then sampled every {results[0]['interval']} steps. Ratios are to the bare step of the same round. CPU time "
         "is that of all threads of all ranks, which other work on the machine disturbs far less than step time, and "
-        "which leaves out what a step waits for. Each mode has a share of the wall time only, so its Run is sealed "
+        "which leaves out what a step waits for. The bare step once more, of a model of its own, shows how far from 1 "
+        "the machine alone takes a ratio. Each mode has a share of the wall time only, so its Run is sealed "
         f"every {SEAL_S * len(MODES):.0f} s of it."
     )
     lines = [
@@ -77,7 +82,7 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
         if mode in ("default plan", "every step"):
             plan = {"every": 1} if mode == "every step" else None
             watches[mode] = watched(ddp, optimizer, f"{folder}/{mode.replace(' ', '-')}", plan)
-        elif mode != "bare":
+        elif mode.startswith("exact"):
             extra = exact(ddp, world, gather="gather" in mode)
         steps[mode] = one_step(ddp, optimizer, extra)
     schedule = watches["default plan"]._recorder._schedule
@@ -88,8 +93,7 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     cpu: dict[str, list[float]] = {mode: [] for mode in MODES}
     for round_ in range(rounds + WARMUP):
-        for turn in range(len(MODES)):
-            mode = MODES[(round_ + turn) % len(MODES)]
+        for mode in in_turn(round_):
             batch = tokens(round_, rank)
             dist.barrier()
             begin, worked = time.perf_counter(), time.process_time()
@@ -111,6 +115,13 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
         "settling": settling,
         "numel": numel,
     }
+
+
+def in_turn(round_: int) -> list[str]:
+    """All modes in the order of this round, the same on all ranks: shuffled, as a step is not alike after a gather of
+    all gradients and after a bare one, and in a rotation each mode would have its neighbour for good.
+    """
+    return random.Random(round_).sample(MODES, len(MODES))
 
 
 def watched(ddp: nn.Module, optimizer: torch.optim.Optimizer, out: str, plan: dict[str, int] | None) -> Watch:

@@ -21,6 +21,14 @@ def test_a_mode_is_held_against_the_bare_step_of_its_own_round():
     assert steps.ratio(seconds, "watched") == "1.100 | 1.100 – 3.050 | 1.533"
 
 
+def test_every_round_takes_each_mode_once_and_none_has_one_neighbour_for_good():
+    rounds = [steps.in_turn(number) for number in range(30)]
+    assert all(sorted(taken) == sorted(steps.MODES) for taken in rounds)
+    assert rounds == [steps.in_turn(number) for number in range(30)]
+    before = {mode: {taken[taken.index(mode) - 1] for taken in rounds if taken[0] != mode} for mode in steps.MODES}
+    assert {mode: len(found) for mode, found in before.items()} == dict.fromkeys(steps.MODES, len(steps.MODES) - 1)
+
+
 def test_one_reading_is_held_against_a_dot_product(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "LanguageModel", lambda: nn.Linear(64, 64))
     monkeypatch.setattr(reading, "OTHER", 1)
