@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trueline.analyze.values import Loader, StepValues, Value
 from trueline.schema.errors import RunError
-from trueline.schema.records import UNCOUNTED
+from trueline.schema.records import STAT_NAMES, UNCOUNTED
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.numbers import numbers
@@ -58,43 +58,55 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
     is gone or damaged, ``Run.problems`` says so and statistics are left.
     """
     table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
-    rows: list[dict[str, Any]] = table.to_pylist()
-    place = {row["row"]: index for index, row in enumerate(rows)}
-    stored = any(row["tensor"] is not None for row in rows) and run.stored.opens(rank, step, run.problems)
-    measured = [_measured(row) if row["same_as"] is None else None for row in rows]
+    columns: dict[str, list[Any]] = table.to_pydict()
+    keys, shapes = columns["tensor"], [tuple(shape or ()) for shape in columns["shape"]]
+    place = {row: index for index, row in enumerate(columns["row"])}
+    roots = [place.get(same, index) for index, same in enumerate(columns["same_as"])]
+    stored = any(key is not None for key in keys) and run.stored.opens(rank, step, run.problems)
+    measured = _measured(columns)
+    sites = zip(*(columns[name] for name in ("micro", "phase", "name", "call", "slot")), strict=True)
+    told = zip(
+        *(columns[name] for name in ("kind", "api", "module", "flags", "dtype", "args", "stack", "note")), strict=True
+    )
     values: list[Value] = []
-    for index, row in enumerate(rows):
-        root = place.get(row["same_as"], index)
-        shape = tuple(row["shape"] or ())
-        key = rows[root]["tensor"]
+    for index, (root, shape, at, of) in enumerate(zip(roots, shapes, sites, told, strict=True)):
+        micro, phase, name, call, slot = at
+        kind, api, module, flags, dtype, args, stack, note = of
+        key = keys[root]
         values.append(
             Value(
                 index=index,
                 root=root,
                 ranks=(rank,),
-                site=Site(
-                    step, row["micro"] or 0, rank, row["phase"] or "", row["name"] or "", row["call"] or 0, row["slot"]
-                ),
-                kind=row["kind"] or "",
-                api=row["api"] or "",
-                module=row["module"] or "",
-                flags=_flags(row["flags"] or ""),
-                dtype=row["dtype"] or "",
+                site=Site(step, micro or 0, rank, phase or "", name or "", call or 0, slot),
+                kind=kind or "",
+                api=api or "",
+                module=module or "",
+                flags=_flags(flags or ""),
+                dtype=dtype or "",
                 shape=shape,
-                args=row["args"],
-                stack=row["stack"],
+                args=args,
+                stack=stack,
                 stats=_in_shape(measured[root], shape),
                 load=None if key is None or not stored else _loader(run, step, rank, key, shape),
-                note=row["note"] or "",
+                note=note or "",
             )
         )
-    places = {index: place_of(row["mesh"]) for index, row in enumerate(rows) if row["mesh"] is not None}
+    meshes = enumerate(columns["mesh"])
+    places = {index: place_of(mesh) for index, mesh in meshes if mesh is not None}
     return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
 
 
-def _measured(row: dict[str, Any]) -> TensorStats | None:
-    """The statistics of a row. Imported ones that count nothing are of finite numbers where they say nothing else; of
-    values that are not, all that is known is that some are NaN or infinite: one is counted.
+def _measured(columns: dict[str, list[Any]]) -> list[TensorStats | None]:
+    """The statistics of each row that has its own."""
+    names = ("dtype", "shape", "numel", *STAT_NAMES, "fingerprint", "exponents", "note", "same_as")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return [None if row[-1] is not None else _of_row(dict(zip(names, row, strict=True))) for row in rows]
+
+
+def _of_row(row: dict[str, Any]) -> TensorStats | None:
+    """Imported statistics that count nothing are of finite numbers where they say nothing else; of values that are not,
+    all that is known is that some are NaN or infinite: one is counted.
     """
     if row["nan"] is not None:
         return stats_of(row)

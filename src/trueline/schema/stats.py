@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.schema.errors import TruelineError
-from trueline.schema.records import STAT_NAMES
 
 NUM_EXPONENTS = 256
 """Length of ``TensorStats.exponents``, see the column ``exponents`` of ``RECORD_COLUMNS``."""
@@ -64,20 +63,20 @@ class TensorStats:
         exponents: Iterable[int] | None = None,
     ) -> TensorStats:
         """From nine numbers in the order of ``STAT_NAMES``, NaN standing for an extreme that there is not."""
-        values = dict(zip(STAT_NAMES, (float(value) for value in row_S), strict=True))
+        nan, pos_inf, neg_inf, zero, subnormal, low, high, total, total_sq = (float(value) for value in row_S)
         return cls(
             dtype=dtype,
             shape=shape,
             numel=numel,
-            nan=int(values["nan"]),
-            pos_inf=int(values["pos_inf"]),
-            neg_inf=int(values["neg_inf"]),
-            zero=int(values["zero"]),
-            subnormal=int(values["subnormal"]),
-            min=None if math.isnan(values["min"]) else values["min"],
-            max=None if math.isnan(values["max"]) else values["max"],
-            sum=values["sum"],
-            sum_sq=values["sum_sq"],
+            nan=int(nan),
+            pos_inf=int(pos_inf),
+            neg_inf=int(neg_inf),
+            zero=int(zero),
+            subnormal=int(subnormal),
+            min=None if math.isnan(low) else low,
+            max=None if math.isnan(high) else high,
+            sum=total,
+            sum_sq=total_sq,
             fingerprint=None if fingerprint is None else int(fingerprint) % _MOD,
             exponents=None if exponents is None else tuple(int(count) for count in exponents),
         )
