@@ -246,7 +246,19 @@ class Expected:
             key = (micro, "bwd", name, number)
             if phase == "fwd" and key in self._calls and self._calls[key].taken:
                 return self._passed_back(key, value, replace(out, slot=slot), dtype)
-        return self._unseen(out, dtype, key_of(value))
+        return self._of_module_param(value, out, dtype)
+
+    def _of_module_param(self, value: Value, out: Operand, dtype: str) -> Expectation:
+        """Of a parameter's gradient where calls were not recorded: a sum of the gradients that its module got, which
+        may cancel.
+        """
+        unseen = self._unseen(out, dtype, key_of(value))
+        call = self._calls.get((value.site.micro, "bwd", value.site.name.rpartition(".")[0], 0))
+        if value.kind != "param" or call is None or not call.taken:
+            return unseen
+        given = max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
+        summed = math.hypot(backward_rel("add", given, [], out), _summed_rounding(given, out, dtype))
+        return replace(unseen, rel=math.hypot(unseen.rel, summed))
 
     def _passed_back(self, key: CallKey, value: Value, out: Operand, dtype: str) -> Expectation:
         """Of what the backward of a call returns for the input in the slot of ``out``."""
