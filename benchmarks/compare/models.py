@@ -258,12 +258,13 @@ def record(
     draw = torch.Generator().manual_seed(seed)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": options.preset, "depth": options.depth})
     size = BATCH_SIZE // contrast.num_micro
-    with contrast.inside(), hidden or contextlib.nullcontext():
+    with hidden or contextlib.nullcontext():
         for step in range(STEPS):
             if hidden is not None:
                 hidden.step = step
             batch = family.batch(draw)
-            with watch.step(batch):
+            # Entered anew in each step: autocast keeps weights that it cast until it is left, updates or not.
+            with contrast.inside(), watch.step(batch):
                 for start in range(0, BATCH_SIZE, size):
                     part = {name: value[start : start + size] for name, value in batch.items()}
                     loss = family.loss(model, part)
