@@ -232,3 +232,26 @@ def test_fingerprints_of_two_kinds_are_not_held_against_each_other(reference: Pa
     comparison = compare(run, reference)
     assert set(comparison.counts) == {"equal"}
     assert {row.how for row in comparison.rows} == {"statistics"}
+
+
+@pytest.mark.parametrize("divided", [True, False], ids=["divided", "not divided"])
+def test_losses_divided_by_the_number_of_micro_batches_are_one_loss(divided: bool, tmp_path: Path) -> None:
+    one = record_accumulating(tmp_path / "one", 1, divided=True)
+    comparison = compare(record_accumulating(tmp_path / "four", 4, divided=divided), one)
+    assert codes(comparison) == (set() if divided else {"first-divergence"})
+
+
+def record_accumulating(out: Path, num_micro: int, *, divided: bool) -> Path:
+    """A Run of one step of the same 16 samples in some micro-batches, each loss divided by their number."""
+    problem = CausalLM()
+    model = problem.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    columns = {name: column.chunk(num_micro) for name, column in problem.dataset(16).columns.items()}
+    batches = [{name: parts[micro] for name, parts in columns.items()} for micro in range(num_micro)]
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix"})
+    with watch.step(batches):
+        for batch in batches:
+            (problem.loss(model, batch) / (num_micro if divided else 1)).backward()
+        optimizer.step()
+    watch.close()
+    return out

@@ -56,6 +56,11 @@ class _Side:
         self._gathering = gathering
         self._entries = gathering.gathered
         self.plan: dict[int, Plan] = {}
+        self._forward = {
+            (entry.first.site.name, entry.first.site.call, entry.first.site.slot): index
+            for index, entry in enumerate(self._entries)
+            if entry.first.site.phase == "fwd"
+        }
         self._executed = {
             (entry.first.site.name, entry.first.site.call)
             for entry in self._entries
@@ -90,12 +95,20 @@ class _Side:
         scale = 1.0 / self._gathering.num_teams if apart and averaged else 1.0
         for index, entry in enumerate(self._entries):
             plan = self.plan.setdefault(index, self.plans(index)[0])
-            if plan.batch.how == "sum" and not averaged and entry.first.site.phase == "bwd" and _is_number(plan):
-                self.plan[index] = replace(
-                    plan, batch=replace(plan.batch, how="same")
-                )  # of a sum, by each of its terms
+            if plan.batch.how == "sum" and not averaged and self._is_of_summed(entry, plan):
+                self.plan[index] = replace(plan, batch=replace(plan.batch, how="same"))
         values = [self._merged(index, entry, scale) for index, entry in enumerate(self._entries)]
         return replace(self._gathering.values, values=values)
+
+    def _is_of_summed(self, entry: Gathered, plan: Plan) -> bool:
+        """Whether this is the gradient of a number that the teams' add up to, which is that of each of them; with
+        respect to a mean it is the sum of theirs, as where losses are divided by how many they are after that.
+        """
+        site = entry.first.site
+        if site.phase != "bwd" or not _is_number(plan):
+            return False
+        forward = self._forward.get((site.name, site.call, site.slot))
+        return forward is None or forward not in self.plan or self.plan[forward].batch.how != "mean"
 
     def _merged(self, index: int, entry: Gathered, scale: float) -> Value:
         site = entry.first.site
