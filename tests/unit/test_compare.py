@@ -255,3 +255,11 @@ def record_accumulating(out: Path, num_micro: int, *, divided: bool) -> Path:
         optimizer.step()
     watch.close()
     return out
+
+
+def test_an_argument_whose_effect_rounding_hides_is_told(reference: Path, tmp_path: Path) -> None:
+    comparison = compare(record(tmp_path / "run", dtype=torch.bfloat16, change=wide_eps), reference)
+    told = next(finding for finding in comparison.findings if finding.code == "structure-differs")
+    assert (told.severity, comparison.exit_code) == ("info", 0)
+    assert "eps is 0.01 and not 1e-05" in told.claim
+    assert "blocks.1.norm_attn.layer_norm#0" in told.claim

@@ -45,7 +45,7 @@ def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding],
         findings += settings_differ(mine, theirs)
     if not findings:
         findings += _explained(steps)
-    findings += [*_sites_missing(steps), *_dtype_differs(steps)]
+    findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
     first = (others or weights or _unlike(concerned) or [None])[0]
     return sorted(findings, key=by_weight), first
 
@@ -185,6 +185,10 @@ def _arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
     mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
     if mine is None or theirs is None:
         return {}
+    return _different_arguments(mine, theirs)
+
+
+def _different_arguments(mine: Call, theirs: Call) -> dict[str, tuple[str, str]]:
     one, other = _flat_arguments(mine), _flat_arguments(theirs)
     absent = "not given"
     return {
@@ -192,6 +196,28 @@ def _arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
         for name in {**one, **other}
         if one.get(name, absent) != other.get(name, absent)
     }
+
+
+def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
+    """Calls whose arguments have other numbers with a fraction, an epsilon or a probability, than in the reference:
+    worth knowing also where their effect is below what rounding explains.
+    """
+    told: list[str] = []
+    for mine, theirs in steps[0].alignment.calls if steps else ():
+        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
+            continue
+        for name, (one, other) in _different_arguments(mine, theirs).items():
+            if _is_fraction(one) and _is_fraction(other):
+                told.append(f"at {mine.first.site} {name} is {one} and not {other}")
+    if not told:
+        return []
+    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    claim = f"Calls are given other numbers than in the reference: {'; '.join(told[:3])}{more}."
+    return [_finding("structure-differs", "info", claim, [], evidence={"arguments": told[:100]})]
+
+
+def _is_fraction(text: str) -> bool:
+    return text.lstrip("-")[:1].isdigit() and any(mark in text for mark in ".e")
 
 
 def _flat_arguments(call: Call) -> dict[str, str]:
