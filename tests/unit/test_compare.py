@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import trueline
 from trueline.analyze.compare import compare
 from trueline.analyze.comparison import Comparison
+from trueline.schema.errors import RunError
 from trueline.testing.problems import CausalLM
 
 STEPS = 2
@@ -263,3 +265,12 @@ def test_an_argument_whose_effect_rounding_hides_is_told(reference: Path, tmp_pa
     assert (told.severity, comparison.exit_code) == ("info", 0)
     assert "eps is 0.01 and not 1e-05" in told.claim
     assert "blocks.1.norm_attn.layer_norm#0" in told.claim
+
+
+def test_garbage_collection_is_as_before_after_a_comparison(reference: Path, tmp_path: Path) -> None:
+    assert gc.isenabled()
+    compare(reference, reference)
+    assert gc.isenabled()
+    with pytest.raises(RunError):
+        compare(reference, tmp_path / "gone")
+    assert gc.isenabled()

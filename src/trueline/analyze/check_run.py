@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.compare import compare
 from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
 from trueline.analyze.registry import Check, installed_checks
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
@@ -93,6 +92,8 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         else:
             codes.append(each.code)
     if reference is not None:
+        from trueline.analyze.compare import compare  # a check without a reference need not wait for it
+
         try:
             findings += compare(opened, reference).findings
         except (CannotTell, AlignmentError, RunError) as error:

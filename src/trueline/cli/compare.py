@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,14 +118,7 @@ def _compared(
         def heard(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        # A comparison makes many small objects that last; looking for cycles among them takes a fifth of its time.
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            return compare(run, ref, heard=heard, **given)
-        finally:
-            if enabled:
-                gc.enable()
+        return compare(run, ref, heard=heard, **given)
 
 
 def _story(result: Comparison, run: Run, ref: Run) -> Story:
