@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from trueline.analyze.divergence import Compared
+from trueline.analyze.divergence import NONFINITE, Compared
 from trueline.analyze.evidence import counted
 from trueline.analyze.judged_step import Step, value_of
 from trueline.analyze.optimizer_settings import settings_differ
@@ -108,7 +108,7 @@ def _updated_otherwise(found: Sequence[First]) -> Finding:
         f"there, and at step {step.step} {counted(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} not: "
         f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}, {_by(first)}."
     )
-    if alone is not None and (alone.mine is None or alone.theirs is None):
+    if alone is not None and alone.lonely:
         claim += f" {value_of(alone).site.name} is {alone.note}."
     same = "Build both optimizers from one configuration, and compare what else changes parameters between two steps."
     return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
@@ -230,7 +230,7 @@ def _flat_arguments(call: Call) -> dict[str, str]:
 
 
 def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
-    lonely = [(step, row) for step in steps for row in step.rows if row.mine is None or row.theirs is None]
+    lonely = [(step, row) for step in steps for row in step.rows if row.lonely]
     if not lonely:
         return []
     reasons = Counter(row.note for _, row in lonely)
@@ -326,7 +326,7 @@ def _by(row: Compared) -> str:
     if row.distance is None:
         return ""
     if row.distance.nonfinite_differ:
-        return "NaN or infinities are where the other has none"
+        return NONFINITE
     if row.distance.rel is None:
         return "it cannot be compared"
     times = row.times

@@ -15,9 +15,9 @@ from trueline.analyze.comparison import JUDGEMENTS, Comparison, Judged, StepSumm
 from trueline.analyze.difference import describe_difference
 from trueline.analyze.differing import differing_steps
 from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tensor_distance
-from trueline.analyze.divergence import Compared, Divergence
+from trueline.analyze.divergence import NONFINITE, Compared, Divergence
 from trueline.analyze.expected import coarser
-from trueline.analyze.judged_step import Step
+from trueline.analyze.judged_step import Step, value_of
 from trueline.analyze.naming import NameMap
 from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.values import Value
@@ -161,8 +161,7 @@ def _described(row: Judged, compared: Compared, max_bytes: int) -> Judged:
 
 
 def _row(step: Step, compared: Compared) -> Judged:
-    value = compared.mine or compared.theirs
-    assert value is not None
+    value = value_of(compared)
     distance, expectation = compared.distance, compared.expectation
     nonfinite = distance is not None and distance.nonfinite_differ
     shown = None if distance is None or nonfinite else distance.rel
@@ -182,7 +181,7 @@ def _row(step: Step, compared: Compared) -> Judged:
         expected=None if expectation is None or shown is None else expectation.rel,
         times=compared.times,
         how="" if distance is None or shown is None else distance.how,
-        note=compared.note or ("NaN or infinities are where the other has none" if nonfinite else ""),
+        note=compared.note or (NONFINITE if nonfinite else ""),
         where=step.frame(value),
         details=None if distance is None else distance.details,
     )
@@ -227,7 +226,7 @@ def _loss_rel(rows: Sequence[Compared]) -> float | None:
 
 def _missing(steps: Sequence[Step]) -> dict[str, int]:
     """How many values have no twin, by reason."""
-    lonely = (row for step in steps for row in step.rows if row.mine is None or row.theirs is None)
+    lonely = (row for step in steps for row in step.rows if row.lonely)
     return dict(Counter(row.note for row in lonely).most_common())
 
 

@@ -26,6 +26,8 @@ LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 has the largest that healthy pairs of runs reach. Statistics tell a difference less exactly.
 """
 
+NONFINITE = "NaN or infinities are where the other has none"
+
 UNCERTAIN = 100.0
 """Roundings by which gradients are apart after a pass through a model, as a share of their size."""
 
@@ -54,6 +56,11 @@ class Compared:
     param: str | None = None
     excess: bool = False
     """Whether it is not comparable although rounding does not explain the difference: its call took other values."""
+
+    @property
+    def lonely(self) -> bool:
+        """Whether one side has no such value."""
+        return self.mine is None or self.theirs is None
 
     @property
     def times(self) -> float | None:

@@ -256,7 +256,7 @@ class Expected:
         call = self._calls.get((value.site.micro, "bwd", value.site.name.rpartition(".")[0], 0))
         if value.kind != "param" or call is None or not call.taken:
             return unseen
-        given = max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
+        given = self._given_to(call)
         summed = math.hypot(backward_rel("add", given, [], out), _summed_rounding(given, out, dtype))
         return replace(unseen, rel=math.hypot(unseen.rel, summed))
 
@@ -267,7 +267,7 @@ class Expected:
             return self._unseen(out, dtype, key)
         taken, slots = (forward.taken, forward.slots) if forward is not None else ([], [])
         inputs = [replace(self._known[root].operand, slot=slot) for root, slot in zip(taken, slots, strict=True)]
-        given = max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
+        given = self._given_to(call)
         function = function_of(call.api)
         if value.kind == "module" and not self._leaf(value):
             rel = max(given.rel, call.worst_inside)
@@ -276,6 +276,10 @@ class Expected:
         own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
         summed = _summed_rounding(given, out, dtype)
         return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
+
+    def _given_to(self, call: _Called) -> Operand:
+        """The largest gradient that a backward got."""
+        return max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
 
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
         """A gradient of what the record does not show: as far off as any value before it."""

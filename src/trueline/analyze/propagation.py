@@ -62,14 +62,13 @@ _ALIASES = {"rdiv": "div", "multiply": "mul", "divide": "div", "subtract": "sub"
 @dataclass(frozen=True, slots=True)
 class Operand:
     """What a law must know of a value: ``rel`` its relative difference, ``rms`` of its numbers (None: not measured),
-    ``spread`` the rms over the standard deviation (1 for mean zero), ``largest`` magnitude (None: not measured).
+    ``spread`` the rms over the standard deviation (1 for mean zero).
     """
 
     rel: float
     rms: float | None
     shape: tuple[int, ...]
     spread: float = 1.0
-    largest: float | None = None
     slot: str = ""
 
     @property
