@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import trueline
 from trueline.analyze.compare import compare
 from trueline.analyze.comparison import Comparison
+from trueline.testing.beside import in_halves
+from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM
 
 WIDTH = 64
@@ -30,22 +31,6 @@ BATCH_SIZE = 8
 FAULT = "0.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0"
 SEAM = "0.0/r0/fwd/"
 """All that can be named in a compiled model: what it returns."""
-
-
-class HiddenScale(TorchDispatchMode):
-    """The second attention of each step has its scale times 1.25, below what is recorded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        if "flash_attention" in str(func) and "backward" not in str(func):
-            self._calls += 1
-            if self._calls % 2 == 0:
-                return func(*args, **{**(kwargs or {}), "scale": 1.25 / (WIDTH / 2) ** 0.5})
-        return func(*args, **(kwargs or {}))
 
 
 def not_causal(model: nn.Module) -> nn.Module:
@@ -126,7 +111,7 @@ def record(out: Path, contrast: Contrast, seed: int, options: argparse.Namespace
     if faulty and contrast.coarse:
         not_causal(model)
     elif faulty:
-        hidden = HiddenScale()
+        hidden = Hidden("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5)
     model = contrast.change(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     batches = torch.utils.data.DataLoader(problem.dataset(256, seed=seed), batch_size=BATCH_SIZE)
@@ -142,19 +127,8 @@ def record(out: Path, contrast: Contrast, seed: int, options: argparse.Namespace
 
 def halved(model: nn.Module) -> nn.Module:
     """Each linear adds its products in two halves."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.forward = _in_halves(module)
+    in_halves(model)
     return model
-
-
-def _in_halves(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        first = functional.linear(x[..., :half], module.weight[:, :half], module.bias)
-        return first + functional.linear(x[..., half:], module.weight[:, half:])
-
-    return forward
 
 
 def compiled(model: nn.Module) -> nn.Module:

@@ -13,35 +13,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import trueline
 from trueline.analyze.compare import compare
 from trueline.analyze.comparison import Comparison
 from trueline.schema.errors import RunError
+from trueline.testing.beside import in_halves
+from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM
 
 STEPS = 2
 UP = "blocks.1.mlp.0"
 
 Change = Callable[[nn.Module], object]
-
-
-class Hidden(TorchDispatchMode):
-    """The second call of a kernel in each step computes something else; what was called looks the same."""
-
-    def __init__(self, kernel: str, **changed: Any) -> None:
-        super().__init__()
-        self._kernel, self._changed, self._calls = kernel, changed, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        if self._kernel in str(func) and "backward" not in str(func):
-            self._calls += 1
-            if self._calls % 2 == 0:
-                return func(*args, **{**(kwargs or {}), **self._changed})
-        return func(*args, **(kwargs or {}))
 
 
 def record(
@@ -183,26 +167,10 @@ def test_a_fault_is_found_in_bfloat16_beside_float32(reference: Path, tmp_path: 
 
 def test_another_reduction_order_is_explained_by_rounding(reference: Path, tmp_path: Path) -> None:
     with torch.backends.mkldnn.flags(enabled=False):
-        run = record(tmp_path / "run", change=reorder)
+        run = record(tmp_path / "run", change=in_halves)
     comparison = compare(run, reference)
     assert comparison.counts["within"] > 0
     assert codes(comparison) == set()
-
-
-def reorder(model: nn.Module) -> None:
-    """Each linear adds its products in two halves."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.forward = _halved(module)  # type: ignore[method-assign]
-
-
-def _halved(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        first = functional.linear(x[..., :half], module.weight[:, :half], module.bias)
-        return first + functional.linear(x[..., half:], module.weight[:, half:])
-
-    return forward
 
 
 def test_the_first_difference_between_stored_values_is_described(tensors: Path, tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.made_comparison import FAULT, made_comparison
 from tests.web.browser import BrowserPage, chromium_path
-from tests.web.test_report import CONTRAST, middle_of
+from tests.web.test_report import middle_of, require_fitting
 
 from trueline.view.compare_page import write_page
 from trueline.view.compare_story import story_of
@@ -35,15 +34,7 @@ def page(document: Path) -> Iterator[BrowserPage]:
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False), (400, True)])
 def test_page_fits_its_window_reads_well_and_asks_nobody(document: Path, width: int, dark: bool) -> None:
-    with BrowserPage(document.as_uri(), width=width, dark=dark) as page:
-        sizes = page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]")
-        contrast: dict[str, Any] = page.evaluate(CONTRAST)
-
-        assert max(sizes) <= width
-        assert contrast["seen"] > 300
-        assert contrast["poor"] == []
-        assert page.errors == []
-        assert page.requests == [document.as_uri()]
+    require_fitting(document, width=width, dark=dark)
 
 
 def test_pointing_at_a_dot_says_which_value_it_is(page: BrowserPage) -> None:

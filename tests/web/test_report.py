@@ -84,9 +84,9 @@ def legend_of(page: BrowserPage, chart: str) -> str:
     return page.evaluate(f"document.querySelector('#{chart} .legend').innerText.replace(/\\s+/g, ' ')")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False), (400, True)])
-def test_page_fits_its_window_reads_well_and_asks_nobody(report: Path, width: int, dark: bool) -> None:
-    with BrowserPage(report.as_uri(), width=width, dark=dark) as page:
+def require_fitting(document: Path, *, width: int, dark: bool) -> None:
+    """That a page fits its window, has text that can be read, and asks for no other file."""
+    with BrowserPage(document.as_uri(), width=width, dark=dark) as page:
         sizes = page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]")
         contrast: dict[str, Any] = page.evaluate(CONTRAST)
 
@@ -94,7 +94,12 @@ def test_page_fits_its_window_reads_well_and_asks_nobody(report: Path, width: in
         assert contrast["seen"] > 300
         assert contrast["poor"] == []
         assert page.errors == []
-        assert page.requests == [report.as_uri()]
+        assert page.requests == [document.as_uri()]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False), (400, True)])
+def test_page_fits_its_window_reads_well_and_asks_nobody(report: Path, width: int, dark: bool) -> None:
+    require_fitting(report, width=width, dark=dark)
 
 
 def test_hover_reads_out_rank_and_value_and_moves_every_chart(wide_page: BrowserPage) -> None:
