@@ -151,6 +151,26 @@ def test_ops_that_do_the_same_in_another_way_are_twins():
         assert lonely(align(mine.step, theirs.step, NameMap())) == {}
 
 
+def test_calls_that_only_move_other_numbers_are_no_twins():
+    """Eager attention repeats its keys and reshapes them; one kernel for all of it reshapes what comes out instead."""
+    mine = Steps().add("m", "in0", kind="module", module="LM").add("m.expand", "in0 out0", module="m")
+    mine.add("m.reshape", "in0=2 out0", module="m", shape=(2, 2)).add("m.matmul", "in0 out0", module="m")
+    theirs = Steps().add("m", "in0", kind="module", module="LM").add("m.attend", "in0 out0", module="m")
+    theirs.add("m.reshape", "in0=2 out0", module="m", shape=(4,))
+    twins = dict(sites(align(mine.step, theirs.step, NameMap()).pairs))
+    assert twins["fwd/m.reshape#0:in0"] == twins["fwd/m.reshape#0:out0"] == "-"
+
+
+def test_calls_that_move_what_comes_from_the_same_call_are_twins_whatever_its_shape():
+    mine, theirs = (Steps().add("m", "in0", kind="module", module="LM") for _ in range(2))
+    for side, shape in ((mine, (2, 2)), (theirs, (4,))):
+        side.add("m.linear", "in0 out0", module="m", shape=shape)
+        side.add("m.reshape", "in0=2 out0", module="m", shape=shape)
+    mine.add("m.exp", "in0 out0", module="m")
+    twins = dict(sites(align(mine.step, theirs.step, NameMap()).pairs))
+    assert twins["fwd/m.reshape#0:in0"] == "fwd/m.reshape#0:in0"
+
+
 def test_inputs_by_name_are_twins_of_those_by_position():
     mine = Steps().add("m", "in0", kind="module", module="LM").add("m.linear", "in0 weight out0", module="m")
     theirs = Steps().add("m", "in0", kind="module", module="LM").add("m.linear", "input in1 out0", module="m")

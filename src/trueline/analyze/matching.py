@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trueline.analyze.op_rounding import op_class_of
 from trueline.analyze.sequences import aligned
 from trueline.analyze.values import Call, StepValues, Value
 
@@ -77,8 +78,12 @@ class Looks:
     makers: tuple[str, ...]
 
     def likeness(self, other: Looks) -> int:
-        """0 for another op; else the more, the more is the same."""
+        """0 for another op; else the more, the more is the same. A call that only moves numbers is told by what it
+        moves: of two with other shapes from other makers, one has nothing to do with the other.
+        """
         if self.op != other.op:
+            return 0
+        if self.taken != other.taken and self.makers != other.makers and op_class_of(self.op) == "exact":
             return 0
         return (
             4
