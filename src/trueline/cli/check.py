@@ -39,11 +39,12 @@ def command(
     if json:
         print_document(report.to_json())
     else:
-        _print_report(Console(), report)
+        print_report(Console(), report)
     raise typer.Exit(report.exit_code)
 
 
-def _print_report(console: Console, report: CheckReport) -> None:
+def print_report(console: Console, report: CheckReport) -> None:
+    """Print what was found, what is to know about the Run, and what was not checked."""
     for finding in report.findings:
         _print_finding(console, finding)
     for title, lines in (

@@ -19,11 +19,16 @@ def command(
     plan: Annotated[
         str | None, typer.Option(help="A preset (workers, modules, ops, mix), or a TOML or JSON file.")
     ] = None,
+    ref: Annotated[
+        str | None,
+        typer.Option(help="When the command has ended, check the Run and compare it with this one.", metavar="RUN"),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
 ) -> None:
     """Run a training command under watch, with no change to the script.
 
-    The command's output, exit code and signals are its own. Afterwards: trueline check RUN.
+    The command's output, exit code and signals are its own, also with --ref, which prints what it finds on standard
+    error. Without: trueline check RUN.
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
@@ -38,12 +43,59 @@ def command(
         raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
     _require_script(words)
     chosen = Plan.load(plan)
+    if ref is not None:
+        _require_reference(ref, out)
     if Path(out).exists() and not overwrite and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise RunExistsError(f"'{out}' exists already. Pass another --out, or --overwrite to replace the Run there.")
     ours = environment(out=out, plan=chosen.model_dump(mode="json"), overwrite=overwrite, base=dict(os.environ))
-    if sys.stderr.isatty():
-        print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
-    os.execvpe(program, words, ours)
+    try:
+        if ref is not None:
+            _run_and_judge(program, words, ours, out=out, ref=ref)
+        if sys.stderr.isatty():
+            print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
+        os.execve(program, words, ours)
+    except OSError as error:
+        raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
+
+
+def _run_and_judge(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str) -> None:
+    """Run the command, print what the checks find in its Run beside ``ref``, and end as the command did."""
+    from trueline.cli.foreground import end_as, run_in_foreground
+
+    status = run_in_foreground(program, words, environ)
+    try:
+        _judge(out, ref)
+    except KeyboardInterrupt:
+        print(f"trueline: not checked to the end; again: trueline check {out} --ref {ref}", file=sys.stderr)
+    except Exception as error:  # how the command ended must be told whatever a check met
+        print(f"trueline: the checks failed with {type(error).__name__}: {error}", file=sys.stderr)
+    end_as(status)
+
+
+def _judge(out: str, ref: str) -> None:
+    from rich.console import Console
+
+    from trueline.analyze.check_run import check
+    from trueline.cli.check import print_report
+    from trueline.schema.errors import TruelineError
+
+    if not Path(out).exists():
+        print(f"trueline: the command left no Run at '{out}', so nothing was checked.", file=sys.stderr)
+        return
+    try:
+        print_report(Console(stderr=True), check(out, ref=ref))
+    except TruelineError as error:
+        print(f"trueline: {error}", file=sys.stderr)
+
+
+def _require_reference(ref: str, out: str) -> None:
+    """Raise ``RunError`` where there is no Run at ``ref``, ``InputError`` where the new Run would take its place."""
+    from trueline.schema.errors import InputError
+    from trueline.store.reader import Run
+
+    Run(ref)
+    if Path(ref).resolve() == Path(out).resolve():
+        raise InputError(f"--ref and --out are both '{out}'. Pass another --out: a Run is not compared with itself.")
 
 
 def _require_script(words: list[str]) -> None:

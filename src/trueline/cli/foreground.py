@@ -1,0 +1,57 @@
+"""Running a command as if in one's own place: output, signals and the way it ends are those of the command."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+_PASSED_ON = (
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGALRM, signal.SIGWINCH),
+)
+
+
+def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Start ``program`` with the arguments ``words`` and wait for its end; the status that ``os.waitpid`` gives.
+
+    Signals that reach this process meanwhile are passed on, but for those that a terminal sends to the command as
+    well. SIGKILL cannot be passed on, nor can what stops a process. Raises ``OSError`` where it cannot be started.
+    """
+    taken = {*_PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    try:
+        pid = os.posix_spawn(program, words, environ, setsigmask=before)
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return status
+            number, by_terminal = _next_signal(taken)
+            if number != signal.SIGCHLD and not by_terminal:
+                os.kill(pid, number)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_as(status: int) -> None:
+    """End this process the way another ended that left ``status``: with its exit code, or by the same signal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it left its own
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+
+def _next_signal(taken: set[signal.Signals]) -> tuple[int, bool]:
+    """Wait for one of these, which are blocked; its number, and whether a terminal sent it to the whole group."""
+    if hasattr(signal, "sigwaitinfo"):
+        found = signal.sigwaitinfo(taken)
+        return found.si_signo, found.si_code > 0  # sigaction(2): positive where the kernel sent it
+    number = signal.sigwait(taken)  # macOS does not tell who sent it
+    return number, number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
