@@ -368,6 +368,21 @@ def test_csv_has_every_row_in_full_precision(tmp_path: Path) -> None:
     assert set(read[0]) == {column.name for column in COLUMNS}
 
 
+def test_csv_is_what_the_standard_library_writes(tmp_path: Path) -> None:
+    rows = [
+        *odd_comparison().rows,
+        *(replace(odd_comparison().rows[-1], note=note) for note in ("", '"', ",", "a\nb", "a\rb", " a b ", "a;b'c")),
+        *(replace(odd_comparison().rows[0], times=times) for times in (0.0, -0.0, 1.0, 1e16, 5e-324, math.nan)),
+    ]
+    write_csv(tmp_path / "rows.csv", rows)
+
+    with (tmp_path / "other.csv").open("w", newline="", encoding="utf-8", errors="replace") as file:
+        writer = csv.writer(file)
+        writer.writerow([column.name for column in COLUMNS])
+        writer.writerows([column.cell(row) for column in COLUMNS] for row in rows)
+    assert (tmp_path / "rows.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
+
+
 class Sheet:
     """One sheet of a workbook, read from its XML without the library that wrote it."""
 

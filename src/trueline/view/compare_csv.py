@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from trueline.analyze.comparison import Judged
-from trueline.view.compare_rows import COLUMNS
+from trueline.view.compare_rows import COLUMNS, Cell, RowColumn
 from trueline.view.output import replacing
+
+_ROWS = 8192
+"""Rows of which the text is in memory at once."""
 
 
 def write_csv(target: Path, rows: Sequence[Judged]) -> None:
@@ -18,6 +21,32 @@ def write_csv(target: Path, rows: Sequence[Judged]) -> None:
     # A name of a Run may hold what UTF-8 has no form for; it becomes a question mark.
     opening = {"mode": "w", "encoding": "utf-8", "errors": "replace", "newline": ""}
     with replacing(target, what="CSV file") as temporary, temporary.open(**opening) as file:
-        writer = csv.writer(file)
-        writer.writerow([column.name for column in COLUMNS])
-        writer.writerows([column.cell(row) for column in COLUMNS] for row in rows)
+        file.write(_line(column.name for column in COLUMNS))
+        left = iter(rows)
+        while part := list(islice(left, _ROWS)):
+            file.writelines(map(_line, zip(*(_texts(column, part) for column in COLUMNS), strict=True)))
+
+
+def _line(texts: Iterable[str]) -> str:
+    return ",".join(texts) + "\r\n"
+
+
+def _texts(column: RowColumn, rows: Sequence[Judged]) -> list[str]:
+    """The cells of a column as the file has them. Many rows share what they are about: that is put in words once,
+    which takes half the time of the module ``csv``.
+    """
+    shared = list(map(column.of, rows))
+    keys = list(map(id, shared))
+    said = column.said
+    texts = {key: _field(said(each)) for key, each in dict(zip(keys, shared, strict=True)).items()}
+    return list(map(texts.__getitem__, keys))
+
+
+def _field(cell: Cell) -> str:
+    """A cell, in quotes where it has characters that would end it (RFC 4180, section 2)."""
+    if cell is None:
+        return ""
+    text = cell if isinstance(cell, str) else str(cell)
+    if '"' in text or "," in text or "\n" in text or "\r" in text:
+        return '"' + text.replace('"', '""') + '"'
+    return text

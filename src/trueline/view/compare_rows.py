@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from trueline.analyze.comparison import JUDGEMENTS, Judged, Judgement
@@ -22,40 +23,70 @@ SAID: dict[Judgement, str] = {
 """Each judgement in words."""
 
 
+def _same(value: Any) -> Cell:
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class RowColumn:
-    """One column of the tables that are written: its name, its unit or meaning in a few words, its cell of a row."""
+    """One column of the tables that are written: its name, its unit or meaning in a few words, what it is about of a
+    row (``of``), and what a cell says of that (``said``), which rows may share.
+    """
 
     name: str
     meaning: str
-    cell: Callable[[Judged], Cell]
+    of: Callable[[Judged], Any]
+    said: Callable[[Any], Cell] = _same
 
-
-COLUMNS: tuple[RowColumn, ...] = (
-    RowColumn("step", "optimizer step, from 0", lambda row: row.step),
-    RowColumn("rank", "global rank; empty: several merged", lambda row: row.rank),
-    RowColumn("place", "order of execution in the step", lambda row: row.place),
-    RowColumn("judgement", ", ".join(JUDGEMENTS), lambda row: row.judgement),
-    RowColumn("times", "measured over expected", lambda row: row.times),
-    RowColumn("measured", "relative L2 difference", lambda row: row.measured),
-    RowColumn("expected", "relative L2 difference that rounding and its inputs explain", lambda row: row.expected),
-    RowColumn("how", "what it was measured on: tensor, fingerprint or statistics", lambda row: row.how),
-    RowColumn("site", "step.micro/rank/phase/name#call:slot", lambda row: row.site),
-    RowColumn("ref_site", "the same in REF", lambda row: row.ref_site),
-    RowColumn("kind", "module, op, param, collective or value", lambda row: row.kind),
-    RowColumn("api", "what was called", lambda row: row.api),
-    RowColumn("dtype", "torch dtype", lambda row: row.dtype),
-    RowColumn("ref_dtype", "torch dtype in REF", lambda row: row.ref_dtype),
-    RowColumn("shape", "elements", lambda row: shape_text(row.shape)),
-    RowColumn("where", "line of code that made the call", lambda row: row.where),
-    RowColumn("note", "why it cannot be compared, and what else is known", lambda row: row.note),
-    RowColumn("details", "further numbers, as JSON", lambda row: _details(row)),
-)
+    def cell(self, row: Judged) -> Cell:
+        """The cell of a row."""
+        return self.said(self.of(row))
 
 
 def shape_text(shape: Sequence[int]) -> str:
     """``4x32x64``; ``scalar`` for no dims."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def details_text(details: Mapping[str, Any] | None) -> str | None:
+    """``details`` as JSON, in which NaN and infinities, for which it has no form, are texts; None for none."""
+    if not details:
+        return None
+    try:
+        return _JSON.encode(dict(details))
+    except ValueError:
+        text = json.dumps(dict(details), default=_plain)
+        return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain, allow_nan=False)
+
+
+COLUMNS: tuple[RowColumn, ...] = (
+    RowColumn("step", "optimizer step, from 0", attrgetter("step")),
+    RowColumn("rank", "global rank; empty: several merged", attrgetter("rank")),
+    RowColumn("place", "order of execution in the step", attrgetter("place")),
+    RowColumn("judgement", ", ".join(JUDGEMENTS), attrgetter("judgement")),
+    RowColumn("times", "measured over expected", attrgetter("times")),
+    RowColumn("measured", "relative L2 difference", attrgetter("measured")),
+    RowColumn("expected", "relative L2 difference that rounding and its inputs explain", attrgetter("expected")),
+    RowColumn("how", "what it was measured on: tensor, fingerprint or statistics", attrgetter("how")),
+    RowColumn("site", "step.micro/rank/phase/name#call:slot", attrgetter("site")),
+    RowColumn("ref_site", "the same in REF", attrgetter("ref_site")),
+    RowColumn("kind", "module, op, param, collective or value", attrgetter("kind")),
+    RowColumn("api", "what was called", attrgetter("api")),
+    RowColumn("dtype", "torch dtype", attrgetter("dtype")),
+    RowColumn("ref_dtype", "torch dtype in REF", attrgetter("ref_dtype")),
+    RowColumn("shape", "elements", attrgetter("shape"), shape_text),
+    RowColumn("where", "line of code that made the call", attrgetter("where")),
+    RowColumn("note", "why it cannot be compared, and what else is known", attrgetter("note")),
+    RowColumn("details", "further numbers, as JSON", attrgetter("details"), details_text),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +136,6 @@ def _weight(row: Judged) -> tuple[int, int, float]:
     step = row.step if row.judgement == "propagated" else 0
     by = {"propagated": row.measured, "within": row.times}.get(row.judgement)
     return _ORDER[row.judgement], step, -by if by is not None and not math.isnan(by) else 0.0
-
-
-def _details(row: Judged) -> str | None:
-    if not row.details:
-        return None
-    try:
-        return json.dumps(dict(row.details), ensure_ascii=False, default=_plain, allow_nan=False)
-    except ValueError:
-        # Read and written again, so that NaN and infinities, for which JSON has no form, become texts.
-        text = json.dumps(dict(row.details), default=_plain)
-        return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's numbers and lists."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def place_text(row: Judged) -> str:
