@@ -118,3 +118,20 @@ def test_a_sum_that_cancels_is_expected_to_be_rounding_altogether() -> None:
     making.put("bwd", "m.sub.linear", "out0", given, api="torch.nn.functional.linear")
     making.put("bwd", "m.sub.linear", "in2", bias * np.float32(2), api="torch.nn.functional.linear")
     assert expectations(making.done)["bwd/linear:in2"].rel > 0.1
+
+
+def test_a_gradient_that_calls_add_to_is_as_far_off_as_any_part_of_it_seen_or_not() -> None:
+    """Two calls use x; of the second one's part there is no row, as its gradient shows only once both are added up."""
+    x, w, v = draw(8, 4), draw(6, 4, seed=1), draw(6, 4, seed=2)
+    y, z = x @ w.T, x @ v.T
+    gy, gz = draw(8, 6, seed=3) * 1e-3, draw(8, 6, seed=4)
+    part = (gy @ w).astype(np.float32)
+    total = (part + gz @ v).astype(np.float32)
+    linear = "torch.nn.functional.linear"
+    making = Making().call("m.sub.relu", "torch.relu", (draw(8, 4, seed=5),), x)
+    making.call("m.sub.gate", linear, (x, w), y).call("m.sub.up", linear, (x, v), z)
+    making.put("bwd", "m.sub.up", "out0", gz, api=linear).put("bwd", "m.sub.gate", "out0", gy, api=linear)
+    making.put("bwd", "m.sub.gate", "in0", part, api=linear).put("bwd", "m.sub.relu", "out0", total, api="torch.relu")
+    said = expectations(making.done, learned={"bwd/up:out0": 1e-3})
+    assert said["bwd/gate:in0"].rel < 1e-5
+    assert 0.5e-3 < said["bwd/relu:out0"].rel < 4e-3

@@ -416,6 +416,22 @@ def test_micro_batches_of_one_rank_are_merged_where_the_other_run_has_another_nu
     assert len(mine) == 2
 
 
+def test_positions_are_compared_where_both_runs_have_the_same_shares_only(tmp_path):
+    def ranked(expert, micro):
+        order = np.argsort(expert, kind="stable")
+        slots = {"in0": expert, "out0": expert[order], "out1": order}
+        return [row("m.sort", each, slot=slot, kind="op", module="m", micro=micro) for slot, each in slots.items()]
+
+    whole = np.array([2, 0, 1, 0, 3, 1, 2, 0])
+    halves = [*ranked(whole[:4], 0), *ranked(whole[4:], 1)]
+    run = record(tmp_path / "run", {0: halves})
+    mine, _ = arrange(run, record(tmp_path / "ref", {0: ranked(whole, 0)}))[0].read()
+    notes = {value.site.slot: value.note for value in mine.values}
+    assert notes == {"in0": "", "out0": "", "out1": "counted within each share of the batch, and not within the whole"}
+    mine, theirs = arrange(run, record(tmp_path / "again", {0: halves}))[0].read()
+    assert {value.note for side in (mine, theirs) for value in side.values} == {""}
+
+
 def test_values_of_which_only_the_first_rows_were_stored_are_not_put_together(tmp_path):
     whole = draw(4, 2)
     run = record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -19,6 +20,7 @@ from trueline.analyze.divergence import NONFINITE, Compared, Divergence
 from trueline.analyze.expected import coarser
 from trueline.analyze.judged_step import Step, value_of
 from trueline.analyze.naming import NameMap
+from trueline.analyze.positions import UNORDERED
 from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.values import Value
 from trueline.schema.tolerance import Tolerance
@@ -132,7 +134,8 @@ def moved_since(mine: Run, theirs: Run, num_steps: int) -> float | None:
 
 def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Value, Value], Distance]:
     """The distance of two values: by their statistics where these say that they are equal or nothing more was stored,
-    else by the values themselves. Without ``fingerprints`` those of the two sides say nothing about each other.
+    else by the values themselves, whose rows need not be beside each other where they are ``UNORDERED``: then by what
+    is nearer. Without ``fingerprints`` those of the two sides say nothing about each other.
     """
 
     def measure(mine: Value, theirs: Value) -> Distance:
@@ -145,9 +148,15 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Valu
             distance = stats_distance(one, other, rows=one.numel // max(width, 1))
         if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
             return distance
-        return tensor_distance(mine.load(), theirs.load(), max_bytes=max_bytes)
+        exact = tensor_distance(mine.load(), theirs.load(), max_bytes=max_bytes)
+        unordered = UNORDERED in mine.flags | theirs.flags and distance.rel is not None
+        return min(distance, exact, key=_apart) if unordered else exact
 
     return measure
+
+
+def _apart(distance: Distance) -> float:
+    return math.inf if distance.rel is None else distance.rel
 
 
 def _described(row: Judged, compared: Compared, max_bytes: int) -> Judged:

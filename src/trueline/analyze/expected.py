@@ -11,6 +11,7 @@ that it got and on the inputs of the forward call.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -81,6 +82,8 @@ class Expected:
         self._calls: dict[CallKey, _Called] = {}
         self._gradients: dict[int, list[int]] = {}
         self._uses: dict[int, list[tuple[int, str, str, int, str]]] = {}
+        """Where forward calls took a value; without those that returned the same tensor, whose gradient is its own."""
+        self._arrived: set[tuple[int, str, int, str]] = set()
         self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._by_param = {name: root for root, name in self._param_roots.items()}
         self._grad_roots: dict[str, int] = {}
@@ -158,8 +161,11 @@ class Expected:
                 self._latest[key[:3]] = key[3]
         if value.site.phase == "fwd":
             self._forward_roots[value.site.micro, value.site.name, value.site.call, value.site.slot] = value.root
+            uses = self._uses.setdefault(value.root, [])
             if value.kind == "op" and not value.returned:
-                self._uses.setdefault(value.root, []).append((*key, value.site.slot))
+                uses.append((*key, value.site.slot))
+            elif uses and uses[-1][:4] == key:
+                uses.pop()
         known = self._known[value.root]
         if self._is_gradient(value):
             if value.returned:
@@ -167,6 +173,7 @@ class Expected:
                 call.slots.append(value.site.slot)
             elif (root := self._forward_root(value)) is not None:
                 self._gradients.setdefault(root, []).append(value.root)
+                self._arrived.add((value.site.micro, value.site.name, value.site.call, value.site.slot))
             if value.kind == "param":
                 self._grad_roots[value.site.name] = value.root
         elif not value.returned:
@@ -237,16 +244,21 @@ class Expected:
         squares = sum((each.rel * (each.rms or 0.0)) ** 2 for each in known)
         rel = math.sqrt(squares) / scale if scale else max(each.rel for each in known)
         own = _both(rounding_rel(_unit(dtype))) * math.sqrt(len(sources))
-        return self._made(rel, own, "call", tuple(sources), key)
+        hidden = list(self._hidden(value, out, dtype))
+        rel = math.hypot(rel, *(each.rel for each in hidden))
+        return self._made(rel, own, "call", (*sources, *(root for each in hidden for root in each.sources)), key)
+
+    def _hidden(self, value: Value, out: Operand, dtype: str) -> Iterator[Expectation]:
+        """Of the parts of a gradient that were not seen alone: some calls that add to it show only the sum."""
+        root = self._forward_root(value)
+        for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
+            call = self._calls.get((micro, "bwd", name, number))
+            if phase == "fwd" and call is not None and call.taken and (micro, name, number, slot) not in self._arrived:
+                yield self._passed_back((micro, "bwd", name, number), value, replace(out, slot=slot), dtype)
 
     def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         """Of a value whose gradient is there before the call that used it says so."""
-        root = self._forward_root(value)
-        for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
-            key = (micro, "bwd", name, number)
-            if phase == "fwd" and key in self._calls and self._calls[key].taken:
-                return self._passed_back(key, value, replace(out, slot=slot), dtype)
-        return self._of_module_param(value, out, dtype)
+        return next(self._hidden(value, out, dtype), None) or self._of_module_param(value, out, dtype)
 
     def _of_module_param(self, value: Value, out: Operand, dtype: str) -> Expectation:
         """Of a parameter's gradient where calls were not recorded: a sum of the gradients that its module got, which

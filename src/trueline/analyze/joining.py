@@ -12,6 +12,7 @@ from trueline.analyze.align import align
 from trueline.analyze.gathering import Gathered, Gathering
 from trueline.analyze.merging import Plan, chosen, merged_value, number_of, plans
 from trueline.analyze.naming import NameMap
+from trueline.analyze.positions import without_positions
 from trueline.analyze.rounding import UNIT_ROUNDOFF
 from trueline.analyze.row_order import reordered
 from trueline.analyze.values import StepValues, Value
@@ -39,6 +40,8 @@ def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValu
     merged, merged_other = (side.merged(apart=apart, averaged=averaged) for side in (one, other))
     back = [(j, i) for i, j in twins]
     merged, merged_other = _seen_later(merged, merged_other, twins), _seen_later(merged_other, merged, back)
+    if apart or mine.num_micro != theirs.num_micro:
+        merged, merged_other = without_positions(merged, one.dims), without_positions(merged_other, other.dims)
     merged = reordered(merged, merged_other, twins, one.dims)
     return merged, reordered(merged_other, merged, back, other.dims)
 
