@@ -25,7 +25,8 @@ from trueline.schema.plan import Plan
 from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 from trueline.tensor import measure
-from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device
+from trueline.tensor.device_pass import stats_and_fingerprint
+from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.memory import alias
 
 _MEASURED_FIRST = 2_048
@@ -219,9 +220,10 @@ class StepBuffer:
         return x.device.type == "cpu"
 
     def _measure_on_device(self, index: int, x: Tensor, whole: Mapping[str, Any]) -> None:
-        found = {"stats": measure.measure_on_device(x)}
-        if self._fingerprints:
-            found["fingerprint"] = fingerprint_on_device(x, **whole)
+        stats_S, fingerprint = stats_and_fingerprint(x, fingerprint=self._fingerprints, whole=whole)
+        found = {"stats": stats_S}
+        if fingerprint is not None:
+            found["fingerprint"] = fingerprint
             self._fingerprint_M.append(0)
         if self._exponents:
             found["exponents"] = measure.exponents_of(x)
