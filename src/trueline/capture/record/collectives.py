@@ -1,88 +1,179 @@
-"""Collectives that Python code starts, whichever way ``torch.distributed`` was imported: every one of them calls a
-method of its ProcessGroup. Those that DDP's reducer starts in C++ do not, and show in the gradients of phases ``bwd``
-(local) and ``grad`` (reduced).
+"""The rows of collectives: what each rank gives before, and what it has once somebody has waited for the result.
+
+The result of a collective is there when ``Work.wait`` or ``wait_tensor`` returns; where C++ waits, as DDP's reducer
+does, when the backward pass ends; at the latest at the end of the step, if it is known to be done by then.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trueline.capture.record.arguments import Slots, inputs
+from trueline.capture.record.buckets import Buckets
+from trueline.capture.record.dispatched import dispatched
+from trueline.capture.record.guard import Fails, Guard
+from trueline.capture.record.modules import in_backward
+from trueline.capture.record.values import UNDER_WAY
 from trueline.capture.seams import Patch
 from trueline.capture.world import is_initialised
 
-_SILENT = frozenset(
-    {"abort", "shutdown", "size", "rank", "name", "boxed", "unbox", "barrier", "monitored_barrier", "set_timeout"}
-    | {"split_group", "merge_remote_group", "get_group_store"}
-)
+CHANGED = "changed before anybody waited for it where that is seen"
+
+_ONE_SIDED = {"send": (True, False), "recv_": (False, True), "recv_any_source_": (False, True)}
+"""Operators that give a value or get one, and have one argument for both: whether it is given, whether it is got."""
+
+_RANKS = {"root_rank": "root", "dst": "to", "src": "from"}
+"""Arguments that are ranks within the group, and what they are called in column ``args``."""
 
 
-class _Pending(NamedTuple):
-    work: Any
+@dataclass(eq=False)
+class _Pending:
+    """A collective under way. ``versions`` are those of the results where whoever changes them next leaves a trace
+    there: a backend that has to copy its results changes them too.
+    """
+
     token: Any
     results: Slots
+    versions: tuple[int, ...]
+    work: Any = None
+    by_ddp: bool = False
 
 
 class Collectives:
-    """Wraps the methods of ``ProcessGroup`` while attached. ``begin(name, args, inputs)`` is called before a
-    collective and returns a token, or None where it is not recorded; ``end(token, outputs)`` when its result is there.
+    """Listens while attached. ``begin(name, args, inputs)`` is called before a collective and returns a token, or None
+    where it is not recorded; ``end(token, outputs, note)`` when its result is there, or will not be looked at (``note``
+    says why). An exception of ours goes to ``session``.
     """
 
-    def __init__(self, *, begin: Callable[[str, str, Slots], Any], end: Callable[[Any, Slots], None]) -> None:
+    def __init__(
+        self,
+        *,
+        begin: Callable[[str, str, Slots], Any],
+        end: Callable[[Any, Slots, str | None], None],
+        buckets: Buckets,
+        session: Fails,
+    ) -> None:
         self._begin = begin
         self._end = end
-        self._patches: list[Patch] = []
+        self._buckets = buckets
+        self._session = session
+        self._wait = Patch(dist.Work, "wait", self._waited) if dist.is_available() else None
         self._pending: list[_Pending] = []
+        self._texts: dict[Any, str] = {}
 
     def attach(self) -> None:
-        """Wrap; nothing where torch was built without ``torch.distributed``."""
-        if not is_initialised():
-            return
-        for name in dir(dist.ProcessGroup):
-            method = dist.ProcessGroup.__dict__.get(name)
-            tells = not name.startswith("__") and name not in _SILENT and callable(method)
-            if tells and (not name.startswith("_") or name.endswith("_base")):
-                self._patches.append(Patch(dist.ProcessGroup, name, functools.partial(self._called, name)))
-        self._patches.append(Patch(dist.Work, "wait", self._waited))
-        for patch in self._patches:
-            patch.put()
+        """Listen; nothing where no group was made."""
+        if is_initialised() and self._wait is not None:
+            dispatched.add(self)
+            self._wait.put()
 
     def detach(self) -> None:
-        """Put the originals back."""
-        for patch in self._patches:
-            patch.remove()
-        self._patches.clear()
+        """Hear no more."""
+        dispatched.remove(self)
+        if self._wait is not None:
+            self._wait.remove()
         self._pending.clear()
+        self._texts.clear()
+
+    # -- while a collective runs -----------------------------------------------------------------------------------
+
+    def begins(self, op: Any, args: tuple[Any, ...]) -> _Pending | None:
+        """See ``Listener``."""
+        with Guard(self._session):
+            self._take(_is_done)
+            name = op._schema.name.removeprefix("c10d::")
+            place = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
+            group = dist.ProcessGroup.unbox(args[place])  # type: ignore[attr-defined]
+            given, got = _sides(name, args, place=place, rank=group.rank())
+            bucket = self._buckets.of(group, given) if in_backward() else None
+            text = self._described(op, args, place, group, bucket)
+            token = self._begin(name.removesuffix("_"), text, given)
+            if token is not None:
+                return _Pending(token, got, _versions(got) if place == 1 else (), by_ddp=bucket is not None)
+        return None
+
+    def has_begun(self, token: _Pending | None, result: Any) -> None:
+        """See ``Listener``."""
+        if token is None:
+            return
+        with Guard(self._session):
+            work = result[-1] if isinstance(result, tuple) else result
+            token.work = None if work is None else dist.Work.unbox(work)  # type: ignore[attr-defined]
+            self._pending.append(token)
+
+    def has_ended(self, x: Tensor) -> None:
+        """See ``Listener``."""
+        if self._pending:
+            with Guard(self._session):
+                memory = x.untyped_storage()._cdata
+                self._take(lambda p: any(y.untyped_storage()._cdata == memory for _, y in p.results), now=True)
+
+    def after_backward(self) -> None:
+        """A backward pass has ended, and with it what DDP's reducer waits for."""
+        with Guard(self._session):
+            self._take(lambda pending: pending.by_ddp or _is_done(pending))
 
     def finish(self) -> None:
-        """Take the results of what has been completed without anyone having waited for it in Python."""
-        for pending in tuple(self._pending):
-            if pending.work.is_completed():
-                self._pending.remove(pending)
-                self._end(pending.token, pending.results)
-
-    def _called(self, name: str, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
-        given = [arg for arg in args if inputs((arg,), {})]
-        if not given:
-            return original(group, *args, **kwargs)
-        token = self._begin(name, _described(group, args), _numbered("in", given[-1]))
-        work = original(group, *args, **kwargs)
-        if token is not None and hasattr(work, "is_completed"):
-            self._pending.append(_Pending(work, token, _numbered("out", given[0])))
-        return work
+        """The step ends: look at what is done without anyone having waited for it in Python."""
+        with Guard(self._session):
+            self._take(_is_done)
+            self._take(lambda pending: True, note=UNDER_WAY)
 
     def _waited(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(work, *args, **kwargs)
-        for pending in tuple(self._pending):
-            if pending.work is work:
-                self._pending.remove(pending)
-                self._end(pending.token, pending.results)
+        if self._pending:
+            with Guard(self._session):
+                self._take(lambda pending: pending.work is work, now=True)
         return result
+
+    def _take(self, wanted: Callable[[_Pending], bool], *, note: str | None = None, now: bool = False) -> None:
+        """Look at the results of those that are ``wanted``: they have arrived ``now``, or some time ago."""
+        for pending in tuple(self._pending):
+            if wanted(pending):
+                self._pending.remove(pending)
+                changed = not now and pending.versions != _versions(pending.results)[: len(pending.versions)]
+                self._end(pending.token, pending.results, note or (CHANGED if changed else None))
+
+    # -- what is said of it ----------------------------------------------------------------------------------------
+
+    def _described(self, op: Any, args: tuple[Any, ...], place: int, group: Any, bucket: Any) -> str:
+        """Column ``args``: the group's global ranks, what is done to their values, ranks within the group as global
+        ones, and of a bucket of DDP its index and parameters.
+        """
+        names = [argument.name for argument in op._schema.arguments[place + 1 : len(args)]]
+        reduce_op = next((arg.op() for arg in args[place + 1 :] if isinstance(arg, torch.ScriptObject)), None)
+        told = tuple((_RANKS[n], arg) for n, arg in zip(names, args[place + 1 :], strict=True) if n in _RANKS)
+        key = (group, reduce_op, told, None if bucket is None else bucket.index)
+        text = self._texts.get(key)
+        if text is None:
+            ranks = dist.get_process_group_ranks(group)
+            facts: dict[str, Any] = {"group": ranks, "op": _reduction(reduce_op)}
+            facts |= {name: ranks[rank] if 0 <= rank < len(ranks) else None for name, rank in told}
+            if bucket is not None:
+                facts |= {"bucket": bucket.index, "parameters": bucket.names}
+            text = self._texts[key] = json.dumps(facts, separators=(",", ":"))
+        return text
+
+
+def _sides(name: str, args: tuple[Any, ...], *, place: int, rank: int) -> tuple[Slots, Slots]:
+    """What this rank gives and what it gets, of the tensors in front of the group, which is at ``place``: the last
+    argument and the first, but for who sends or receives alone. ``rank`` is that within the group.
+    """
+    gives, gets = _ONE_SIDED.get(name, (True, True))
+    if name == "broadcast_":
+        gives = rank == args[place + 1]
+    if name == "reduce_":
+        gets = rank == args[place + 2]
+    given = _numbered("in", args[place - 1]) if gives else []
+    got = _numbered("out", args[0]) if gets else []
+    return given, got
 
 
 def _numbered(side: str, value: Any) -> Slots:
@@ -90,7 +181,13 @@ def _numbered(side: str, value: Any) -> Slots:
     return [(f"{side}{index}", tensor) for index, (_, tensor) in enumerate(inputs((value,), {}))]
 
 
-def _described(group: Any, args: tuple[Any, ...]) -> str:
-    reduce_op = next((str(arg.reduceOp) for arg in args if hasattr(arg, "reduceOp")), None)
-    ranks = dist.get_process_group_ranks(group)
-    return json.dumps({"group": ranks, "op": reduce_op}, separators=(",", ":"))
+def _reduction(op: int | None) -> str | None:
+    return None if op is None else dist.ReduceOp.RedOpType(op).name
+
+
+def _versions(slots: Slots) -> tuple[int, ...]:
+    return tuple(0 if x.is_inference() else x._version for _, x in slots)
+
+
+def _is_done(pending: _Pending) -> bool:
+    return pending.work is not None and pending.work.is_completed()

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
+from trueline.capture.record.modules import in_backward
 from trueline.capture.seams import Patch
 
 SILENT = frozenset(
@@ -60,11 +61,11 @@ _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "i
 
 
 class Function:
-    """What is known of one function of torch: ``name`` '' where it is not recorded; ``collective`` for those that
-    functional collectives are made of, whose result is there once ``wait_tensor`` has returned it.
+    """What is known of one function of torch: ``name`` '' where it is not recorded, as functional collectives are not,
+    of which ``Collectives`` sees what is sent.
     """
 
-    __slots__ = ("api", "collective", "flags", "name", "uninitialised")
+    __slots__ = ("api", "flags", "name", "uninitialised")
 
     def __init__(self, func: Callable[..., Any]) -> None:
         name = getattr(func, "__name__", "") or type(func).__name__
@@ -73,10 +74,9 @@ class Function:
             namespace, name = str(func).split(".")[:2]
         hidden = name in SILENT or name.startswith(("_record_function", "_set_grad", "is_"))
         name = name.strip("_") + "_" * (name.endswith("_") and not name.endswith("__"))
-        self.name = "" if hidden else name
+        self.name = "" if hidden or namespace == "_c10d_functional" else name
         self.api = (resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}") if self.name else ""
         self.flags = "inplace" if name.endswith("_") or name in _IN_PLACE else ""
-        self.collective = namespace == "_c10d_functional"
         self.uninitialised = name.removeprefix("new_") in ("empty", "empty_like", "empty_strided", "empty_permuted")
 
 
@@ -99,8 +99,6 @@ class FunctionCalls(TorchFunctionMode):
         if not function.name or is_tracing():
             return func(*args, **kwargs)
         frame = sys._getframe(1)
-        if function.collective:
-            return self._record(function, func, args, kwargs, frame)
         while (caller := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
             frame = frame.f_back
         if caller.startswith(_PLUMBING):
@@ -110,15 +108,20 @@ class FunctionCalls(TorchFunctionMode):
 
 class BackwardCalls:
     """Keeps ``mode`` on while autograd's engine runs, so that what runs inside it is seen: recomputation, and backward
-    functions written in Python. Torch takes a mode off while it handles ``Tensor.backward`` itself.
+    functions written in Python. Torch takes a mode off while it handles ``Tensor.backward`` itself. ``ended`` is called
+    when a backward pass that is not inside of another has ended.
     """
 
-    def __init__(self, mode: FunctionCalls) -> None:
+    def __init__(self, mode: FunctionCalls, ended: Callable[[], None]) -> None:
         self._mode = mode
+        self._ended = ended
         self._patch = Patch(torch.autograd, "_engine_run_backward", self._run)
 
-    def attach(self) -> None:
-        """Wrap the one function through which Python enters the engine; nothing where this torch has another."""
+    def attach(self, *, sees_functions: bool) -> None:
+        """Wrap the one function through which Python enters the engine; nothing where this torch has another. The mode
+        is put on where ``sees_functions``.
+        """
+        self._sees_functions = sees_functions
         if hasattr(torch.autograd, "_engine_run_backward"):
             self._patch.put()
 
@@ -127,10 +130,15 @@ class BackwardCalls:
         self._patch.remove()
 
     def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if is_on(self._mode) or is_tracing():
-            return run(*args, **kwargs)
-        with self._mode:
-            return run(*args, **kwargs)
+        outermost = not in_backward()
+        try:
+            if not self._sees_functions or is_on(self._mode) or is_tracing():
+                return run(*args, **kwargs)
+            with self._mode:
+                return run(*args, **kwargs)
+        finally:
+            if outermost:
+                self._ended()
 
 
 def is_tracing() -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.record import arguments
+from trueline.capture.record.buckets import Buckets
 from trueline.capture.record.buffer import Call, StepBuffer, Unwritten, flagged
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_modes, is_on, remove
@@ -26,7 +27,7 @@ from trueline.capture.record.guard import Guard
 from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks
-from trueline.capture.record.values import PLAIN, UNDER_WAY, is_under_way
+from trueline.capture.record.values import PLAIN, is_under_way
 from trueline.capture.world import is_initialised
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
@@ -74,9 +75,12 @@ class Session:
         self._stacks = Stacks()
         self._described = arguments.Described()
         self._mode = FunctionCalls(self._function)
-        self._backward = BackwardCalls(self._mode)
         self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
-        self._collectives = Collectives(begin=self._begin_collective, end=self._end_collective)
+        self._buckets = Buckets(model)
+        self._collectives = Collectives(
+            begin=self._begin_collective, end=self._end_collective, buckets=self._buckets, session=self
+        )
+        self._backward = BackwardCalls(self._mode, ended=self._collectives.after_backward)
         self._gradients = GradientHooks(self._gradient)
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
@@ -121,8 +125,7 @@ class Session:
         self._gradients = GradientHooks(self._gradient)
         with Guard(self):
             self._modules.attach()
-            if self._functions_too:
-                self._backward.attach()
+            self._backward.attach(sees_functions=self._functions_too)
             if "comm" in self._selection.phases:
                 self._collectives.attach()
             if "bwd" in self._selection.phases:
@@ -206,6 +209,8 @@ class Session:
         if module is self._root and not in_backward():
             self._micro += module.training and torch.is_grad_enabled()
             self._phase = "fwd"
+            with Guard(self):
+                self._buckets.begin()
         pushed = not self._running and self._push()
         call = None
         frame = sys._getframe(3)  # that of nn.Module, which also calls forward
@@ -253,7 +258,7 @@ class Session:
     ) -> Any:
         module = self._running[-1].name if self._running else self._scope
         name = f"{module}.{function.name}" if module else function.name
-        phase = "comm" if function.collective else self._phase_now()
+        phase = self._phase_now()
         if not self._open or self._quiet or not self._selection.enters(phase, name):
             return func(*args, **kwargs)
         call, waits = None, []
@@ -262,17 +267,12 @@ class Session:
             call.module, call.stack = module, self._stack(frame)
             call.flags = flagged(call.flags, function.flags)
             slots, call.args = self._described(args, kwargs)
-            if function.collective and function.name == "wait_tensor":
-                slots, waits = [], slots  # also a plain tensor may be on its way here
-            else:
-                waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
+            waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
             self._see(call, slots if not waits else [(slot, x) for slot, x in slots if not is_under_way(x)])
         result = func(*args, **kwargs)
         if call is not None and self._open:
             with Guard(self):
                 note = "memory that is not initialised" if function.uninitialised else None
-                if function.collective and function.name != "wait_tensor":
-                    note = UNDER_WAY
                 self._see(call, waits)
                 self._see(call, arguments.outputs(result), note=note)
         self._selection.leaves(name)
@@ -292,25 +292,25 @@ class Session:
             for call, slot in zip(places[::2], places[1::2], strict=True):
                 self._buffer.see(call, [(slot, gradient)], phase="bwd")
 
-    def _begin_collective(self, name: str, args: str, slots: arguments.Slots) -> Call | None:
+    def _begin_collective(self, operator: str, args: str, slots: arguments.Slots) -> Call | None:
+        module = self._running[-1].name if self._running else ""
+        name = f"{module}.{operator}" if module else operator
         if not self._open or self._quiet or not self._selection.enters("comm", name):
             return None
-        with Guard(self):
-            call = self._call("comm", name, kind="collective", api=f"torch.distributed.{name}", frame=sys._getframe(3))
-            call.args = args
-            self._see_anew(call, slots)
-            return call
-        return None
+        frame = sys._getframe(2)
+        call = self._call("comm", name, kind="collective", api=f"torch.distributed.{operator}", frame=frame)
+        call.module, call.args = module, args
+        self._see_anew(call, slots)
+        return call
 
-    def _end_collective(self, call: Call, slots: arguments.Slots) -> None:
+    def _end_collective(self, call: Call, slots: arguments.Slots, note: str | None) -> None:
         if self._open:
-            with Guard(self):
-                self._see_anew(call, slots)
+            self._see_anew(call, slots, note)
 
-    def _see_anew(self, call: Call, slots: arguments.Slots) -> None:
+    def _see_anew(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
         """See values that C++ may have changed without a trace."""
         self._buffer.forget()
-        self._buffer.see(call, slots)
+        self._buffer.see(call, slots, note=note)
 
     # -- parts of these --------------------------------------------------------------------------------------------
 
