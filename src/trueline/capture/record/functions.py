@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -57,6 +58,9 @@ _WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch.
 """Modules in which the function itself stands, between us and its caller."""
 
 
+_ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code__", None)
+"""The function through which Python enters the engine."""
+
 _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor"})
 
 
@@ -99,6 +103,8 @@ class FunctionCalls(TorchFunctionMode):
         if not function.name or is_tracing():
             return func(*args, **kwargs)
         frame = sys._getframe(1)
+        if in_backward() and _is_dispatching(frame):
+            return func(*args, **kwargs)
         while (caller := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
             frame = frame.f_back
         if caller.startswith(_PLUMBING):
@@ -139,6 +145,17 @@ class BackwardCalls:
         finally:
             if outermost:
                 self._ended()
+
+
+def _is_dispatching(frame: FrameType | None) -> bool:
+    """Whether the call comes from a ``__torch_dispatch__`` that autograd's engine has called: a kernel of backward, and
+    what a mode or tensor of the user's does with it. In a forward pass it is within a call that is seen as a whole.
+    """
+    while frame is not None and frame.f_code is not _ENGINE:
+        if frame.f_code.co_name == "__torch_dispatch__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_tracing() -> bool:
