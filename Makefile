@@ -32,7 +32,7 @@ docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 # torch goes first and alone; one that is already there is pinned as it is, whatever constraints.txt says, and so never replaced.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/trueline/tensor/kernel/*.[ch])
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; pass PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip show --quiet torch 2>/dev/null || { echo "Installing torch (the first time takes minutes)"; \

@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.kernels import SETS, using
 
 from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device, fingerprint_part
+from trueline.tensor.native import NATIVE
 from trueline.tensor.weights import BOOKS, NEAR_PAGES, PAGE, host_weights
 
-HOST = HostFingerprint()
+NUMPY, KERNEL = HostFingerprint(None), HostFingerprint(NATIVE)
 MOD = 2**64
 INTEGERS = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i4", 16: "<i4"}
 DTYPES = [
@@ -35,11 +37,20 @@ def truth(x):
     )
 
 
+def on_host(x, **place):
+    """By NumPy and by the kernel with every instruction set; they must agree."""
+    by_numpy = NUMPY.of(x, **place)
+    for name in SETS:
+        with using(name):
+            assert KERNEL.of(x, **place) == by_numpy
+    return by_numpy
+
+
 def of(x):
     """On the host and by the device's algorithm; they must agree."""
-    on_host = HOST.of(x)
-    assert int(fingerprint_on_device(x)) % MOD == on_host
-    return on_host
+    found = on_host(x)
+    assert int(fingerprint_on_device(x)) % MOD == found
+    return found
 
 
 def random_bits(shape, dtype, seed=0):
@@ -73,7 +84,7 @@ def test_parts_of_a_tensor_cut_along_any_dims_add_up_to_the_whole(data):
         parts = [piece for part in parts for piece in split(*part, dim, data.draw(st.integers(0, 7)))]
     total = on_device = 0
     for part, offsets in data.draw(st.permutations(parts)):
-        total += fingerprint_part(part, whole_shape=shape, offsets=offsets)
+        total += on_host(part, whole_shape=shape, offsets=offsets)
         on_device += int(fingerprint_on_device(part, whole_shape=shape, offsets=offsets))
     assert total % MOD == on_device % MOD == truth(x)
 
@@ -91,7 +102,7 @@ def test_large_uneven_shards_add_up_across_pages(dtype, dim):
     total = start = 0
     for shard in torch.tensor_split(x, [1, 123, 123], dim=dim):
         offsets = [start, 0] if dim == 0 else [0, start]
-        part = HOST.of(shard, whole_shape=x.shape, offsets=offsets)
+        part = on_host(shard, whole_shape=x.shape, offsets=offsets)
         assert part == int(fingerprint_on_device(shard, whole_shape=x.shape, offsets=offsets)) % MOD
         total, start = total + part, start + shard.shape[dim]
     assert total % MOD == truth(x)
@@ -122,9 +133,9 @@ def test_two_different_numbers_that_change_places_change_it(first, second, word,
     x = torch.zeros(5 * PAGE, dtype=torch.int32)
     words = np.array([word, word ^ (1 << bit)], dtype=np.uint32).view(np.int32).tolist()
     x[first], x[second] = words
-    before = HOST.of(x)
+    before = on_host(x)
     x[second], x[first] = words
-    assert (HOST.of(x) != before) == (first != second)
+    assert (on_host(x) != before) == (first != second)
 
 
 def test_weights_are_odd_and_tell_all_near_places_apart_mod_two_to_the_33():
@@ -153,13 +164,13 @@ def test_weights_are_those_of_splitmix64_for_ever():
 
     assert next(splitmix(0, 1)) == 0xE220A8397B1DCDAF  # the published first output
     assert [int(w) % MOD >> 21 for w in host_weights().place[:5]] == [z % 2**43 for z in splitmix(0, 5)]
-    assert HOST.of(torch.arange(100)) == 4290888920346462326
+    assert on_host(torch.arange(100)) == 4290888920346462326
 
 
 def test_negating_or_reversing_a_tensor_changes_it():
     for shape in ((PAGE,), (16, PAGE), (1000,), (3, 5, 7)):
         x = random_bits(shape, torch.float32, seed=3)
-        prints = {HOST.of(y) for y in (x, -x, x.flip(0), x.roll(1, -1), x.flatten().flip(0))}
+        prints = {on_host(y) for y in (x, -x, x.flip(0), x.roll(1, -1), x.flatten().flip(0))}
         assert len(prints) == 5 - (x.dim() == 1)
 
 
@@ -205,5 +216,5 @@ def test_taking_it_changes_neither_the_tensor_nor_torch():
 def test_a_fingerprint_leaves_the_storage_as_it_was(dtype):
     x = torch.arange(6 * 40_000).reshape(6, 40_000).to(dtype)
     for view in (x, x.T, x[1::2], x[:, ::3], x[2, 5]):
-        assert HostFingerprint().of(view) == HostFingerprint().of(view.clone())
+        assert on_host(view) == on_host(view.clone())
     assert x.untyped_storage().resizable()

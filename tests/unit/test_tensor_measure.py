@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.kernels import SETS, using
 
 from trueline.schema.records import STAT_NAMES
 from trueline.schema.stats import TensorStats
@@ -20,8 +21,9 @@ from trueline.tensor.measure import (
     num_measured,
     unmeasurable,
 )
+from trueline.tensor.native import NATIVE
 
-METER = HostMeter()
+NUMPY, KERNEL = HostMeter(None), HostMeter(NATIVE)
 DTYPES = sorted(MEASURABLE, key=str)
 FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
 SHAPES = [(), (0,), (1,), (7,), (33, 130), (301, 450)]  # scalar, empty, one, few, more than SMALL, more than CHUNK
@@ -47,16 +49,32 @@ def truth(x):
 
 
 def measured(x):
+    """By NumPy and, which must be within its rounding, by the kernel, which must not depend on the machine."""
+    by_numpy_S = taken(NUMPY, x)
+    for name in SETS:
+        with using(name):
+            by_kernel_S = taken(KERNEL, x)
+        if name == SETS[0]:
+            first_S = by_kernel_S
+            assert_close(by_kernel_S, by_numpy_S, x)
+        np.testing.assert_array_equal(by_kernel_S, first_S)
+    return by_numpy_S
+
+
+def taken(meter, x):
     out_S = np.full(9, 123.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        METER.stats_into(x, out_S)
+        meter.stats_into(x, out_S)
     return out_S
 
 
 def assert_same(got_S, x):
+    assert_close(got_S, truth(x), x)
+
+
+def assert_close(got_S, want_S, x):
     """Counts and extremes equal; sums to 1e-6 of the square sum, the room of float32 within a row of 1,024."""
-    want_S = truth(x)
     np.testing.assert_array_equal(got_S[:NUM_EXACT], want_S[:NUM_EXACT])
     square = want_S[-1]
     if np.isfinite(square):

@@ -35,6 +35,7 @@ and cannot be merged: use that to tell samples apart, this for anything that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from torch import Tensor
 
 from trueline.tensor.layout import blocks
 from trueline.tensor.memory import bits_of
+from trueline.tensor.native import NATIVE, Native
 from trueline.tensor.shard import Placed
 from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
 
@@ -59,15 +61,17 @@ _WORDS = {torch.int8: np.dtype("i1"), torch.int16: np.dtype("i2")} | dict.fromke
 
 
 class HostFingerprint:
-    """Takes fingerprints of tensors in host memory. The scratch buffers are made once; one object per thread.
+    """Takes fingerprints of tensors in host memory, with the compiled kernel where there is one. One object per thread.
 
     It calls torch and NumPy: where a torch function or dispatch mode is on, turn it off around a call, or it sees them.
     """
 
-    def __init__(self) -> None:
-        self._weights = host_weights()
-        self._place = self._weights.place.view(np.uint64)
-        self._wide = np.empty(PAGE, np.int64)
+    def __init__(self, native: Native | None = NATIVE) -> None:
+        self._native = native
+
+    @cached_property
+    def _wide(self) -> NDArray[np.int64]:
+        return np.empty(PAGE, np.int64)
 
     def of(self, x: Tensor, *, whole_shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None) -> int:
         """The fingerprint of ``x`` (uint64), or its part of that of the whole; see ``fingerprint_part``.
@@ -75,6 +79,13 @@ class HostFingerprint:
         Copies a page at a time, but for a part cut into short runs and for a tensor whose conjugation is still pending.
         """
         place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+        if self._native is not None:
+            if place is None or place.num_runs == 1:
+                taken = self._native.fingerprint(x, place.first if place else 0)
+            else:
+                taken = self._native.fingerprint_of_runs(x, place.starts(x.device).numpy())
+            if taken is not None:
+                return taken
         x = _as_integers(x)
         if x.numel() == 0:
             return 0
@@ -100,14 +111,16 @@ class HostFingerprint:
 
     def _sum(self, words_N: NDArray[Any], start: int) -> int:
         """Σ word · weight over words that follow each other, not yet mod 2⁶⁴."""
+        weights, wide_N = host_weights(), self._wide
+        place_N = weights.place.view(np.uint64)
         total, done, size = 0, 0, words_N.size
         while done < size:
             page, place = divmod(start + done, PAGE)
             count = min(PAGE - place, size - done)
-            wide = self._wide[:count]
+            wide = wide_N[:count]
             np.copyto(wide, words_N[done : done + count])
-            part = np.einsum("i,i->", wide.view(np.uint64), self._place[place : place + count])  # mod 2⁶⁴ by C's rules
-            total += int(part) * self._weights.of_page(page)
+            part = np.einsum("i,i->", wide.view(np.uint64), place_N[place : place + count])  # mod 2⁶⁴ by C's rules
+            total += int(part) * weights.of_page(page)
             done += count
         return total
 

@@ -1,4 +1,5 @@
-"""How a block of numbers in host memory is measured, by kind of dtype, in few passes and without a copy where possible.
+"""How NumPy measures a block of numbers in host memory, by kind of dtype, in few passes and without a copy if possible:
+where there is no compiled kernel (``native``), and what that does not know.
 
 A lane measures one kind of dtype. Bit patterns of floats sort like the numbers they stand for: seen as signed integers,
 the largest is the largest positive number and the smallest the negative number nearest to zero; seen as unsigned ones,
@@ -53,9 +54,10 @@ _BYTES = (
     *(torch.int8, torch.uint8),
     *(getattr(torch, name) for name in sorted(dir(torch)) if name.startswith("float8_")),
 )
-_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""What two of make a complex number."""
 
-MEASURABLE = frozenset((*_FLOATS, *_INTEGERS, *_BYTES, *_PARTS, torch.bool))
+MEASURABLE = frozenset((*_FLOATS, *_INTEGERS, *_BYTES, *PARTS, torch.bool))
 """Dtypes that there is a lane for."""
 
 
@@ -259,7 +261,7 @@ class IntegerLane:
 
 def lane_of(dtype: torch.dtype, scratch: Scratch) -> Lane:
     """What measures one of the ``MEASURABLE`` dtypes; complex numbers go as their real and imaginary parts."""
-    dtype = _PARTS.get(dtype, dtype)
+    dtype = PARTS.get(dtype, dtype)
     if dtype == torch.bool:
         return BoolLane()
     if dtype in _BYTES:

@@ -1,15 +1,17 @@
-"""Statistics of one tensor in one pass over memory: counts, finite extremes, sum and sum of squares.
+"""Statistics of one tensor: counts, finite extremes, sum and sum of squares.
 
 Letters: S the nine statistics in the order of ``schema.records.STAT_NAMES``, E the 256 exponents, N elements.
 
-Every dtype is measured as what it is worth; float32 holds sums of 16-bit floats and float64 those of integers (beyond
-2⁵³ they round). A complex number counts as two, its real and its imaginary part. What is subnormal depends on the
-tensor's own dtype: 1e-5 is in float16.
+Every dtype is measured as what it is worth. The compiled kernel does it in one pass over host memory (``native``);
+without it float32 holds sums of 16-bit floats and float64 those of integers (beyond 2⁵³ they round). A complex number
+counts as two, its real and its imaginary part. What is subnormal depends on the tensor's own dtype: 1e-5 is in float16.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.schema.stats import NUM_EXPONENTS
+from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
 from trueline.tensor.layout import blocks, in_memory_order
+from trueline.tensor.native import NATIVE, Native
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -57,14 +61,22 @@ def num_measured(x: Tensor) -> int:
 
 
 class HostMeter:
-    """Measures tensors in host memory. The scratch buffers are made once; one object per thread.
+    """Measures tensors in host memory, with the compiled kernel where there is one. One object per thread.
 
     It calls torch and NumPy: where a torch function or dispatch mode is on, turn it off around a call, or it sees them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, native: Native | None = NATIVE) -> None:
+        self._native = native
+
+    @cached_property
+    def _fingerprint(self) -> HostFingerprint:
+        return HostFingerprint(self._native)
+
+    @cached_property
+    def _lanes(self) -> dict[torch.dtype, Lane]:
         scratch = Scratch()
-        self._lanes: dict[torch.dtype, Lane] = {dtype: lane_of(dtype, scratch) for dtype in MEASURABLE}
+        return {dtype: lane_of(dtype, scratch) for dtype in MEASURABLE}
 
     def stats_into(self, x: Tensor, out_S: NDArray[np.float64]) -> None:
         """Write the nine statistics of a CPU tensor that is not ``unmeasurable`` to ``out_S`` (float64 [9]).
@@ -72,6 +84,28 @@ class HostMeter:
         NaN for the extremes where nothing is finite. ``x`` may be empty, strided, expanded, and require gradients; it
         is copied at most ``CHUNK`` elements at a time, but for one whose conjugation is still pending.
         """
+        if self._native is None or not self._native.stats_into(x, out_S):
+            self._stats_by_numpy(x, out_S)
+
+    def all_into(
+        self,
+        x: Tensor,
+        out_S: NDArray[np.float64],
+        *,
+        whole_shape: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+    ) -> int:
+        """Write the statistics and return the fingerprint, as ``HostFingerprint.of`` does; the kernel reads memory once
+        for both, but for a shard that is cut into several runs.
+        """
+        if self._native is not None and whole_shape is None:
+            taken = self._native.all_into(x, out_S, 0)
+            if taken is not None:
+                return taken
+        self.stats_into(x, out_S)
+        return self._fingerprint.of(x, whole_shape=whole_shape, offsets=offsets)
+
+    def _stats_by_numpy(self, x: Tensor, out_S: NDArray[np.float64]) -> None:
         x, dtype = x.detach(), x.dtype
         lane = self._lanes[dtype]
         if dtype.is_complex:

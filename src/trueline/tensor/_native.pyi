@@ -1,0 +1,48 @@
+"""The kernels of ``kernel/``, as compiled. ``tensor.native`` loads them where they are."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+INTERFACE: int
+FLOAT16: int
+BFLOAT16: int
+FLOAT32: int
+FLOAT64: int
+BOOL: int
+INT8: int
+UINT8: int
+INT16: int
+UINT16: int
+INT32: int
+UINT32: int
+INT64: int
+UINT64: int
+
+def measure_dense(
+    kind: int, address: int, num: int, out_S: NDArray[np.float64] | None, weights: bytes | None, start: int, /
+) -> int:
+    """Write the nine statistics of ``num`` numbers in memory to ``out_S`` and return their fingerprint (uint64).
+
+    Each is left out where None is given for it. ``start`` is the place of the first number in the whole.
+    """
+
+def measure_strided(
+    kind: int,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    out_S: NDArray[np.float64] | None,
+    weights: bytes | None,
+    start: int,
+    /,
+) -> int:
+    """The same of numbers in row-major order of ``shape``, that lie as far apart as ``strides`` say, in numbers."""
+
+def fingerprint_runs(kind: int, address: int, run_length: int, starts: NDArray[np.int64], weights: bytes, /) -> int:
+    """The fingerprint of runs of numbers that follow each other in memory and begin at these places of the whole."""
+
+def instruction_sets() -> list[str]:
+    """Those that the kernels are compiled for and this machine has, the one in use by default last."""
+
+def use(name: str, /) -> None:
+    """Use another of them in this process; raises ValueError for any other name."""

@@ -1,0 +1,41 @@
+/* The kernels, compiled once for each instruction set that is worth it. */
+
+#include "measure.h"
+
+#define INSTANCE(name, target)                                                                                        \
+    target static void measure_##name(const Value *value, Measure *measure) { measure_value(value, measure); }        \
+    target static uint64_t fingerprint_##name(                                                                        \
+        int width, const char *words, int64_t num, uint64_t start, const Weights *weights)                            \
+    {                                                                                                                 \
+        return words_fingerprint(width, words, num, start, weights);                                                  \
+    }                                                                                                                 \
+    static const Kernels name = {#name, measure_##name, fingerprint_##name};
+
+INSTANCE(baseline, )
+
+#if defined(__x86_64__)
+INSTANCE(avx2, __attribute__((target("avx2"))))
+INSTANCE(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+
+const Kernels *const ALL_KERNELS[] = {&baseline, &avx2, &avx512};
+
+bool kernels_run_here(const Kernels *kernels)
+{
+    __builtin_cpu_init();
+    if (kernels == &avx2)
+        return __builtin_cpu_supports("avx2");
+    if (kernels == &avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return true;
+}
+#else
+const Kernels *const ALL_KERNELS[] = {&baseline};
+
+bool kernels_run_here(const Kernels *kernels)
+{
+    return kernels == &baseline;
+}
+#endif
+
+const int NUM_KERNELS = sizeof ALL_KERNELS / sizeof *ALL_KERNELS;

@@ -1,0 +1,91 @@
+/* Four numbers of any kind as float64, exactly but for integers beyond 2⁵³. */
+#ifndef TRUELINE_WIDE_H
+#define TRUELINE_WIDE_H
+
+#include "kernel.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* vectors only pass between functions that are inlined */
+
+typedef double d4 __attribute__((vector_size(32)));
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
+typedef uint32_t u32x4 __attribute__((vector_size(16)));
+typedef uint16_t u16x4 __attribute__((vector_size(8)));
+typedef int64_t i64x4 __attribute__((vector_size(32)));
+typedef uint64_t u64x4 __attribute__((vector_size(32)));
+
+#define TAKE(type, from) ({ type taken; memcpy(&taken, (from), sizeof taken); taken; })
+#define AS(type, bits) ({ __typeof__(bits) of = (bits); type as; memcpy(&as, &of, sizeof as); as; })
+
+INLINE d4 wide_f64(const void *x) { return TAKE(d4, x); }
+INLINE d4 wide_f32(const void *x) { return __builtin_convertvector(TAKE(f4, x), d4); }
+INLINE d4 wide_i32(const void *x) { return __builtin_convertvector(TAKE(i32x4, x), d4); }
+INLINE d4 wide_u32(const void *x) { return __builtin_convertvector(TAKE(u32x4, x), d4); }
+INLINE d4 wide_i64(const void *x) { return __builtin_convertvector(TAKE(i64x4, x), d4); }
+INLINE d4 wide_u64(const void *x) { return __builtin_convertvector(TAKE(u64x4, x), d4); }
+
+/* A bfloat16 is the upper half of a float32. */
+INLINE d4 wide_bf16(const void *x)
+{
+    u32x4 bits = __builtin_convertvector(TAKE(u16x4, x), u32x4) << 16;
+    return __builtin_convertvector(AS(f4, bits), d4);
+}
+
+/* A finite float16: its exponent is biased by 112 less than that of float32. A subnormal m · 2⁻²⁴ is what 2⁻¹⁴ grows by
+ * where m is put into its mantissa. */
+INLINE d4 wide_f16(const void *x)
+{
+    u32x4 half = __builtin_convertvector(TAKE(u16x4, x), u32x4), size = half & 0x7FFF;
+    u32x4 base = {113u << 23, 113u << 23, 113u << 23, 113u << 23};
+    u32x4 small = (u32x4)(size < 0x400), normal = (size << 13) + (112u << 23);
+    f4 grown = AS(f4, (size << 13) + base) - AS(f4, base);
+    u32x4 bits = (AS(u32x4, grown) & small) | (normal & ~small) | ((half & 0x8000) << 16);
+    return __builtin_convertvector(AS(f4, bits), d4);
+}
+
+/* Sums and sums of squares, lane by lane. */
+typedef struct {
+    d4 sum[LANES / 4], square[LANES / 4];
+} Sums;
+
+#define DEFINE_SUMS(name, type)                                                                                       \
+    INLINE void sixteen_##name(const type *x, Sums *sums)                                                             \
+    {                                                                                                                 \
+        for (int part = 0; part < LANES / 4; part++) {                                                                \
+            d4 wide = wide_##name(x + 4 * part);                                                                      \
+            sums->sum[part] += wide;                                                                                  \
+            sums->square[part] += wide * wide;                                                                        \
+        }                                                                                                             \
+    }                                                                                                                 \
+                                                                                                                      \
+    INLINE void add_##name(const type *x, int num, Sums *into)                                                        \
+    {                                                                                                                 \
+        Sums sums = *into;                                                                                            \
+        int done = 0;                                                                                                 \
+        for (; done + LANES <= num; done += LANES)                                                                    \
+            sixteen_##name(x + done, &sums);                                                                          \
+        if (done < num) {                                                                                             \
+            type rest[LANES] = {0};                                                                                   \
+            memcpy(rest, x + done, (size_t)(num - done) * sizeof *x);                                                 \
+            sixteen_##name(rest, &sums);                                                                              \
+        }                                                                                                             \
+        *into = sums;                                                                                                 \
+    }
+
+DEFINE_SUMS(f16, u16)
+DEFINE_SUMS(bf16, u16)
+DEFINE_SUMS(f32, u32)
+DEFINE_SUMS(f64, u64)
+DEFINE_SUMS(i32, i32)
+DEFINE_SUMS(u32, u32)
+DEFINE_SUMS(i64, i64)
+DEFINE_SUMS(u64, u64)
+
+/* All lanes together, in one order. */
+INLINE double total(const d4 lanes[LANES / 4])
+{
+    d4 four = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    return (four[0] + four[1]) + (four[2] + four[3]);
+}
+
+#endif

@@ -1,0 +1,133 @@
+"""The kernel that was compiled with the package, where there was a compiler: it reads a value's memory once for all.
+
+Without it NumPy measures: the same counts, extremes and fingerprints, and sums that differ by their rounding. The
+kernel's are made in float64, in 16 lanes whatever the machine's vectors are, and so are the same on every machine.
+``TRUELINE_NATIVE=0`` in the environment leaves it out.
+
+Letters: S the nine statistics in the order of ``schema.records.STAT_NAMES``, R runs of a shard.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.tensor.lanes import PARTS
+from trueline.tensor.weights import host_weights
+
+INTERFACE = 1
+"""What the kernel must say of itself: one that was built from other sources than these is left out."""
+
+SWITCH = "TRUELINE_NATIVE"
+
+WORTH = {
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float32: "FLOAT32",
+    torch.float64: "FLOAT64",
+    torch.bool: "BOOL",
+    torch.int8: "INT8",
+    torch.uint8: "UINT8",
+    torch.int16: "INT16",
+    torch.uint16: "UINT16",
+    torch.int32: "INT32",
+    torch.uint32: "UINT32",
+    torch.int64: "INT64",
+    torch.uint64: "UINT64",
+}
+"""Dtypes whose numbers the kernel measures, and what it calls them; complex ones go as their parts."""
+
+_WORDS = {1: "INT8", 2: "INT16", 4: "INT32", 8: "INT64"}
+
+
+class Native:
+    """Statistics and fingerprints of tensors in host memory. Holds nothing but tables; threads may share it.
+
+    What a method returns is None, or False, where the kernel knows no numbers of that dtype.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._numbers = {dtype: (getattr(kernel, name), 1) for dtype, name in WORTH.items()}
+        self._numbers |= {dtype: (self._numbers[part][0], 2) for dtype, part in PARTS.items()}
+        self._words = {size: getattr(kernel, name) for size, name in _WORDS.items()}
+
+    def stats_into(self, x: Tensor, out_S: NDArray[np.float64]) -> bool:
+        """Write the nine statistics of a CPU tensor to ``out_S`` (float64 [9])."""
+        found = self._numbers.get(x.dtype)
+        if found is None:
+            return False
+        self._measure(x, *found, out_S, None, 0)
+        return True
+
+    def all_into(self, x: Tensor, out_S: NDArray[np.float64], start: int) -> int | None:
+        """The same, and the fingerprint (uint64) of elements of which the first is the ``start``-th of the whole.
+
+        In one pass over memory. Here and below a complex element counts as two.
+        """
+        found = self._numbers.get(x.dtype)
+        return None if found is None else self._measure(x, *found, out_S, packed_weights(), start)
+
+    def fingerprint(self, x: Tensor, start: int) -> int | None:
+        """The fingerprint (uint64) alone, of any dtype."""
+        parts = 2 if x.is_complex() else 1
+        kind = self._words.get(x.element_size() // parts)
+        return None if kind is None else self._measure(x, kind, parts, None, packed_weights(), start)
+
+    def fingerprint_of_runs(self, x: Tensor, start_R: NDArray[np.int64]) -> int | None:
+        """The same of elements in R runs of equal length, that begin at these places of the whole."""
+        parts = 2 if x.is_complex() else 1
+        kind = self._words.get(x.element_size() // parts)
+        if kind is None:
+            return None
+        dense = x.detach().resolve_conj().resolve_neg().contiguous()
+        length = dense.numel() * parts // max(len(start_R), 1)
+        return self.kernel.fingerprint_runs(kind, dense.data_ptr(), length, start_R, packed_weights())
+
+    def _measure(
+        self,
+        x: Tensor,
+        kind: int,
+        parts: int,
+        out_S: NDArray[np.float64] | None,
+        weights: bytes | None,
+        start: int,
+    ) -> int:
+        if x.is_contiguous() and not x.is_neg() and (parts == 1 or not x.is_conj()):
+            return self.kernel.measure_dense(kind, x.data_ptr(), x.numel() * parts, out_S, weights, start)
+        x = x.detach()
+        x = torch.view_as_real(x.resolve_conj()) if parts == 2 else x.resolve_neg()
+        return self.kernel.measure_strided(kind, x.data_ptr(), x.shape, x.stride(), out_S, weights, start)
+
+
+@cache
+def packed_weights() -> bytes:
+    """The weights of the fingerprint as the kernel has them (``Weights`` in kernel/kernel.h); takes milliseconds once.
+
+    A place is low + 2³² · high, where low is signed, so that a product with it fits one instruction.
+    """
+    weights = host_weights()
+    place = weights.place.view(np.uint64)
+    low = place.astype(np.uint32)
+    high = ((place >> np.uint64(32)) + (low >> np.uint32(31))).astype(np.uint32)
+    return b"".join(some.tobytes() for some in (low, high, weights.page, weights.book))
+
+
+def _load() -> Native | None:
+    if os.environ.get(SWITCH, "1") == "0":
+        return None
+    try:
+        from trueline.tensor import _native  # what was not built is not there
+    except ImportError:
+        return None
+    return Native(_native) if getattr(_native, "INTERFACE", None) == INTERFACE else None
+
+
+NATIVE = _load()
+"""The kernel of this process; None where NumPy measures."""
