@@ -16,6 +16,7 @@ from torch import nn
 
 from trueline.capture.watch import Watch
 from trueline.schema.plan import Plan
+from trueline.schema.start import Job, Start
 from trueline.store.ledger import SEAL_S
 from trueline.store.writer import RunWriter
 from trueline.testing.ranks import Ranks
@@ -127,7 +128,8 @@ def in_turn(round_: int) -> list[str]:
 def watched(ddp: nn.Module, optimizer: torch.optim.Optimizer, out: str, plan: dict[str, int] | None) -> Watch:
     """What ``trueline.watch`` makes, but that the Run is sealed by the time of its own mode, not that of all modes."""
 
-    def make_sink(*, rank: int, lead: int) -> RunWriter:
+    def make_sink(*, rank: int, lead: int, job: Job, start: Start | None) -> RunWriter:
+        del job, start
         return RunWriter(out, rank=rank, creates=rank == lead, seal_s=SEAL_S * len(MODES))
 
     return Watch(ddp, optimizer, make_sink=make_sink, run_path=out, plan=Plan.load(plan))

@@ -32,33 +32,37 @@ def watch(
     plan: Any = None,
     process_group: Any = None,
     overwrite: bool = False,
+    resume: bool = False,
+    step: int | None = None,
 ) -> Watch:
     """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
 
     Where groups of ranks average apart from each other, the group of rank 0 writes to ``out`` and every other one to
     ``out`` with ``.ranks-<its first rank>`` behind.
 
+    With ``resume`` a job that is started again, from a checkpoint, goes on with the Run that it left (and begins one
+    where there is none): from its first step on the Run is its own. ``step`` is the number of that step; by default
+    that which the optimizer counts, if its state was loaded before and has a count (that of Adam has, that of SGD has
+    not), else the one after the last recorded. ``plan`` and ``trueline plan --set`` hold on.
+
     ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one
     process; call it on every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a
     ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
-    or ``InputError`` (``out`` exists or cannot be written), on all ranks alike.
+    or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
     """
     from trueline.capture.watch import Watch as Handle
     from trueline.schema.plan import Plan
-    from trueline.store.writer import RunWriter
-
-    def make_sink(*, rank: int, lead: int) -> RunWriter:
-        path = os.fspath(out) if lead == 0 else f"{os.fspath(out)}.ranks-{lead}"
-        return RunWriter(path, rank=rank, overwrite=overwrite and rank == lead, creates=rank == lead)
+    from trueline.store.place import Place
 
     return Handle(
         model,
         optimizer,
-        make_sink=make_sink,
+        make_sink=Place(out, overwrite=overwrite, resume=resume).open,
         run_path=os.fspath(out),
         plan=Plan.load(plan),
         process_group=process_group,
         version=__version__,
+        step=step,
     )
 
 

@@ -22,6 +22,10 @@ from trueline.analyze.samples import Samples
 from trueline.analyze.sampling import Declared
 from trueline.analyze.stats_tests import log_likelihood_steps
 from trueline.schema.errors import CannotTell
+from trueline.schema.run_manifest import Attempt, Manifest
+from trueline.schema.start import Start
+from trueline.store.reader import Run
+from trueline.store.writer import RunWriter
 
 
 def envs(num_ranks, num_rows, **facts):
@@ -228,6 +232,49 @@ def test_a_resumed_epoch_is_not_a_gap(tmp_path):
         shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=envs(2, 256), plan={"dataset_size": 256}))
         == []
     )
+
+
+@pytest.mark.parametrize("epoch_seen", [True, False])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_job_that_was_started_again_neither_overlaps_nor_leaves_a_gap(tmp_path, epoch_seen, skips):
+    """The epoch begins again with another order and other parts, or goes on where the checkpoint was."""
+    first, *whole = HEALTHY["distributed sampler"](Size(256, 2, 4, 3), np.random.default_rng(1), np.arange(256))
+    (again,) = HEALTHY["distributed sampler"](Size(256, 2, 4, 1), np.random.default_rng(2), np.arange(256))
+    before = sample_rows([[order[:80] for order in first]], 4, epoch_seen=epoch_seen)
+    rest = [[order[40:] for order in first] if skips else again, *(whole if epoch_seen else ())]
+    after = {(step + 10, rank): row for (step, rank), row in sample_rows(rest, 4, epoch_seen=epoch_seen).items()}
+    declared = envs(2, 256) if epoch_seen else {rank: rank_env(rank, 2) for rank in range(2)}
+    run = started(tmp_path, [before, after], declared)
+    assert run.restarts == [10]
+    assert len(run.steps) == 10 + len(after) // 2
+    assert shard_overlap.check(run) == []
+
+
+def test_epochs_that_were_cut_by_a_start_of_the_job_are_no_gaps(tmp_path):
+    orders = [
+        HEALTHY["distributed sampler"](Size(256, 2, 4, 1), np.random.default_rng(n), np.arange(256)) for n in (1, 2, 3)
+    ]
+    rows = [sample_rows([[order[:40] for order in epoch]], 4) for (epoch,) in orders]
+    later = [{(step + 10 * n, rank): row for (step, rank), row in each.items()} for n, each in enumerate(rows)]
+    run = started(tmp_path, later, envs(2, 256))
+    assert run.restarts == [10, 20]
+    assert shard_overlap.check(run) == []
+
+
+def started(path, rows_of_starts, declared):
+    """The Run of several starts of a job of two workers whose data set has 256 rows, opened."""
+    attempts = [Attempt(step=min(step for step, _ in rows)) for rows in rows_of_starts]
+    facts = {"data_parallel_ranks": [0, 1], "adapter": "ddp", "plan": {"dataset_size": 256}}
+    for number, rows in enumerate(rows_of_starts):
+        manifest = Manifest(world_size=2, attempts=attempts[: number + 1], **facts)
+        start = Start(attempt=number, step=attempts[number].step, manifest=manifest)
+        for rank in range(2):
+            writer = RunWriter(path, rank=rank, seal_steps=10_000, start=start)
+            writer.describe(manifest if rank == 0 else None, declared[rank])
+            for step, row in sorted((step, row) for (step, owner), row in rows.items() if owner == rank):
+                writer.write({"step": step, **row})
+            writer.close()
+    return Run(path)
 
 
 def test_a_worker_that_dies_is_no_fault_of_the_data(tmp_path):

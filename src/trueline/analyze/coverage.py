@@ -59,12 +59,15 @@ def largest_step(samples: Samples) -> int:
 def complete_blocks(samples: Samples, declared: Declared) -> list[int]:
     """Epochs that were watched from start to end.
 
-    A later epoch exists, and so does an earlier one; the first epoch may have been resumed in its middle, and counts
-    only if every worker consumed as many samples as its sampler is long.
+    A later epoch exists, and so does an earlier one, of the same start of the job; the first epoch may have been
+    resumed in its middle, and counts only if every worker consumed as many samples as its sampler is long.
     """
     if not samples.block_known:
         return []
-    later = list(range(1, samples.num_blocks - 1))
+    broken = samples.cut | {block + 1 for block in samples.cut}
+    later = [block for block in range(1, samples.num_blocks - 1) if block not in broken]
+    if 0 in samples.cut:
+        return later
     return [0, *later] if samples.num_blocks > 1 and _is_as_long_as_declared(samples, declared) else later
 
 
@@ -95,13 +98,13 @@ def part_of_share_read(samples: Samples, declared: Declared) -> Gap | None:
 
 
 def returns_of(samples: Samples) -> Returns:
-    """What every reshuffled epoch took over from the one before."""
+    """What every reshuffled epoch took over from the one before, of the same start of the job."""
     anywhere = first_equal(np.zeros(len(samples), dtype=np.int64), samples.digest)
     fresh: dict[int, int] = {}
     stays, chances, blocks = [np.zeros(0, dtype=bool)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for block in range(1, samples.num_blocks):
         before, now = samples.slots_of(block - 1), samples.slots_of(block)
-        if _reshuffled(samples, before, now):
+        if block - 1 not in samples.cut and _reshuffled(samples, before, now):
             fresh[block] = int(np.count_nonzero(anywhere[now] >= now.start))
             stay, chance = _taken_over(samples, before, now)
             stays.append(stay)

@@ -2,7 +2,7 @@
 
 A *slot* is one place in the order of consumption (epoch, step, worker, position in the step), which holds one digest.
 A *block* is a stretch that a sampler walks once: an epoch as the training DataLoader counts it, or the whole Run
-where no epoch was seen. n slots, T steps, N workers.
+where no epoch was seen; it ends where the job was started again. n slots, T steps, N workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class Samples:
     position: Ints
     block: Ints
     block_known: bool
-    """Whether blocks are epochs; otherwise there is one block, of unknown content."""
+    """Whether blocks are epochs; otherwise there is one block a start of the job, of unknown content."""
+    cut: frozenset[int] = frozenset()
+    """Blocks after which the job was started again: they may lack their end, and the next one its beginning, or begin
+    with what they held."""
 
     def __len__(self) -> int:
         return len(self.digest)
@@ -102,19 +105,22 @@ def consumed_samples(run: Run) -> Samples:
     lengths_R = np.array([len(row) for row in rows.values()], dtype=np.int64)
     block_TN, known = _blocks(run, ranks)
     blocks_R = block_TN[np.searchsorted(run.steps, steps_R), workers_R]
+    starts_R = np.searchsorted(run.restarts, steps_R, side="right")
     order_R = np.lexsort((workers_R, steps_R, blocks_R))
     digests = list(rows.values())
     lengths_R = lengths_R[order_R]
-    starts_R = np.cumsum(lengths_R) - lengths_R
-    _, block = np.unique(blocks_R[order_R], return_inverse=True)
+    offsets_R = np.cumsum(lengths_R) - lengths_R
+    _, first, block = np.unique(blocks_R[order_R], return_index=True, return_inverse=True)
+    start_of_block = starts_R[order_R][first]
     return Samples(
         ranks=tuple(ranks),
         digest=np.concatenate([digests[int(index)] for index in order_R], dtype=np.uint64),
         step=np.repeat(steps_R[order_R], lengths_R),
         worker=np.repeat(workers_R[order_R], lengths_R),
-        position=np.arange(int(lengths_R.sum())) - np.repeat(starts_R, lengths_R),
+        position=np.arange(int(lengths_R.sum())) - np.repeat(offsets_R, lengths_R),
         block=np.repeat(block.astype(np.int64), lengths_R),
         block_known=known,
+        cut=frozenset(np.flatnonzero(np.diff(start_of_block)).tolist()),
     )
 
 
@@ -170,18 +176,21 @@ class Tally:
 
 
 def _blocks(run: Run, ranks: list[int]) -> tuple[Ints, bool]:
-    """Ascending block keys [T, N], and whether they are epochs. An epoch number that falls starts anew: a resumed
-    job.
+    """Ascending block keys [T, N], and whether they are epochs. An epoch number that falls starts anew, and so does
+    every start of the job.
     """
     epoch_TN, measured_TN = run.pivot("epoch")
     chosen = columns_of(run, ranks)
     epoch_TN, measured_TN = epoch_TN[:, chosen], measured_TN[:, chosen]
+    start_T = np.searchsorted(run.restarts, run.steps, side="right")
     if not measured_TN.any():
-        return np.zeros(epoch_TN.shape, dtype=np.int64), False
+        return np.repeat(start_T[:, None], len(ranks), axis=1), False
     of_step_T1 = np.max(np.where(measured_TN, epoch_TN, -1.0), axis=1, keepdims=True)
     filled_TN = np.where(measured_TN, epoch_TN, of_step_T1)
     seen_TN = np.where(filled_TN >= 0, np.arange(len(filled_TN))[:, None], 0)
     last_TN = np.maximum.accumulate(seen_TN, axis=0)
     held_TN = np.take_along_axis(filled_TN, last_TN, axis=0).astype(np.int64)
-    restarts_TN = np.cumsum(np.diff(held_TN, axis=0, prepend=held_TN[:1]) < 0, axis=0)
+    falls_TN = np.diff(held_TN, axis=0, prepend=held_TN[:1]) < 0
+    falls_TN[1:] |= (np.diff(start_T) > 0)[:, None]
+    restarts_TN = np.cumsum(falls_TN, axis=0)
     return restarts_TN * (int(held_TN.max()) + 2) + held_TN + 1, True

@@ -24,14 +24,16 @@ from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.layout import unwrap
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.watch import Watch
-from trueline.schema.errors import TruelineError
+from trueline.schema.errors import ResumeError, TruelineError
 
 _log = logging.getLogger("trueline")
 
-RUN, PLAN, OVERWRITE = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE"
+RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
 
 
-def environment(*, out: str, plan: dict[str, Any], overwrite: bool, base: dict[str, str]) -> dict[str, str]:
+def environment(
+    *, out: str, plan: dict[str, Any], overwrite: bool, base: dict[str, str], resume: bool = False
+) -> dict[str, str]:
     """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on
     PYTHONPATH.
     """
@@ -41,6 +43,7 @@ def environment(*, out: str, plan: dict[str, Any], overwrite: bool, base: dict[s
         RUN: os.path.abspath(out),
         PLAN: json.dumps(plan),
         OVERWRITE: "1" if overwrite else "",
+        RESUME: "1" if resume else "",
         "PYTHONPATH": path,
     }
 
@@ -87,11 +90,30 @@ class Attachment:
             return
         seams.module_call.remove(self._at_call)
         try:
-            self.watch = self._start(model, None, **_settings())
+            self.watch = self._begin(model)
             self.watch.use_loader_probe(self._loader)
         except (TruelineError, OSError, RuntimeError) as error:
             self._failed = True
             _log.warning("trueline: not watching: %s", error)
+
+    def _begin(self, model: nn.Module) -> Watch:
+        """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where
+        it cannot hold this start as well (with fewer workers, say), another begins beside it.
+        """
+        optimizers = [one for one in self._training() if _trains(one, {id(param) for param in model.parameters()})]
+        settings = _settings()
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if restarts == "0":
+            return self._start(model, optimizers, **settings)
+        try:
+            return self._start(model, optimizers, **settings | {"resume": True, "overwrite": False})
+        except ResumeError as error:
+            beside = f"{settings['out']}.restart{restarts}"
+            _log.warning("trueline: %s This start is watched in '%s'.", error, beside)
+            return self._start(model, optimizers, **settings | {"out": beside})
+
+    def _training(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
     def _model_behind(self, module: nn.Module) -> nn.Module | None:
         """What to watch when ``module`` is called: itself, or the DDP module whose inside it is; None if it is not
@@ -102,14 +124,8 @@ class Attachment:
             ddp = ref()
             if ddp is not None and ddp is not module and unwrap(ddp) is inside:
                 return ddp if module is inside else module
-        trained = {
-            id(param)
-            for ref in self._optimizers
-            if (optimizer := ref()) is not None
-            for group in optimizer.param_groups
-            for param in group["params"]
-        }
-        return module if any(id(param) in trained for param in inside.parameters()) else None
+        held = {id(param) for param in inside.parameters()}
+        return module if any(_trains(optimizer, held) for optimizer in self._training()) else None
 
     def _at_exit(self) -> None:
         if self.watch is None and not self._failed and any(ref() is not None for ref in self._optimizers):
@@ -118,9 +134,14 @@ class Attachment:
 
 def _settings() -> dict[str, Any]:
     """What ``trueline run`` left in the environment, as arguments of ``trueline.watch``."""
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return {
-        "out": os.environ[RUN] if restarts == "0" else f"{os.environ[RUN]}.restart{restarts}",
+        "out": os.environ[RUN],
         "plan": json.loads(os.environ.get(PLAN) or "{}"),
         "overwrite": bool(os.environ.get(OVERWRITE)),
+        "resume": bool(os.environ.get(RESUME)),
     }
+
+
+def _trains(optimizer: torch.optim.Optimizer, held: set[int]) -> bool:
+    """Whether one of the parameters with these ids is the optimizer's."""
+    return any(id(param) in held for group in optimizer.param_groups for param in group["params"])

@@ -20,6 +20,7 @@ from trueline.schema.errors import PlanError
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
 from trueline.schema.plan_files import plan_path, read_changes, revision_path, write_plan
+from trueline.schema.start import FIRST, Start
 
 _log = logging.getLogger("trueline")
 
@@ -59,11 +60,12 @@ class Live:
         ranks: Sequence[int],
         accepts: Callable[[Plan], None],
         report: Callable[[Finding], None],
+        start: Start = FIRST,
     ) -> None:
         self.plan = plan
         self.triggers = Triggers()
-        self.announced = 0
-        """The latest revision that this rank has made; 0 on all but the first."""
+        self.announced = start.revision
+        """The latest revision that the first rank has made, as far as this rank knows by itself."""
         self._folder = folder
         self._rank = rank
         self._ranks = tuple(ranks)
@@ -72,12 +74,12 @@ class Live:
         self._report = report
         self._newest = plan
         self._agreed: list[tuple[int, int]] = []
-        self._in_force = 0
+        self._in_force = start.revision
         self._looked_at = time.monotonic()
         self._stamp: Stamp | None = None
         self._doubtful: Stamp | None = None
         self.records = self._recorded_by(plan)
-        if self._leads:
+        if self._leads and not start.keeps_plan:
             self._offer()
 
     def look(self, step: int, *, agrees: bool) -> None:

@@ -42,15 +42,13 @@ from trueline.capture.step_record import StepRecord
 from trueline.capture.triggers import nonfinite_in, seen_in_row
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.start import Start
 
 
 class Recorder:
     """Watches one model on one rank. Made by ``capture.watch``; the methods are called by its hooks."""
 
-    def __init__(
-        self, model: nn.Module, *, adapter: Adapter, sink: Sink, plan: Plan, team: Team, manifest: Manifest | None
-    ) -> None:
+    def __init__(self, model: nn.Module, *, adapter: Adapter, sink: Sink, plan: Plan, team: Team, start: Start) -> None:
         self.model = model
         self.plan = plan
         self.team = team
@@ -69,6 +67,7 @@ class Recorder:
             ranks=team.ranks,
             accepts=partial(require_fitting, model),
             report=self._outlet.write,
+            start=start,
         )
         self._make_session = partial(
             make_session,
@@ -79,14 +78,14 @@ class Recorder:
         )
         self.session = self._make_session(plan=self._live.records)
         self._param_names = plan.param_names
-        self._schedule = Schedule(plan)
+        self._schedule = Schedule(plan, first=start.step)
         self._recheck = Recheck()
         self._broken: set[str] = set()
-        self._step = 0
+        self._step = self._outlet.step = start.step
         self._time = OwnTime()
         self._backlog = Backlog()
         self._shape_layout()
-        self._identity = Identity(manifest, adapter=adapter, team=team)
+        self._identity = Identity(start.manifest, adapter=adapter, team=team)
         self._open()
 
     # -- called by the hooks ---------------------------------------------------------------------------------------

@@ -37,13 +37,15 @@ class Schedule:
     With ``Plan.every`` the interval is fixed. Without, it is 1 until ``ALLOWANCE_S`` is spent and then follows the
     measured cost: the smallest interval E with (plain + (sampled - plain) / E) / step time <= budget, all in host
     seconds, the worst rank deciding. A new interval takes effect two samples after the step that it was computed
-    from, when every rank has that step's sum.
+    from, when every rank has that step's sum. ``first`` is the job's first step: not 0 where it was started again.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, first: int = 0) -> None:
         self._plan = plan
+        self.first = max(plan.steps[0], first)
+        """The first step that is watched."""
         self.interval = plan.every or 1
-        self._next = plan.steps[0]
+        self._next = self.first
         self._window = -1
         self._changes: list[tuple[int, int]] = []
         self._plain: list[float] = []
@@ -51,11 +53,6 @@ class Schedule:
         self._times: list[float] = []
         self._total_s = 0.0
         self._since = 0
-
-    @property
-    def first(self) -> int:
-        """The first step that is watched."""
-        return self._plan.steps[0]
 
     def follow(self, plan: Plan, *, step: int) -> None:
         """Take up another Plan before ``step``, on all ranks alike. Which steps are watched stays: a gap in the samples
@@ -88,7 +85,8 @@ class Schedule:
 
     def digests_params(self, step: int) -> bool:
         """Whether parameters and buffers are digested before the update of this step: the first, then every so many."""
-        return self.within(step) and (step - self._plan.steps[0]) % self._plan.params_every == 0
+        due = step == self.first or (step - self._plan.steps[0]) % self._plan.params_every == 0
+        return self.within(step) and due
 
     def keeps_sketches(self, step: int) -> bool:
         """Whether a sampled step's sketch is kept (N x N cosines): the first sample in each window of

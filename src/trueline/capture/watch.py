@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import datetime
 import sys
 import weakref
@@ -24,19 +25,23 @@ from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap, watched_parameters
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
+from trueline.capture.probes.optimizer import updates_made
 from trueline.capture.record.start import require_fitting
 from trueline.capture.recorder import Recorder
 from trueline.capture.world import world_size
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.run_manifest import Attempt, Manifest
+from trueline.schema.start import Job, Start
 
 
 class SinkMaker(Protocol):
-    """Makes this rank's Sink in the Run that the team led by rank ``lead`` shares; ``lead`` itself creates it."""
+    """Makes this rank's Sink in the Run that the team led by rank ``lead`` shares. ``lead`` goes first, creates it and
+    decides how ``job`` begins, which its Sink tells as ``start``; the others are given that.
+    """
 
-    def __call__(self, *, rank: int, lead: int) -> Sink:
+    def __call__(self, *, rank: int, lead: int, job: Job, start: Start | None) -> Sink:
         """The Sink of ``rank``."""
         ...
 
@@ -57,6 +62,7 @@ class Watch:
         plan: Plan,
         process_group: dist.ProcessGroup | None = None,
         version: str = "",
+        step: int | None = None,
     ) -> None:
         self.run_path = run_path
         self._optimizers = _as_refs(optimizer)
@@ -64,9 +70,12 @@ class Watch:
         require_fitting(model, plan)
         adapter = choose_adapter(model, process_group)
         team = make_team(adapter.process_group or process_group)
-        sink = _open_together(team, make_sink)
-        manifest = _manifest(adapter, team, plan=plan, version=version) if team.index == 0 else None
-        self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, manifest=manifest)
+        job = _job(model, adapter, plan, step=step, updates=updates_made(ref() for ref in self._optimizers))
+        sink, start = _open_together(team, make_sink, job)
+        if team.index == 0:
+            manifest = _manifest(adapter, team, job=job, start=start, version=version)
+            start = dataclasses.replace(start, manifest=manifest)
+        self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, start=start)
         self._marker: weakref.ref[torch.optim.Optimizer] | None = None
         self._updates = 0
         self._has_closure = False
@@ -187,7 +196,8 @@ class Watch:
         if self._marker is None:
             watched = self._recorder.layout.index_of
             trains = any(id(param) in watched for group in optimizer.param_groups for param in group["params"])
-            given = not self._optimizers or any(ref() is optimizer for ref in self._optimizers)
+            wanted = [one for ref in self._optimizers if (one := ref()) is not None]
+            given = not wanted or any(one is optimizer for one in wanted)
             if not (trains and given):
                 return False
             self._marker = weakref.ref(optimizer)
@@ -236,34 +246,65 @@ def _compiled_in_place(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _open_together(team: Team, make_sink: SinkMaker) -> Sink:
-    """Every rank's Sink, the first rank's first; where that fails all ranks raise, so that none waits for the
-    others.
+def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, updates: int | None) -> Job:
+    return Job(
+        world_size=world_size(),
+        adapter=adapter.name,
+        params=tuple(name for name, _ in watched_parameters(model, patterns=plan.param_names)),
+        plan=plan.model_dump(mode="json"),
+        step=step,
+        updates=updates,
+    )
+
+
+def _open_together(team: Team, make_sink: SinkMaker, job: Job) -> tuple[Sink, Start]:
+    """Every rank's Sink, the first rank's first, and how the job begins; where that fails all ranks raise, so that
+    none waits for the others.
     """
-    failure: str | None = None
+    failure: TruelineError | None = None
     sink: Sink | None = None
+    start = Start(step=job.step or 0)
     if team.index == 0:
         try:
-            sink = make_sink(rank=team.rank, lead=team.ranks[0])
-        except (TruelineError, OSError) as error:
-            failure = str(error)
+            sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=None)
+            start = getattr(sink, "start", start)
+        except TruelineError as error:
+            failure = error
+        except OSError as error:
+            failure = InputError(str(error))
     if team.group is not None:
-        told: list[Any] = [failure]
+        told: list[Any] = [failure, dataclasses.replace(start, manifest=None)]
         dist.broadcast_object_list(told, src=team.ranks[0], group=team.group)
-        failure = told[0]
+        failure, start = told[0], start if team.index == 0 else told[1]
     if failure is not None:
-        raise InputError(failure)
-    return sink if sink is not None else make_sink(rank=team.rank, lead=team.ranks[0])
+        raise failure
+    if sink is None:
+        sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=start)
+    return sink, start
 
 
-def _manifest(adapter: Adapter, team: Team, *, plan: Plan, version: str) -> Manifest:
-    return Manifest(
+def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: str) -> Manifest:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = Manifest(
         trueline_version=version,
-        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        world_size=world_size(),
+        started_at=now,
+        world_size=job.world_size,
         data_parallel_ranks=list(team.ranks) if adapter.alike else [team.ranks[0]],
         adapter=adapter.name,
         command=list(sys.argv),
-        plan=plan.model_dump(mode="json"),
+        plan=job.plan,
+        attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan)],
         notes=list(adapter.notes),
+    )
+    earlier = start.manifest
+    if earlier is None:
+        return manifest
+    return manifest.model_copy(
+        update={
+            "started_at": earlier.started_at or now,
+            "plan": earlier.plan or job.plan,
+            "plans": earlier.plans,
+            "attempts": earlier.attempts,
+            "notes": list(dict.fromkeys([*earlier.notes, *adapter.notes])),
+        }
     )

@@ -24,6 +24,9 @@ def command(
         typer.Option(help="When the command has ended, check the Run and compare it with this one.", metavar="RUN"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the Run at --out, where an earlier start of the job left one.")
+    ] = False,
 ) -> None:
     """Run a training command under watch, with no change to the script.
 
@@ -33,7 +36,7 @@ def command(
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
     from trueline.capture.launch import environment
-    from trueline.schema.errors import InputError, RunExistsError
+    from trueline.schema.errors import InputError
     from trueline.schema.plan import Plan
 
     if not words:
@@ -45,9 +48,9 @@ def command(
     chosen = Plan.load(plan)
     if ref is not None:
         _require_reference(ref, out)
-    if Path(out).exists() and not overwrite and (not Path(out).is_dir() or any(Path(out).iterdir())):
-        raise RunExistsError(f"'{out}' exists already. Pass another --out, or --overwrite to replace the Run there.")
-    ours = environment(out=out, plan=chosen.model_dump(mode="json"), overwrite=overwrite, base=dict(os.environ))
+    _require_place(out, overwrite=overwrite, resume=resume)
+    asked = chosen.model_dump(mode="json")
+    ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, base=dict(os.environ))
     try:
         if ref is not None:
             _run_and_judge(program, words, ours, out=out, ref=ref)
@@ -96,6 +99,26 @@ def _require_reference(ref: str, out: str) -> None:
     Run(ref)
     if Path(ref).resolve() == Path(out).resolve():
         raise InputError(f"--ref and --out are both '{out}'. Pass another --out: a Run is not compared with itself.")
+
+
+def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
+    """Raise InputError where the Run cannot go to ``out``: there is something already, or it is no local path."""
+    from trueline.schema.errors import InputError, RunExistsError
+    from trueline.store.local import local_path
+
+    place = Path(local_path(out))
+    if overwrite and resume:
+        raise InputError("--overwrite and --resume contradict each other. Pass one of them.")
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())) or overwrite:
+        return
+    if not resume:
+        raise RunExistsError(
+            f"'{out}' exists already. Pass another --out, --resume to go on with the Run there, or --overwrite to "
+            "replace it."
+        )
+    from trueline.store.reader import Run
+
+    Run(out)
 
 
 def _require_script(words: list[str]) -> None:

@@ -23,6 +23,10 @@ class RunExistsError(InputError):
     """An output path already holds something and overwriting was not asked for."""
 
 
+class ResumeError(InputError):
+    """A Run cannot be gone on with by this job: it belongs to another one, or cannot be read."""
+
+
 class SiteError(InputError):
     """A text is not a Site."""
 

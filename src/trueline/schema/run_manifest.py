@@ -20,6 +20,19 @@ class PlanRevision(BaseModel):
     plan: dict[str, Any]
 
 
+class Attempt(BaseModel):
+    """A start of the job. Steps from ``step`` on are its own, as soon as it has finished one: what an earlier start
+    recorded of them is left out. ``plan`` is what it was given.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    step: int = 0
+    started_at: str = Field(default="", description="ISO 8601, UTC")
+    updates: int | None = Field(default=None, description="updates that the optimizer's state had counted before")
+    plan: dict[str, Any] = Field(default_factory=dict)
+
+
 class Manifest(BaseModel):
     """`manifest.json`. `data_parallel_ranks` are the global ranks whose gradients are averaged together;
     where ranks hold one model together, the first of them stands for all.
@@ -46,7 +59,7 @@ class Manifest(BaseModel):
         description="how the fingerprints of records were made (trueline, msprobe-crc32, msprobe-xor): those of two "
         "Runs say something about each other only where it is the same",
     )
-    resumed_from: list[int] = Field(default_factory=list[int], description="world sizes of earlier starts of this Run")
+    attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
 
     def plan_at(self, step: int) -> dict[str, Any]:
         """The Plan that was in force at ``step``, by which it was recorded if it was."""

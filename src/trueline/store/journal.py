@@ -14,7 +14,7 @@ import os
 import reprlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from trueline.schema.errors import InputError
 from trueline.store.durable import append, open_replacement
+from trueline.store.layout import PARTS_PER_ATTEMPT, PartName
 
 _FILE_MAGIC = b"TLJ1"
 _FILE_HEADER = struct.Struct("<4sIII")
@@ -131,6 +132,12 @@ class JournalContent:
     sequence: int | None = None
     batches: list[pa.RecordBatch] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def attempt(self, parts: Iterable[PartName]) -> int:
+        """The start of the job that wrote it; where the header is unreadable, that of the last of the rank's parts."""
+        if self.sequence is not None:
+            return self.sequence // PARTS_PER_ATTEMPT
+        return max((part.attempt for part in parts), default=0)
 
 
 def read_journal(data: bytes, schema: pa.Schema) -> JournalContent:

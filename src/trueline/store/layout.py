@@ -13,6 +13,8 @@ RECORDS_DIR = "records"
 TENSORS_DIR = "tensors"
 STACKS_DIR = "stacks"
 TEMPORARY_SUFFIX = ".tmp"
+PARTS_PER_ATTEMPT = 1_000_000
+"""The parts of a start of the job are numbered from its own number times this: at one every 30 s, room for a year."""
 
 _PART = re.compile(r"part-r(\d{5,})-(\d{6,})-([0-9a-f]{8})\.parquet")
 _ENV = re.compile(r"rank-(\d{5,})\.json")
@@ -29,7 +31,8 @@ _TOP_LEVEL = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """What the name of a sealed part says: whose rows, the how-manieth part of that rank, and the CRC32 of the file.
+    """What the name of a sealed part says: whose rows, the how-manieth part of that rank (and start of the job, see
+    ``PARTS_PER_ATTEMPT``), and the CRC32 of the file.
 
     Parquet's own checksums cover its pages but not its footer; the one in the name covers every byte.
     """
@@ -37,6 +40,11 @@ class PartName:
     rank: int
     sequence: int
     crc: int
+
+    @property
+    def attempt(self) -> int:
+        """The start of the job, from 0, that wrote it."""
+        return self.sequence // PARTS_PER_ATTEMPT
 
     def __str__(self) -> str:
         return f"part-r{self.rank:05d}-{self.sequence:06d}-{self.crc:08x}.parquet"

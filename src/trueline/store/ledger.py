@@ -36,7 +36,7 @@ class SealAfter:
 class Ledger:
     """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
 
-    ``before_seal`` makes durable what the rows refer to.
+    ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Ledger:
         codec: FrameCodec,
         encode: Callable[[list[pa.RecordBatch]], bytes],
         seal_after: SealAfter,
+        sequence: int = 0,
         before_seal: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal_path = journal_path
@@ -57,7 +58,7 @@ class Ledger:
         self._encode = encode
         self._seal_after = seal_after
         self._before_seal = before_seal
-        self._sequence = 0
+        self._sequence = sequence
         self._journal: JournalWriter | None = None
         self._forget_rows()
         self._restart_journal()

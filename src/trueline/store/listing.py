@@ -65,10 +65,14 @@ def name_missing_parts(
 ) -> None:
     """Say which parts of a rank there must have been that are not there."""
     present = {part.sequence for part in parts}
-    after_last = max(present, default=-1) + 1
-    if journal is not None and journal.sequence is not None:
-        after_last = max(after_last, journal.sequence)
-    missing = sorted(set(range(after_last)) - present)
+    known = sorted(present if journal is None or journal.sequence is None else present | {journal.sequence})
+    last = {number // layout.PARTS_PER_ATTEMPT: number for number in known}
+    missing = [
+        number
+        for attempt, end in last.items()
+        for number in range(attempt * layout.PARTS_PER_ATTEMPT, end)
+        if number not in present
+    ]
     if missing:
         numbers = ", ".join(map(str, missing))
         problems.append(f"{folder}: part {numbers} of rank {rank} is missing, and the rows in it with it")

@@ -23,6 +23,7 @@ from trueline.store.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.migrate import to_current
 from trueline.store.part_files import PartFiles
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
+from trueline.store.timeline import Timeline
 
 MAX_VALUES = 2**31 - 1
 """Values that all lists of a column can have together: Arrow's list offsets are int32."""
@@ -30,10 +31,13 @@ MAX_VALUES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows of a part, of which only the scalars are held, or (``part`` None) all there is of a journal."""
+    """Rows of a part, of which only the scalars are held, or (``part`` None) all there is of a journal; of a part
+    ``own_T`` [T] bool says which of its rows these are, None: all.
+    """
 
     rows: pa.Table
     part: PartName | None = None
+    own_T: pa.Array | None = None
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class Pieces:
     """
 
     _files: PartFiles
+    timeline: Timeline = field(default_factory=Timeline)
     problems: list[str] = field(default_factory=list)
     unclosed: list[int] = field(default_factory=list)
     _pieces: list[_Piece] = field(default_factory=list)
@@ -69,7 +74,8 @@ class Pieces:
             return piece.rows.select(list(names))
         if wanted is not None and not np.isin(piece.rows["step"].to_numpy(), wanted).any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
-        return self._files.again(piece.part, names)
+        rows = self._files.again(piece.part, names)
+        return rows if piece.own_T is None else rows.filter(piece.own_T)
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
         """Take the parts of one rank, in order; the sequence numbers of those that could be read."""
@@ -77,18 +83,26 @@ class Pieces:
         for part in sorted(parts):
             rows = self._files.first(part, SCALAR_NAMES, self.problems)
             if rows is not None:
-                self._pieces.append(_Piece(rows, part))
+                self._take(rows, part.attempt, part)
                 read.add(part.sequence)
         return read
 
-    def add_journal(self, journal: JournalContent) -> None:
+    def add_journal(self, journal: JournalContent, attempt: int) -> None:
         """Take what is in the journal of one rank, which is younger than all of its parts."""
         if journal.batches:
-            self._pieces.append(_Piece(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names)))
+            self._take(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names), attempt)
+
+    def _take(self, rows: pa.Table, attempt: int, part: PartName | None = None) -> None:
+        own_T = self.timeline.own(attempt, rows["step"].to_numpy())
+        if own_T.all():
+            self._pieces.append(_Piece(rows, part))
+        elif own_T.any():
+            mask = pa.array(own_T)
+            self._pieces.append(_Piece(rows.filter(mask), part, mask))
 
 
-def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
-    """Every readable row piece of the Run at ``root``.
+def read_pieces(fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = ()) -> Pieces:
+    """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start.
 
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
@@ -97,12 +111,16 @@ def read_pieces(fs: AbstractFileSystem, root: str) -> Pieces:
     journals = read_journals(fs, root, pieces.problems, rank_of=layout.journal_rank, schema=WORKER_SCHEMA)
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, layout.WORKERS_DIR, pieces.problems)
+    attempts = {rank: journal.attempt(parts.get(rank, [])) for rank, journal in journals.items()}
+    begun = {attempts[rank] for rank, journal in journals.items() if journal.batches}
+    begun |= {part.attempt for known in parts.values() for part in known}
+    pieces.timeline = Timeline(first_steps, begun)
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
         sealed = pieces.add_parts(parts.get(rank, []))
         name_missing_parts(layout.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
         if journal is not None and journal.sequence not in sealed:
-            pieces.add_journal(journal)
+            pieces.add_journal(journal, attempts[rank])
     return pieces
 
 

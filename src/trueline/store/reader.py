@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from pydantic import ValidationError
 
@@ -28,7 +27,7 @@ from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store import layout
 from trueline.store.listing import names_in
-from trueline.store.migrate import read_manifest
+from trueline.store.manifest import open_manifest
 from trueline.store.pieces import read_pieces
 from trueline.store.record_reader import RecordReader, site_of
 from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
@@ -63,8 +62,9 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._fs, self._root = url_to_fs(self.path)
-        self.manifest = _open_manifest(self._fs, self._root, self.path)
-        self._pieces = read_pieces(self._fs, self._root)
+        self.manifest = open_manifest(self._fs, self._root, self.path)
+        first_steps = [attempt.step for attempt in self.manifest.attempts]
+        self._pieces = read_pieces(self._fs, self._root, first_steps)
         self.problems = self._pieces.problems
         self.unclosed = self._pieces.unclosed
         self._rows = MergeOrder(*(column.to_numpy() for column in self._pieces.columns(["step", "rank"]).columns))
@@ -74,6 +74,11 @@ class Run:
         self.ranks = sorted({int(rank) for rank in np.unique(self._rows.ranks)} | set(self.env))
         self.steps = np.unique(self._rows.steps)
         self._name_missing_ranks()
+
+    @property
+    def restarts(self) -> list[int]:
+        """The steps, ascending, at which the job was started again and went on from."""
+        return self._pieces.timeline.restarts
 
     @property
     def world_size(self) -> int:
@@ -267,7 +272,7 @@ class Run:
 
     @cached_property
     def _recorded(self) -> RecordReader:
-        return RecordReader(self._fs, self._root, self.problems)
+        return RecordReader(self._fs, self._root, self.problems, self._pieces.timeline)
 
     @cached_property
     def stored(self) -> TensorReader:
@@ -372,29 +377,3 @@ def _flat(lists: pa.Array) -> np.ndarray:
     if pa.types.is_uint64(values.type):
         return values.fill_null(0).to_numpy()
     return values.to_numpy(zero_copy_only=False)
-
-
-def _open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
-    if not fs.exists(root):
-        raise RunError(f"There is no Run at '{path}': nothing is there. Check the path.")
-    if not fs.isdir(root):
-        raise RunError(f"'{path}' is a file, and a Run is a directory. Pass the directory that holds manifest.json.")
-    names = names_in(fs, root)
-    if layout.MANIFEST not in names:
-        raise RunError(_not_a_run(fs, root, path, names))
-    try:
-        text = fs.cat_file(posixpath.join(root, layout.MANIFEST)).decode("utf-8", errors="replace")
-    except OSError as error:
-        raise RunError(f"The manifest.json of '{path}' cannot be read ({error}). Check its permissions.") from None
-    return read_manifest(text, path)
-
-
-def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:
-    if not names:
-        return f"'{path}' is an empty directory, not a Run. Check the path, or record into it first."
-    runs = [name for name in names if fs.exists(posixpath.join(root, name, layout.MANIFEST))]
-    if runs:
-        return f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them."
-    return (
-        f"'{path}' is not a Run: it has no manifest.json. Pass a directory that trueline.watch or `trueline run` wrote."
-    )

@@ -25,6 +25,7 @@ from trueline.store.migrate import to_current
 from trueline.store.part_files import PartFiles
 from trueline.store.records import MEASURED_NAMES, latest
 from trueline.store.rows import RECORD_SCHEMA, contiguous
+from trueline.store.timeline import Timeline
 
 SHARED_NAMES: tuple[str, ...] = ("numel", *MEASURED_NAMES, "tensor")
 """Columns that a row with ``same_as`` takes from the row that it refers to."""
@@ -44,9 +45,14 @@ class _Piece:
 
 
 class RecordReader:
-    """Recorded steps of the Run at ``root``. Damage is skipped and named in ``problems`` when it is met."""
+    """Recorded steps of the Run at ``root``; of several starts of its job ``timeline`` says which count. Damage is
+    skipped and named in ``problems`` when it is met.
+    """
 
-    def __init__(self, fs: AbstractFileSystem, root: str, problems: list[str]) -> None:
+    def __init__(
+        self, fs: AbstractFileSystem, root: str, problems: list[str], timeline: Timeline | None = None
+    ) -> None:
+        timeline = timeline or Timeline()
         self._files = PartFiles(fs, root, lambda part: _folder(part.rank), RECORD_SCHEMA)
         # Journals go first: a step that is sealed meanwhile is then seen twice, not missed.
         journals = read_journals(fs, root, problems, rank_of=layout.records_journal_rank, schema=RECORD_SCHEMA)
@@ -56,11 +62,16 @@ class RecordReader:
             folder = _folder(rank)
             parts = sorted(list_parts(fs, root, folder, problems).get(rank, []))
             found = {part: self._files.first(part, ["step"], problems) for part in parts}
-            pieces = [_Piece(rank, _steps(rows), part) for part, rows in found.items() if rows is not None]
+            pieces = [
+                _Piece(rank, _own(_steps(rows), part.attempt, timeline), part)
+                for part, rows in found.items()
+                if rows is not None
+            ]
             journal = journals.get(rank)
             name_missing_parts(folder, rank, parts, journal, problems)
             if journal is not None and journal.batches:
-                pieces.append(_journal_piece(rank, journal.batches))
+                rows = _journal_rows(journal.batches)
+                pieces.append(_Piece(rank, _own(_steps(rows), journal.attempt(parts), timeline), rows=rows))
             self._pieces += _without_overwritten(pieces)
 
     @property
@@ -153,10 +164,13 @@ def _literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def _journal_piece(rank: int, batches: list[pa.RecordBatch]) -> _Piece:
+def _journal_rows(batches: list[pa.RecordBatch]) -> pa.Table:
     tables = [pa.Table.from_batches([batch]) for batch in latest(batches)]
-    rows = pa.concat_tables([to_current(table, RECORD_SCHEMA, RECORD_SCHEMA.names) for table in tables])
-    return _Piece(rank, _steps(rows), rows=rows)
+    return pa.concat_tables([to_current(table, RECORD_SCHEMA, RECORD_SCHEMA.names) for table in tables])
+
+
+def _own(steps_S: np.ndarray, attempt: int, timeline: Timeline) -> np.ndarray:
+    return steps_S[timeline.own(attempt, steps_S)]
 
 
 def _steps(rows: pa.Table) -> np.ndarray:

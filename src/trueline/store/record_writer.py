@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 
@@ -12,6 +13,7 @@ from trueline.store import layout
 from trueline.store.background import MAX_BYTES, Background
 from trueline.store.durable import sync
 from trueline.store.ledger import Ledger, SealAfter
+from trueline.store.leftovers import first_sequence
 from trueline.store.records import StepEncoder, check_records, encode_records, size_in_memory
 from trueline.store.stacks import StackFile
 from trueline.store.tensors import RESERVE_BYTES, TensorFile, check_tensor
@@ -28,16 +30,20 @@ class RecordWriter:
 
     ``write`` hands over and returns; a step is in the journal, and so survives a SIGKILL, once the thread has had its
     turn. What the thread meets comes out of the next ``write``. Values that cannot be stored cost only values: no more
-    are stored after that, and a Finding in ``notices`` says so.
+    are stored after that, and a Finding in ``notices`` says so. ``attempt`` is the start of the job that records.
     """
 
-    def __init__(self, path: str, *, rank: int, seal_after: SealAfter, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, path: str, *, rank: int, seal_after: SealAfter, attempt: int = 0, max_bytes: int = MAX_BYTES
+    ) -> None:
         self.notices: list[Finding] = []
         self._path = path
         self._rank = rank
+        self._attempt = attempt
         self._seal_after = seal_after
         self._encoder = StepEncoder(rank)
-        self._stacks = StackFile(os.path.join(path, layout.STACKS_DIR, layout.stacks_name(rank)))
+        stacks_path = os.path.join(path, layout.STACKS_DIR, layout.stacks_name(rank))
+        self._stacks = StackFile(stacks_path, goes_on=attempt > 0)
         self._tensors: dict[int, TensorFile] = {}
         self._unsynced: dict[int, str] = {}
         self._reserve_bytes = RESERVE_BYTES
@@ -95,7 +101,7 @@ class RecordWriter:
         if records.step in self._tensors:
             self._finish_tensors(records.step)
         self._stacks.save()
-        batch, frame = self._encoder.encode(records)
+        batch, frame = self._encoder.encode(_renumbered(records, self._stacks.base))
         if self._ledger is None:
             self._ledger = self._open_ledger()
         if batch.num_rows:
@@ -103,13 +109,15 @@ class RecordWriter:
 
     def _open_ledger(self) -> Ledger:
         journal = os.path.join(self._path, layout.JOURNAL_DIR, layout.records_journal_name(self._rank))
+        parts_path = os.path.join(self._path, layout.RECORDS_DIR, layout.rank_folder(self._rank))
         return Ledger(
             journal_path=journal,
-            parts_path=os.path.join(self._path, layout.RECORDS_DIR, layout.rank_folder(self._rank)),
+            parts_path=parts_path,
             rank=self._rank,
             codec=self._encoder.codec,
             encode=encode_records,
             seal_after=self._seal_after,
+            sequence=first_sequence(parts_path, self._rank, self._attempt),
             before_seal=self._sync_tensors,
         )
 
@@ -170,3 +178,11 @@ class RecordWriter:
     def _tensors_path(self, step: int, *, partial: bool = False) -> str:
         name = layout.tensors_name(step, partial=partial)
         return os.path.join(self._path, layout.TENSORS_DIR, layout.rank_folder(self._rank), name)
+
+
+def _renumbered(records: StepRecords, base: int) -> StepRecords:
+    """The same rows, which refer to call stacks by numbers that are ``base`` higher."""
+    if not base or "stack" not in records.columns:
+        return records
+    stacks = [None if number is None else base + number for number in records.columns["stack"]]
+    return dataclasses.replace(records, columns={**records.columns, "stack": stacks})

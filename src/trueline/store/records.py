@@ -111,7 +111,8 @@ class StepEncoder:
 
 
 def encode_records(batches: list[pa.RecordBatch]) -> bytes:
-    """The Parquet part of steps as ``StepEncoder`` encodes them, of which each may lack other columns.
+    """The Parquet part of steps as ``StepEncoder`` encodes them, or as a journal holds them, of which each may lack
+    other columns.
 
     Rows are sorted by (name, row, step): the rows of one site follow each other, so that all that says where and what
     it is, is stored about once for all steps.
@@ -122,7 +123,7 @@ def encode_records(batches: list[pa.RecordBatch]) -> bytes:
     names_T = contiguous(table["name"]) if "name" in table.column_names else None
     keys = [table["step"].to_numpy(), table["row"].to_numpy()]
     if names_T is not None:
-        keys.append(_ranks(names_T))
+        keys.append(_ranks(names_T if pa.types.is_dictionary(names_T.type) else names_T.dictionary_encode()))
     order = np.lexsort(keys)
     return encode_part(table.take(pa.array(order)), dictionary=_DICTIONARY_LEAVES)
 

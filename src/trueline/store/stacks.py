@@ -23,17 +23,22 @@ class DamagedStacks(Exception):
 
 
 class StackFile:
-    """The stacks of one rank; ``save`` makes those durable that came since. Every failure is an ``OSError``."""
+    """The stacks of one rank; ``save`` makes those durable that came since. Every failure is an ``OSError``.
 
-    def __init__(self, path: str) -> None:
+    Where it ``goes_on`` with what an earlier start of the job left, ids here are those given plus ``base``.
+    """
+
+    def __init__(self, path: str, *, goes_on: bool = False) -> None:
         self._path = path
-        self._frames: dict[int, tuple[str, ...]] = {}
+        self._frames: dict[int, tuple[str, ...]] = _stacks_in(path) if goes_on else {}
         self._unsaved = False
+        self.base: int = max(self._frames, default=-1) + 1
 
     def add(self, record: StackRecord) -> None:
         """Take a stack."""
-        if self._frames.get(record.id) != record.frames:
-            self._frames[record.id] = record.frames
+        number = self.base + record.id
+        if self._frames.get(number) != record.frames:
+            self._frames[number] = record.frames
             self._unsaved = True
 
     def save(self) -> None:
@@ -41,6 +46,15 @@ class StackFile:
         if self._unsaved:
             replace_file(self._path, encode_stacks(self._frames))
             self._unsaved = False
+
+
+def _stacks_in(path: str) -> dict[int, tuple[str, ...]]:
+    """What a file holds; nothing where it is not there, or damaged: the rows that refer to it are older ones."""
+    try:
+        with open(path, "rb") as file:
+            return decode_stacks(file.read())
+    except (FileNotFoundError, DamagedStacks):
+        return {}
 
 
 def encode_stacks(frames: Mapping[int, tuple[str, ...]]) -> bytes:

@@ -15,23 +15,26 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
+import pyarrow as pa
 
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.start import FIRST, Start
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES
 from trueline.store.durable import append, replace_file
 from trueline.store.journal import FrameCodec
 from trueline.store.ledger import SEAL_S, SEAL_STEPS, Ledger, SealAfter
+from trueline.store.leftovers import end_last_line, first_sequence, seal_leftover
+from trueline.store.local import local_path
 from trueline.store.migrate import read_manifest
 from trueline.store.parts import encode_part
 from trueline.store.record_writer import SEAL_BYTES, RecordWriter
-from trueline.store.rows import WORKER_SCHEMA, merge_batches
+from trueline.store.records import encode_records
+from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
 
 
 class RunWriter:
@@ -39,7 +42,8 @@ class RunWriter:
 
     Rank 0 (or the one that ``creates``) makes the directory, before any other rank constructs its writer, and writes a
     provisional manifest at once. Raises ``RunExistsError`` where there is something already; ``overwrite`` removes an
-    earlier Run, but never files that are not a Run's. Everything raises ``OSError`` where the disk is full, read-only,
+    earlier Run, but never files that are not a Run's; with a ``start`` that is not the first, the writer goes on with
+    what is there (see ``store/attempts.py``). Everything raises ``OSError`` where the disk is full, read-only,
     or gone; what was written stays readable then, and the writer may go on once there is room. One thread at a time may
     use it. At most ``queue_bytes`` of recorded steps and tensors wait in memory for being written.
     """
@@ -51,11 +55,13 @@ class RunWriter:
         rank: int,
         overwrite: bool = False,
         creates: bool | None = None,
+        start: Start = FIRST,
         seal_steps: int = SEAL_STEPS,
         seal_s: float = SEAL_S,
         queue_bytes: int = MAX_BYTES,
     ) -> None:
-        self.path: str = _local_path(path)
+        self.path: str = local_path(path)
+        self.start = start
         self._rank = rank
         self._seal_after = SealAfter(seal_steps, seal_s)
         self._queue_bytes = queue_bytes
@@ -66,22 +72,38 @@ class RunWriter:
         self._close_asked = False
         self._closed = False
         creates = rank == 0 if creates is None else creates
-        if creates:
+        if start.attempt:
+            self._take_over()
+        elif creates:
             _claim(self.path, overwrite=overwrite)
         else:
             _claim_share(self.path, rank, overwrite=overwrite)
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
         if creates:
-            self._write_manifest(Manifest())
+            self._write_manifest(start.manifest or Manifest())
+        parts_path = os.path.join(self.path, layout.WORKERS_DIR)
         self._rows = Ledger(
             journal_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(rank)),
-            parts_path=os.path.join(self.path, layout.WORKERS_DIR),
+            parts_path=parts_path,
             rank=rank,
             codec=self._codec,
-            encode=lambda batches: encode_part(merge_batches(batches)),
+            encode=_encode_rows,
             seal_after=self._seal_after,
+            sequence=first_sequence(parts_path, rank, start.attempt),
         )
+
+    def _take_over(self) -> None:
+        """Seal what an earlier start of the job left of this rank."""
+        journals = os.path.join(self.path, layout.JOURNAL_DIR)
+        records = os.path.join(layout.RECORDS_DIR, layout.rank_folder(self._rank))
+        for name, folder, schema, encode in (
+            (layout.journal_name(self._rank), layout.WORKERS_DIR, WORKER_SCHEMA, _encode_rows),
+            (layout.records_journal_name(self._rank), records, RECORD_SCHEMA, encode_records),
+        ):
+            parts_path = os.path.join(self.path, folder)
+            seal_leftover(os.path.join(journals, name), parts_path, rank=self._rank, schema=schema, encode=encode)
+        end_last_line(os.path.join(self.path, layout.findings_name(self._rank)))
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
         """Write, or replace, this rank's environment and on rank 0 the manifest."""
@@ -150,7 +172,13 @@ class RunWriter:
     def _write_recorded(self, record: StepRecords | TensorRecord | StackRecord) -> None:
         if self._records is None:
             seal_after = dataclasses.replace(self._seal_after, size_bytes=SEAL_BYTES)
-            self._records = RecordWriter(self.path, rank=self._rank, seal_after=seal_after, max_bytes=self._queue_bytes)
+            self._records = RecordWriter(
+                self.path,
+                rank=self._rank,
+                seal_after=seal_after,
+                attempt=self.start.attempt,
+                max_bytes=self._queue_bytes,
+            )
         self._records.write(record)
 
     def _take_notices(self) -> None:
@@ -170,11 +198,8 @@ class RunWriter:
             os.close(fd)
 
 
-def _local_path(path: str | os.PathLike[str]) -> str:
-    filesystem, local = url_to_fs(os.fspath(path))
-    if not isinstance(filesystem, LocalFileSystem):
-        raise InputError(f"A Run cannot be written to '{path}': only local paths can be appended to. Pass a local one.")
-    return local
+def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:
+    return encode_part(merge_batches(batches))
 
 
 def _claim(path: str, *, overwrite: bool) -> None:

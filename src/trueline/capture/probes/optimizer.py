@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +21,29 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
         facts.append((len(group["params"]), sorted(plain.items(), key=lambda item: item[0])))
     return {"lr": rates, "optimizer_digest": xxhash.xxh3_64_intdigest(repr(facts).encode())}
+
+
+_COUNTING = (
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adadelta, torch.optim.ASGD, torch.optim.SparseAdam),
+)
+"""Optimizers of torch whose state counts the updates of each parameter from the first on; that of SGD does not."""
+
+
+def updates_made(optimizers: Iterable[torch.optim.Optimizer | None]) -> int | None:
+    """How many updates the state of the optimizers counts, with that of a checkpoint if it was loaded; None where none
+    of them counts. Reads a number from the device.
+    """
+    counts: list[int] = []
+    for optimizer in optimizers:
+        if optimizer is None:
+            continue
+        steps = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
+        if steps:
+            counts.append(max(int(step) for step in steps))
+        elif not optimizer.state and isinstance(optimizer, _COUNTING):
+            counts.append(0)
+    return max(counts, default=None)
 
 
 def describe(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

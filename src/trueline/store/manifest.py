@@ -1,0 +1,42 @@
+"""The manifest of a Run, or why there is none."""
+
+from __future__ import annotations
+
+import posixpath
+
+from fsspec import AbstractFileSystem
+
+from trueline.schema.errors import RunError
+from trueline.schema.run_manifest import Manifest
+from trueline.store import layout
+from trueline.store.listing import names_in
+from trueline.store.migrate import read_manifest
+
+
+def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
+    """The manifest of the Run at ``root``, which the user calls ``path``. Raises ``RunError`` where there is none, or
+    one that this version cannot read.
+    """
+    if not fs.exists(root):
+        raise RunError(f"There is no Run at '{path}': nothing is there. Check the path.")
+    if not fs.isdir(root):
+        raise RunError(f"'{path}' is a file, and a Run is a directory. Pass the directory that holds manifest.json.")
+    names = names_in(fs, root)
+    if layout.MANIFEST not in names:
+        raise RunError(_not_a_run(fs, root, path, names))
+    try:
+        text = fs.cat_file(posixpath.join(root, layout.MANIFEST)).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"The manifest.json of '{path}' cannot be read ({error}). Check its permissions.") from None
+    return read_manifest(text, path)
+
+
+def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:
+    if not names:
+        return f"'{path}' is an empty directory, not a Run. Check the path, or record into it first."
+    runs = [name for name in names if fs.exists(posixpath.join(root, name, layout.MANIFEST))]
+    if runs:
+        return f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them."
+    return (
+        f"'{path}' is not a Run: it has no manifest.json. Pass a directory that trueline.watch or `trueline run` wrote."
+    )

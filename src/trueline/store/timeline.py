@@ -1,0 +1,40 @@
+"""Which steps of a Run are whose where its job was started several times (an *attempt* each, counted from 0).
+
+A start goes on from a checkpoint, so it may repeat steps that the start before had recorded. From its first step on the
+Run is its own: what earlier starts recorded of these steps stays on disk and is not read. That holds as soon as it has
+finished a step, so a start that fails at once hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The first step of each start, and which of them left rows."""
+
+    first_steps: Sequence[int] = ()
+    begun: Collection[int] = ()
+
+    @property
+    def restarts(self) -> list[int]:
+        """The first steps, ascending, of all starts but the first that are still there."""
+        later = [attempt for attempt in sorted(self.begun) if 0 < attempt < len(self.first_steps)]
+        return [self.first_steps[attempt] for attempt in later if self._reaches(attempt)]
+
+    def own(self, attempt: int, step_T: np.ndarray) -> np.ndarray:
+        """[T] bool: which of the steps that a start recorded no later one has repeated."""
+        end = self._end(attempt)
+        return np.ones(len(step_T), dtype=bool) if end is None else step_T < end
+
+    def _reaches(self, attempt: int) -> bool:
+        end = self._end(attempt)
+        return end is None or self.first_steps[attempt] < end
+
+    def _end(self, attempt: int) -> int | None:
+        later = [self.first_steps[one] for one in self.begun if attempt < one < len(self.first_steps)]
+        return min(later, default=None)
