@@ -165,13 +165,22 @@ def test_zeros_and_subnormals_are_counted_wherever_they_lie(dtype, sign):
             assert_same(measured(x), x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("numel", [5, SMALL + 5, CHUNK + 5])
 @pytest.mark.parametrize("odd", [1.0, 0.0, 1e-7, 6e4, math.nan, -math.inf])
 def test_measuring_floats_leaves_their_storage_as_it_was(dtype, numel, odd):
     x = torch.full((numel,), odd).to(dtype)
     for y in (x, x[::2], x.expand(3, numel)):
         assert_same(measured(y), y)
+    assert x.untyped_storage().resizable()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64], ids=str)
+def test_measuring_other_numbers_leaves_their_storage_as_it_was(dtype):
+    x = torch.arange(3 * SMALL).reshape(3, -1).to(dtype)
+    for y in (x, x.t(), x[:, ::2], x[2, 5], x[1:2].expand(4, -1)):
+        assert_same(measured(y), y)
+        assert NUMPY.all_into(y, np.zeros(9)) == KERNEL.all_into(y, np.zeros(9))
     assert x.untyped_storage().resizable()
 
 

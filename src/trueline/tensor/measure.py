@@ -23,9 +23,19 @@ from trueline.schema.stats import NUM_EXPONENTS
 from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
 from trueline.tensor.layout import blocks, in_memory_order
+from trueline.tensor.memory import alias
 from trueline.tensor.native import NATIVE, Native
+from trueline.tensor.shard import Placed
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+_READ_IN_PLACE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Dtypes that NumPy measures without leaving a mark on their storage; others through an alias."""
+
+_GATHERED = 4 * 2**20
+"""Elements up to which a strided tensor is copied where NumPy takes both its statistics and its fingerprint: gathering
+it costs more than reading it.
+"""
 
 
 def unmeasurable(x: Tensor) -> str | None:
@@ -98,15 +108,21 @@ class HostMeter:
         """Write the statistics and return the fingerprint, as ``HostFingerprint.of`` does; the kernel reads memory once
         for both, but for a shard that is cut into several runs.
         """
-        if self._native is not None and whole_shape is None:
-            taken = self._native.all_into(x, out_S, 0)
-            if taken is not None:
-                return taken
+        if self._native is not None:
+            place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+            if place is None or place.num_runs == 1:
+                found = self._native.all_into(x, out_S, place.first if place else 0)
+                if found is not None:
+                    return found
+        if x.numel() <= _GATHERED and not x.is_contiguous():
+            x = x.detach().contiguous()
         self.stats_into(x, out_S)
         return self._fingerprint.of(x, whole_shape=whole_shape, offsets=offsets)
 
     def _stats_by_numpy(self, x: Tensor, out_S: NDArray[np.float64]) -> None:
         x, dtype = x.detach(), x.dtype
+        if dtype not in _READ_IN_PLACE:
+            x = alias(x)
         lane = self._lanes[dtype]
         if dtype.is_complex:
             x = torch.view_as_real(x.resolve_conj())

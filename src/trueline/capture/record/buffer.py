@@ -26,18 +26,8 @@ from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, Tensor
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.device_pass import stats_and_fingerprint
-from trueline.tensor.fingerprint import HostFingerprint
-from trueline.tensor.memory import alias
 
 _MEASURED_FIRST = 2_048
-_READ_IN_PLACE = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""Dtypes that are measured without an alias of the memory; so are all fingerprints."""
-
-_GATHERED = 4 * 2**20
-"""Elements up to which a strided tensor is copied where both its statistics and its fingerprint are taken: gathering it
-costs more than reading it.
-"""
-
 _MAX_SHAPES = 4096
 """Shapes of which equal ones are kept once."""
 
@@ -103,7 +93,6 @@ class StepBuffer:
         self._first_rows = plan.first_rows
         self._exponents = plan.exponents
         self._max_bytes = plan.max_bytes
-        self._fingerprint = HostFingerprint() if self._fingerprints else None
 
     def begin(self, step: int) -> None:
         """Nothing has been seen of ``step`` yet."""
@@ -201,13 +190,10 @@ class StepBuffer:
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
         if self._on_host(x):
-            if self._fingerprints and x.numel() <= _GATHERED and not x.is_contiguous():
-                x = x.contiguous()
-            elif x.dtype not in _READ_IN_PLACE:
-                x = alias(x)
-            self._meter.stats_into(x, self._stats_MS[index])
-            if self._fingerprint is not None:
-                self._fingerprint_M.append(self._fingerprint.of(x, **whole))
+            if self._fingerprints:
+                self._fingerprint_M.append(self._meter.all_into(x, self._stats_MS[index], **whole))
+            else:
+                self._meter.stats_into(x, self._stats_MS[index])
             if self._exponents:
                 self._exponents_M.append(np.asarray(measure.exponents_of(x)))
         else:
