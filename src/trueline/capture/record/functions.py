@@ -58,6 +58,9 @@ _WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch.
 """Modules in which the function itself stands, between us and its caller."""
 
 
+_COMPILED = "torch._functorch._aot_autograd."
+"""Modules that run what AOTAutograd has made of a backward pass."""
+
 _ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code__", None)
 """The function through which Python enters the engine."""
 
@@ -103,7 +106,7 @@ class FunctionCalls(TorchFunctionMode):
         if not function.name or is_tracing():
             return func(*args, **kwargs)
         frame = sys._getframe(1)
-        if in_backward() and _is_dispatching(frame):
+        if in_backward() and _is_inside(frame):
             return func(*args, **kwargs)
         while (caller := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
             frame = frame.f_back
@@ -147,12 +150,12 @@ class BackwardCalls:
                 self._ended()
 
 
-def _is_dispatching(frame: FrameType | None) -> bool:
-    """Whether the call comes from a ``__torch_dispatch__`` that autograd's engine has called: a kernel of backward, and
-    what a mode or tensor of the user's does with it. In a forward pass it is within a call that is seen as a whole.
+def _is_inside(frame: FrameType | None) -> bool:
+    """Whether the call is part of one that autograd's engine has made: a kernel that a ``__torch_dispatch__`` of the
+    user's is shown, or the backward pass of something compiled. In a forward pass both are seen as a whole.
     """
     while frame is not None and frame.f_code is not _ENGINE:
-        if frame.f_code.co_name == "__torch_dispatch__":
+        if frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals.get("__name__", "").startswith(_COMPILED):
             return True
         frame = frame.f_back
     return False
@@ -168,23 +171,30 @@ def is_on(mode: TorchFunctionMode) -> bool:
     return mode in torch.overrides._get_current_function_mode_stack()
 
 
-def remove(mode: TorchFunctionMode) -> None:
-    """Take ``mode`` off the stack of modes, wherever in it it is now."""
+def remove(mode: TorchFunctionMode) -> bool:
+    """Take ``mode`` off the stack of modes, wherever in it it is now; whether it was there."""
     above: list[TorchFunctionMode] = []
     if not is_on(mode):
-        return
+        return False
     while (top := torch.overrides._pop_mode()) is not mode:
         above.append(top)
     for other in reversed(above):
         torch.overrides._push_mode(other)
+    return True
 
 
-def foreign_modes() -> list[str]:
-    """Names of the modes on the stack that are neither ours nor the default device: whoever put them on may take them
-    off again out of order.
+def foreign_note() -> str | None:
+    """What is to be said of modes on the stack that are neither ours nor the default device: whoever put them on may
+    take them off again out of order.
     """
-    return [
+    foreign = [
         type(mode).__name__
         for mode in torch.overrides._get_current_function_mode_stack()
         if not isinstance(mode, (FunctionCalls, NoDropout, DeviceContext))
     ]
+    if not foreign:
+        return None
+    return (
+        f"torch function mode {', '.join(foreign)} is active: calls outside of the model's forward pass are not "
+        "recorded, as ours could not be taken off in order."
+    )

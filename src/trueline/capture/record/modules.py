@@ -24,6 +24,7 @@ class ModuleCalls:
         self._leave = leave
         self._model = model
         self._handles: list[Any] = []
+        self._names: dict[int, str] = {}
         self.compiled: list[str] = []
         """Names of the modules at the seams: what runs inside them is not seen."""
 
@@ -36,8 +37,15 @@ class ModuleCalls:
             self._handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
             self._handles.append(module.register_forward_hook(post, always_call=True))
 
+    def name_of(self, module: nn.Module) -> str:
+        """Clean FQN of ``module``, or of its class where it is not part of the model."""
+        if not self._names:
+            self._names = {id(inner): clean_name(name) for name, inner in unwrap(self._model).named_modules() if name}
+        return self._names.get(id(module), type(module).__name__)
+
     def detach(self) -> None:
         """Take the hooks off."""
+        self._names.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

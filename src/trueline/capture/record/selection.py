@@ -11,12 +11,26 @@ class Selection:
     """Decides by phase, by globs over names, and by the stretch ``between`` two calls. One decision a name is kept."""
 
     def __init__(self, plan: Plan) -> None:
+        self._asked = plan.phases
         self.phases = frozenset(plan.phases) | {"save"}
         self._begun = self.phases | ({"fwd"} if "bwd" in self.phases else frozenset())
+        self._steps, self._every = plan.steps, plan.every or 1
         self._globs = plan.names
         self._between = plan.between
         self._known: dict[str, bool] = {}
         self.begin()
+
+    def wants_step(self, step: int) -> bool:
+        """Whether ``step`` is one of those that the Plan asks for."""
+        first, end = self._steps
+        return first <= step and (end is None or step < end) and (step - first) % self._every == 0
+
+    def nothing_of(self, step: int) -> str:
+        """What is to be said where no call of ``step`` was chosen."""
+        return (
+            f"Nothing of step {step} has one of the names {list(self._globs)} in the phases {list(self._asked)}: "
+            "nothing was recorded."
+        )
 
     def begin(self) -> None:
         """A step begins: the stretch ``between`` is before its first call again."""

@@ -21,23 +21,19 @@ from trueline.capture.record import arguments
 from trueline.capture.record.buckets import Buckets
 from trueline.capture.record.buffer import Call, StepBuffer, Unwritten, flagged
 from trueline.capture.record.collectives import Collectives
-from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_modes, is_on, remove
+from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
+from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note, is_on, remove
 from trueline.capture.record.gradients import GradientHooks, Places
 from trueline.capture.record.guard import Guard
 from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
-from trueline.capture.record.stacks import Stacks
+from trueline.capture.record.stacks import Stacks, frame_of_update
 from trueline.capture.record.values import PLAIN, is_under_way
 from trueline.capture.world import is_initialised
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
 
 _log = logging.getLogger("trueline")
-
-_FOREIGN = (
-    "torch function mode {names} is active: calls outside of the model's forward pass are not recorded, "
-    "as ours could not be taken off in order."
-)
 
 
 class _Running(NamedTuple):
@@ -78,9 +74,10 @@ class Session:
         self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
         self._buckets = Buckets(model)
         self._collectives = Collectives(
-            begin=self._begin_collective, end=self._end_collective, buckets=self._buckets, session=self
+            begin=self._begin_collective, end=self._see_sent, buckets=self._buckets, session=self
         )
         self._backward = BackwardCalls(self._mode, ended=self._collectives.after_backward)
+        self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
@@ -103,11 +100,7 @@ class Session:
 
     def wants(self, step: int) -> bool:
         """Whether the Plan asks for ``step``."""
-        first, end = self._plan.steps
-        every = self._plan.every or 1
-        if self._broken or self._asleep:
-            return False
-        return first <= step and (end is None or step < end) and (step - first) % every == 0
+        return not self._broken and not self._asleep and self._selection.wants_step(step)
 
     def open_step(self, step: int) -> None:
         """Begin to record ``step``, if the Plan asks for it."""
@@ -130,7 +123,9 @@ class Session:
                 self._collectives.attach()
             if "bwd" in self._selection.phases:
                 self._watch_parameters()
-            self._note_compiled()
+            self._compiled.attach()
+            for name in self._modules.compiled:
+                self._note_compiled(name)
 
     def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
         """The optimizer is about to change the parameters: record them and the gradients it receives. With a closure
@@ -139,7 +134,9 @@ class Session:
         if not self._open or not gradients_ready:
             return
         with Guard(self):
-            self._update = self._update_frame()
+            frame = frame_of_update(sys._getframe(1))  # below it the stacks of all calls of the update are the same
+            stack = None if frame is None else self._stack(frame)
+            self._update = None if frame is None or stack is None else (frame, stack)
             if is_initialised():
                 self._buffer.forget()  # a reduction in C++ leaves no trace in the version of a gradient
             for name, param in unwrap(self._model).named_parameters():
@@ -160,10 +157,7 @@ class Session:
         self._unhook()
         with Guard(self):
             if self._buffer.empty:
-                self._note(
-                    f"Nothing of step {self._buffer.step} has one of the names {list(self._plan.names)} in the phases "
-                    f"{list(self._plan.phases)}: nothing was recorded."
-                )
+                self._note(self._selection.nothing_of(self._buffer.step))
                 return
             stacks, self._stacks.new = self._stacks.new, []
             self._unwritten.append(self._buffer.finish(stacks))
@@ -206,18 +200,12 @@ class Session:
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._open:
             return
-        if module is self._root and not in_backward():
-            self._micro += module.training and torch.is_grad_enabled()
-            self._phase = "fwd"
-            with Guard(self):
-                self._buckets.begin()
+        self._begin_pass(module)
         pushed = not self._running and self._push()
         call = None
         frame = sys._getframe(3)  # that of nn.Module, which also calls forward
         stack = self._stack(frame)
         compiled = name in self._modules.compiled  # asking the module itself costs an exception
-        if compiled:
-            remove(self._mode)  # dynamo would trace it into the graph
         if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
             with Guard(self):
                 kind = type(unwrap(module) if compiled else module)
@@ -243,10 +231,45 @@ class Session:
         if ended.pushed and in_backward():
             remove(self._mode)
             return
-        if name in self._modules.compiled:
-            self._push()
         if not self._running:
             self._leave_model()
+
+    def _begin_pass(self, module: nn.Module) -> None:
+        if module is self._root and not in_backward():
+            self._micro += module.training and torch.is_grad_enabled()
+            self._phase = "fwd"
+            with Guard(self):
+                self._buckets.begin()
+
+    def _enter_compiled(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> tuple[bool, Call | None]:
+        """One call, unless it is that of a module already; and whether our mode, now off, is to be on again after."""
+        module = self._running[-1].name if self._running else self._scope
+        was_on, owner = remove(self._mode), owner_of(func)
+        if self._running and module in self._modules.compiled:
+            return was_on, None
+        if owner is not None:
+            self._begin_pass(owner)
+            was_on = was_on or (owner is self._root and self._functions_too)
+        name = self._modules.name_of(owner) if owner is not None else f"{module}.{name_of(func)}".removeprefix(".")
+        seen, phase = self._functions_too if owner is None else self._modules_too, self._phase_now()
+        if not seen or self._quiet or not self._selection.enters(phase, name):
+            return was_on, None
+        self._note_compiled(name)
+        call = self._call(phase, name, kind="op" if owner is None else "module", api=path_of(func), frame=frame)
+        call.module, call.flags = module, flagged(call.flags, "compiled")
+        slots, call.args = self._described(args, kwargs)
+        self._see(call, slots)
+        return was_on, call
+
+    def _leave_compiled(self, entered: tuple[bool, Call | None], result: Any) -> None:
+        was_on, call = entered
+        if call is not None and self._open:
+            self._see(call, arguments.outputs(result))
+            self._selection.leaves(call.name)
+        if was_on and self._open:
+            self._push()
 
     def _function(
         self,
@@ -300,17 +323,13 @@ class Session:
         frame = sys._getframe(2)
         call = self._call("comm", name, kind="collective", api=f"torch.distributed.{operator}", frame=frame)
         call.module, call.args = module, args
-        self._see_anew(call, slots)
+        self._see_sent(call, slots)
         return call
 
-    def _end_collective(self, call: Call, slots: arguments.Slots, note: str | None) -> None:
+    def _see_sent(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
         if self._open:
-            self._see_anew(call, slots, note)
-
-    def _see_anew(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
-        """See values that C++ may have changed without a trace."""
-        self._buffer.forget()
-        self._buffer.see(call, slots, note=note)
+            self._buffer.forget()  # a collective leaves no trace in the version of what it changes
+            self._buffer.see(call, slots, note=note)
 
     # -- parts of these --------------------------------------------------------------------------------------------
 
@@ -323,9 +342,9 @@ class Session:
 
     def _leave_model(self) -> None:
         """Outside of the model the mode stays on for the loss and the update, unless it could get into the way."""
-        if foreign := foreign_modes():
+        if note := foreign_note():
             remove(self._mode)
-            self._note(_FOREIGN.format(names=", ".join(foreign)))
+            self._note(note)
 
     def _phase_now(self) -> str:
         if not in_backward():
@@ -348,25 +367,14 @@ class Session:
             return None
         return self._stacks.take(frame, self._running[-1].within if self._running else self._update)
 
-    def _update_frame(self) -> tuple[FrameType, int] | None:
-        """The frame of the optimizer's step that runs just now and the number of its stack, below which the stacks of
-        all calls in it are the same.
-        """
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__") != "torch.optim.optimizer":
-            frame = frame.f_back
-        stack = None if frame is None else self._stack(frame)
-        return None if frame is None or stack is None else (frame, stack)
-
     def _watch_parameters(self) -> None:
         for name, param in unwrap(self._model).named_parameters():
             name = clean_name(name)
             if type(param) is nn.Parameter and self._selection.wants(name):
                 self._gradients.watch(param, Call(0, "bwd", name, 0, "param"), "grad")
 
-    def _note_compiled(self) -> None:
-        for name in self._modules.compiled:
-            self._note(f"{name} is compiled: what runs inside it is not seen, only what goes in and comes out.")
+    def _note_compiled(self, name: str) -> None:
+        self._note(f"{name} is compiled: what runs inside it is not seen, only what goes in and comes out.")
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -381,6 +389,7 @@ class Session:
         self._backward.detach()
         self._modules.detach()
         self._collectives.detach()
+        self._compiled.detach()
         self._gradients.detach()
 
     def fail(self, error: Exception) -> None:

@@ -71,6 +71,13 @@ class Stacks:
             self._left_out.append(code)
 
 
+def frame_of_update(frame: FrameType | None) -> FrameType | None:
+    """The frame of the optimizer's step that ``frame`` runs in; None where it runs in none."""
+    while frame is not None and frame.f_globals.get("__name__") != "torch.optim.optimizer":
+        frame = frame.f_back
+    return frame
+
+
 def _is_shown(file: str) -> bool:
     if file.startswith((_OURS, _TORCH, "<frozen")):
         return False

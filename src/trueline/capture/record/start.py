@@ -32,7 +32,8 @@ def _require_sites(model: nn.Module, plan: Plan) -> None:
     """
     if plan.preset != "modules":
         return
-    names = [name for name, _ in eager_modules(model, [])]
+    compiled: list[str] = []
+    names = list(dict.fromkeys([*(name for name, _ in eager_modules(model, compiled)), *compiled]))
     names += [clean_name(name) for name, _ in unwrap(model).named_parameters()]
     for key, globs in (("names", plan.names), *(("between", (glob,)) for glob in plan.between or ())):
         if not any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs):

@@ -1,0 +1,86 @@
+"""Functions and modules that ``torch.compile`` made, called from eager code while a step is recorded.
+
+Dynamo takes modes on torch functions into what it compiles, so with ours on it would compile another graph. Every call
+of what it made sets its callback for frames just before and resets it just after: there ours is taken off and put on
+again, and the call is seen from the outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from trueline.capture.record.guard import Fails, Guard
+from trueline.capture.seams import Patch
+
+_CALLS = "_TorchDynamoContext.__call__."
+"""How the qualified name of the function begins that stands for a compiled one."""
+
+
+class CompiledCalls:
+    """``enter(function, args, kwargs, frame)`` is called before a compiled function runs, with the frame that calls it,
+    and returns a token; ``leave(token, result)`` after that, with None where it raised.
+    """
+
+    def __init__(self, *, enter: Callable[..., Any], leave: Callable[[Any, Any], None], session: Fails) -> None:
+        self._enter = enter
+        self._leave = leave
+        self._session = session
+        self._patch: Patch | None = None
+        self._inside: list[tuple[FrameType, Any]] = []
+
+    def attach(self) -> None:
+        """Look on; nothing where nothing was ever compiled in this process."""
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if hasattr(dynamo, "_maybe_set_eval_frame"):
+            self._patch = Patch(dynamo, "_maybe_set_eval_frame", self._set_callback)
+            self._patch.put()
+
+    def detach(self) -> None:
+        """Put the original back."""
+        if self._patch is not None:
+            self._patch.remove()
+        self._inside.clear()
+
+    def _set_callback(self, original: Callable[[Any], Any], callback: Any) -> Any:
+        frame = sys._getframe(2)
+        if self._inside and self._inside[-1][0] is frame:
+            _, token = self._inside.pop()
+            with Guard(self._session):
+                self._leave(token, frame.f_locals.get("result"))
+        elif callback not in (None, False) and frame.f_code.co_qualname.startswith(_CALLS):
+            with Guard(self._session):
+                given = frame.f_locals
+                token = self._enter(_innermost(given["fn"]), given["args"], given["kwargs"], frame.f_back)
+                self._inside.append((frame, token))
+        return original(callback)  # nothing of ours may run after it, as Dynamo would compile that
+
+
+def owner_of(func: Any) -> nn.Module | None:
+    """The module that was compiled as a whole; None for a function."""
+    owner = getattr(func, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def name_of(func: Any) -> str:
+    """Name of a compiled function."""
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def path_of(func: Any) -> str:
+    """Import path of a compiled function, or of the class of a compiled module."""
+    owner = owner_of(func)
+    of = func if owner is None and hasattr(func, "__qualname__") else type(func if owner is None else owner)
+    return f"{of.__module__}.{of.__qualname__}"
+
+
+def _innermost(func: Any) -> Any:
+    """What the user wrote, inside of decorators and ``functools.partial``."""
+    func = inspect.unwrap(func)
+    return _innermost(func.func) if isinstance(func, functools.partial) else func
