@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from trueline.schema.errors import InputError
+from trueline.store.arrays import from_values
 from trueline.store.durable import append, open_replacement
 from trueline.store.layout import PARTS_PER_ATTEMPT, PartName
 
@@ -41,16 +42,18 @@ class FrameCodec:
         self.schema_bytes: bytes = schema.serialize().to_pybytes()
         self.seed: int = zlib.crc32(self.schema_bytes)
         self._mask_bytes = (len(schema) + 7) // 8
-        self._layouts: dict[tuple[str, ...], tuple[pa.StructType, bytes]] = {}
+        self._layouts: dict[tuple[str, ...], tuple[pa.Schema, bytes]] = {}
 
     def encode(self, record: Mapping[str, Any]) -> tuple[pa.RecordBatch, bytes]:
         """One row as a record batch of the columns it has, and the frame that holds it.
 
         Raises ``InputError`` for a column that does not exist, or a value that does not fit its type.
         """
-        struct_type, mask = self._layout(tuple(record))
+        schema, mask = self._layout(tuple(record))
         try:
-            batch = pa.RecordBatch.from_struct_array(pa.array([record], type=struct_type))
+            batch = pa.RecordBatch.from_arrays(
+                [from_values([record[column.name]], column.type) for column in schema], schema=schema
+            )
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise InputError(self._misfit(record, error)) from None
         return batch, self._frame(batch, mask)
@@ -72,12 +75,12 @@ class FrameCodec:
         body = _RAW_LENGTH.pack(message.size) + mask + _ZSTD.compress(message, asbytes=True)
         return _FRAME_HEADER.pack(_FRAME_MAGIC, len(body), zlib.crc32(body, self.seed)) + body
 
-    def _layout(self, columns: tuple[str, ...]) -> tuple[pa.StructType, bytes]:
+    def _layout(self, columns: tuple[str, ...]) -> tuple[pa.Schema, bytes]:
         layout = self._layouts.get(columns)
         if layout is None:
             indices = sorted(self._index(column) for column in columns)
             mask = sum(1 << index for index in indices).to_bytes(self._mask_bytes, "little")
-            layout = self._layouts[columns] = (pa.struct([self._schema.field(index) for index in indices]), mask)
+            layout = self._layouts[columns] = (pa.schema([self._schema.field(index) for index in indices]), mask)
         return layout
 
     def _index(self, column: str) -> int:
@@ -92,7 +95,7 @@ class FrameCodec:
         for name, value in record.items():
             column = self._schema.field(name)
             try:
-                pa.array([value], type=column.type)
+                from_values([value], column.type)
             except (pa.ArrowException, OverflowError, TypeError, ValueError) as reason:
                 return (
                     f"Column '{name}' of a {self._table} row takes {column.type}, got {reprlib.repr(value)}: {reason}."

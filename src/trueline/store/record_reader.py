@@ -19,12 +19,13 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.site import Site
 from trueline.store import layout
+from trueline.store.arrays import contiguous
 from trueline.store.layout import PartName
 from trueline.store.listing import list_parts, name_missing_parts, names_in, read_journals
 from trueline.store.migrate import to_current
 from trueline.store.part_files import PartFiles
 from trueline.store.records import MEASURED_NAMES, latest
-from trueline.store.rows import RECORD_SCHEMA, contiguous
+from trueline.store.rows import RECORD_SCHEMA
 from trueline.store.timeline import Timeline
 
 SHARED_NAMES: tuple[str, ...] = ("numel", *MEASURED_NAMES, "tensor")

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from trueline.schema.errors import InputError
 from trueline.schema.records import STAT_NAMES, StepRecords
+from trueline.store.arrays import contiguous, from_numpy, from_values, lists_from, to_numpy
 from trueline.store.journal import FrameCodec
 from trueline.store.parts import encode_part
-from trueline.store.rows import RECORD_SCHEMA, contiguous
+from trueline.store.rows import RECORD_SCHEMA
 
 MEASURED_NAMES: tuple[str, ...] = (*STAT_NAMES, "fingerprint", "exponents")
 """Columns that StepRecords hold as arrays of the measured rows."""
@@ -85,9 +86,9 @@ class StepEncoder:
         """
         num_rows = len(next(iter(records.columns.values()), ()))
         keys = {
-            "step": pa.array(np.full(num_rows, records.step, dtype=np.int64)),
-            "rank": pa.array(np.full(num_rows, self._rank, dtype=np.int32)),
-            "row": pa.array(np.arange(num_rows, dtype=np.int32)),
+            "step": from_numpy(np.full(num_rows, records.step, dtype=np.int64)),
+            "rank": from_numpy(np.full(num_rows, self._rank, dtype=np.int32)),
+            "row": from_numpy(np.arange(num_rows, dtype=np.int32)),
         }
         columns = {name: self._structure(name, values) for name, values in records.columns.items()}
         measured = _measured(records, num_rows)
@@ -100,7 +101,7 @@ class StepEncoder:
         if known is not None and _equal(known.values, values):
             return known
         try:
-            plain = pa.array(values, type=RECORD_SCHEMA.field(name).type)
+            plain = from_values(values, RECORD_SCHEMA.field(name).type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise InputError(
                 f"Column '{name}' of a records row takes {RECORD_SCHEMA.field(name).type}, got "
@@ -121,11 +122,11 @@ def encode_records(batches: list[pa.RecordBatch]) -> bytes:
     table = pa.concat_tables(steps, promote_options="default")
     table = table.unify_dictionaries().combine_chunks()
     names_T = contiguous(table["name"]) if "name" in table.column_names else None
-    keys = [table["step"].to_numpy(), table["row"].to_numpy()]
+    keys = [to_numpy(table["step"]), to_numpy(table["row"])]
     if names_T is not None:
         keys.append(_ranks(names_T if pa.types.is_dictionary(names_T.type) else names_T.dictionary_encode()))
     order = np.lexsort(keys)
-    return encode_part(table.take(pa.array(order)), dictionary=_DICTIONARY_LEAVES)
+    return encode_part(table.take(from_numpy(order)), dictionary=_DICTIONARY_LEAVES)
 
 
 def latest(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -158,21 +159,21 @@ def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:
             values_R[records.measured_M] = records.stats_MS[:, index]
             if pa.types.is_integer(RECORD_SCHEMA.field(name).type):
                 absent_R = unmeasured_R | ~np.isfinite(values_R)
-                columns[name] = pa.array(np.where(absent_R, 0, values_R).astype(np.int64), mask=absent_R)
+                columns[name] = from_numpy(np.where(absent_R, 0, values_R).astype(np.int64), absent_N=absent_R)
             else:
                 absent_R = unmeasured_R.copy()
                 absent_R[records.measured_M] = uncounted_M & np.isnan(records.stats_MS[:, index])
-                columns[name] = pa.array(values_R, mask=absent_R, from_pandas=False)
+                columns[name] = from_numpy(values_R, absent_N=absent_R)
     if records.fingerprint_M is not None:
         fingerprint_R = np.zeros(num_rows, dtype=np.uint64)
         fingerprint_R[records.measured_M] = records.fingerprint_M
-        columns["fingerprint"] = pa.array(fingerprint_R, mask=unmeasured_R)
+        columns["fingerprint"] = from_numpy(fingerprint_R, absent_N=unmeasured_R)
     if records.exponents_ME is not None:
         width = records.exponents_ME.shape[1]
         ends_R = np.cumsum(np.where(unmeasured_R, 0, width))
-        offsets = pa.array(np.concatenate([[0], ends_R]).astype(np.int32))
-        values = pa.array(np.ascontiguousarray(records.exponents_ME, dtype=np.int64).reshape(-1))
-        columns["exponents"] = pa.ListArray.from_arrays(offsets, values, mask=pa.array(unmeasured_R))
+        ends_R = np.concatenate([[0], ends_R]).astype(np.int32)
+        values = from_numpy(np.ascontiguousarray(records.exponents_ME, dtype=np.int64).reshape(-1))
+        columns["exponents"] = lists_from(values, ends_R, absent_N=unmeasured_R)
     return columns
 
 
@@ -184,4 +185,4 @@ def _ranks(texts: pa.DictionaryArray) -> np.ndarray:
         num_texts
     )
     rank_of_code[num_texts] = num_texts
-    return rank_of_code[texts.indices.fill_null(num_texts).to_numpy()]
+    return rank_of_code[np.where(to_numpy(texts.is_valid()), to_numpy(texts.indices), num_texts)]

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS
+from trueline.store.arrays import contiguous, empty, from_numpy, to_numpy
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(),
@@ -53,11 +54,11 @@ class MergeOrder:
     def merge(self, pieces: pa.ChunkedArray) -> pa.Array:
         """[R] merged values of a column of [T] pieces."""
         if not len(pieces):
-            return pa.array([], type=pieces.type)
-        valid_T = pc.is_valid(pieces).to_numpy()[self._order]
+            return empty(pieces.type)
+        valid_T = to_numpy(pc.is_valid(pieces))[self._order]
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)
-        chosen_R = pa.array(self._order[np.maximum(last_R, 0)], mask=last_R < 0)
+        chosen_R = from_numpy(self._order[np.maximum(last_R, 0)], absent_N=last_R < 0)
         return contiguous(pieces).take(chosen_R)
 
 
@@ -74,10 +75,5 @@ def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
     tables = [pa.Table.from_batches([batches[index] for index in indices]) for _, indices in alike]
     pieces = pa.concat_tables([table.combine_chunks() for table in tables], promote_options="default")
     written_T = np.repeat(written, [batches[index].num_rows for index in written])
-    order = MergeOrder(pieces["step"].to_numpy(), pieces["rank"].to_numpy(), written_T)
+    order = MergeOrder(to_numpy(pieces["step"]), to_numpy(pieces["rank"]), written_T)
     return pa.table([order.merge(column) for column in pieces.columns], schema=pieces.schema)
-
-
-def contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)

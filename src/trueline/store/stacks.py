@@ -11,6 +11,7 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.records import StackRecord
 from trueline.store import layout
+from trueline.store.arrays import from_values
 from trueline.store.durable import replace_file
 from trueline.store.listing import names_in
 from trueline.store.parts import encode_part
@@ -60,8 +61,9 @@ def _stacks_in(path: str) -> dict[int, tuple[str, ...]]:
 def encode_stacks(frames: Mapping[int, tuple[str, ...]]) -> bytes:
     """The Parquet file for stacks by id."""
     ids = sorted(frames)
-    columns = [pa.array(ids), pa.array([frames[number] for number in ids], STACK_SCHEMA.field("frames").type)]
-    table = pa.table(columns, names=STACK_SCHEMA.names).cast(STACK_SCHEMA)
+    columns = [ids, [frames[number] for number in ids]]
+    arrays = [from_values(values, kind) for values, kind in zip(columns, STACK_SCHEMA.types, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=STACK_SCHEMA)
     return encode_part(table, dictionary=["frames.list.element"])
 
 

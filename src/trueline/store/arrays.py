@@ -1,0 +1,115 @@
+"""Arrow arrays from Python values and NumPy arrays, made of their buffers.
+
+``pyarrow.array`` imports pandas wherever that is installed, to see whether it was handed a Series: memory that a
+training process would keep for nothing (benchmarks/recording).
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_LETTERS = {
+    pa.int32(): "i",
+    pa.int64(): "q",
+    pa.uint64(): "Q",
+    pa.float32(): "f",
+    pa.float64(): "d",
+}
+"""How the types of numbers are called in the module ``array``, which refuses what does not fit."""
+
+
+def from_numpy(values_N: NDArray[Any], *, absent_N: NDArray[np.bool_] | None = None) -> pa.Array:
+    """[N] the numbers as they are in memory, which nobody may change any more; null where ``absent_N``."""
+    buffers = [_valid(absent_N), pa.py_buffer(np.ascontiguousarray(values_N))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values_N.dtype), len(values_N), buffers)
+
+
+def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """The values, None for null, as an array of numbers, of texts, or of lists of these.
+
+    Raises ``TypeError``, ``ValueError`` or ``OverflowError`` for a value that is of another kind, or does not fit.
+    """
+    if pa.types.is_list(kind):
+        return _lists(values, kind)
+    make, nothing = (_texts, "") if pa.types.is_string(kind) else (_numbers, 0)
+    if isinstance(values, np.ndarray) or None not in values:
+        return make(values, kind, None)
+    absent_N = np.fromiter((value is None for value in values), np.bool_, len(values))
+    return make([nothing if value is None else value for value in values], kind, absent_N)
+
+
+def lists_from(elements: pa.Array, ends_N: NDArray[np.int32], *, absent_N: NDArray[np.bool_]) -> pa.Array:
+    """[N - 1] lists of the elements between each of ``ends_N`` and the next; null where ``absent_N``."""
+    buffers = [_valid(absent_N), pa.py_buffer(ends_N)]
+    return pa.Array.from_buffers(pa.list_(elements.type), len(ends_N) - 1, buffers, children=[elements])
+
+
+def to_numpy(values: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    """[N] numbers or bools, of which none is null."""
+    whole = contiguous(values) if isinstance(values, pa.ChunkedArray) else values
+    first, last = whole.offset, whole.offset + len(whole)
+    if pa.types.is_boolean(whole.type):
+        bits = np.frombuffer(whole.buffers()[1] or b"", np.uint8)
+        return np.unpackbits(bits, count=last, bitorder="little")[first:].astype(np.bool_)
+    return np.frombuffer(whole.buffers()[1] or b"", _LETTERS[whole.type])[first:last]
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    return pa.concat_arrays(column.chunks) if column.num_chunks else empty(column.type)
+
+
+def empty(kind: pa.DataType) -> pa.Array:
+    """An array of nothing."""
+    return pa.nulls(0, kind)
+
+
+def _numbers(values: Sequence[Any], kind: pa.DataType, absent_N: NDArray[np.bool_] | None) -> pa.Array:
+    letter = _LETTERS[kind]
+    if isinstance(values, np.ndarray):
+        casting = "same_kind" if pa.types.is_floating(kind) else "safe"
+        if values.ndim == 1 and np.can_cast(values.dtype, np.dtype(letter), casting):
+            return from_numpy(values.astype(letter))
+        values = values.tolist()
+    try:
+        numbers = array.array(letter, values)
+    except TypeError:
+        numbers = array.array(letter, [_whole(value) for value in values])
+    return pa.Array.from_buffers(kind, len(values), [_valid(absent_N), pa.py_buffer(numbers)])
+
+
+def _whole(value: Any) -> Any:
+    """A float without a fraction as an int; anything else as it is."""
+    return int(value) if isinstance(value, (float, np.floating)) and float(value).is_integer() else value
+
+
+def _texts(values: Sequence[Any], kind: pa.DataType, absent_N: NDArray[np.bool_] | None) -> pa.Array:
+    encoded = list(map(str.encode, values))
+    buffers = [_valid(absent_N), _ends(map(len, encoded), len(encoded)), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(kind, len(encoded), buffers)
+
+
+def _lists(values: Sequence[Any], kind: pa.ListType) -> pa.Array:
+    absent_N = np.fromiter((value is None for value in values), np.bool_, len(values))
+    lists = [() if value is None else value for value in values] if absent_N.any() else values
+    elements = lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists))
+    buffers = [_valid(absent_N), _ends(map(len, lists), len(lists))]
+    return pa.Array.from_buffers(kind, len(values), buffers, children=[from_values(elements, kind.value_type)])
+
+
+def _ends(lengths: Iterable[int], num: int) -> pa.Buffer:
+    """Where each of so many texts or lists ends, after the 0 at which the first begins."""
+    ends = np.zeros(num + 1, np.int32)
+    np.cumsum(np.fromiter(lengths, np.int32, num), out=ends[1:])
+    return pa.py_buffer(ends)
+
+
+def _valid(absent_N: NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if absent_N is None else pa.py_buffer(np.packbits(~absent_N, bitorder="little"))
