@@ -86,14 +86,16 @@ def compare(
     names: str | os.PathLike[str] | NameMap | None = None,
     steps: Collection[int] | None = None,
     ranks: Collection[int] | None = None,
+    max_bytes: int | None = None,
 ) -> Comparison:
     """Where ``run`` first differs from the reference ``ref`` by more than rounding explains, and every value judged.
 
     ``tolerance`` is a file that ``trueline calibrate`` wrote, ``names`` a map of names as ``--map`` takes it; ``steps``
-    and ``ranks`` choose. Raises ``RunError`` where there is no Run, ``InputError`` for a file that cannot be used,
-    ``CannotTell`` or ``AlignmentError`` where nothing of the two can be compared.
+    and ``ranks`` choose; ``max_bytes`` of memory are taken to compare stored values, however large (256 MiB unless
+    given). Raises ``RunError`` where there is no Run, ``InputError`` for a file that cannot be used, ``CannotTell`` or
+    ``AlignmentError`` where nothing of the two can be compared.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
     if isinstance(tolerance, (str, os.PathLike)):
         given["tolerance"] = importlib.import_module("trueline.schema.tolerance").Tolerance.load(tolerance)
     elif tolerance is not None:

@@ -288,7 +288,17 @@ def test_step_and_rank_are_asked_of_the_judge(
     assert (asked["steps"], asked["ranks"]) == ([3, 5], [1])
     trueline(monkeypatch, capsys, *runs, result=same_comparison())
     asked = sys.modules["trueline.analyze.compare"].asked
-    assert set(asked) == {"heard"}
+    assert {name for name in asked if name != "heard"} == {"max_bytes"}
+
+
+def test_memory_is_given_to_the_judge_in_bytes(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trueline(monkeypatch, capsys, *runs, "--memory", "3", result=same_comparison())
+    assert sys.modules["trueline.analyze.compare"].asked["max_bytes"] == 3 * 2**20
+    code, _, error = trueline(monkeypatch, capsys, *runs, "--memory", "0", result=same_comparison())
+    assert code == 2
+    assert "--memory" in error
 
 
 def test_a_path_that_is_no_run_is_one_sentence(

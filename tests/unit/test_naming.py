@@ -10,6 +10,7 @@ import pytest
 from trueline.analyze.fusing import fused
 from trueline.analyze.name_rules import BUILT_IN
 from trueline.analyze.naming import NameMap, plain_name, vocabularies
+from trueline.analyze.stored import Held
 from trueline.analyze.values import StepValues, Value
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
@@ -128,7 +129,7 @@ def value(index, name, slot="out0", *, kind="module", phase="fwd", module="LM", 
             "float32", array.shape, array.size, sum=array.sum(), sum_sq=(array**2).sum(), fingerprint=index,
             min=array.min(), max=array.max(),
         ),
-        load=lambda: array,
+        load=lambda: Held(array),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.distance import MAX_BYTES, blocks
+from trueline.analyze.distance import MAX_BYTES, Numbers, blocks
 from trueline.schema.formats import FORMATS
 
 Floats = NDArray[np.float64]
@@ -25,21 +25,21 @@ FEW = 8
 """A place is worth naming where it is at most one in so many of the indices of a dim."""
 _BINS = 8
 """Of ULP distances, an octave: quantiles are at most 9 % too large."""
+_ARRAYS = 20
+"""Arrays of the size of a block in float64 that are alive at once, and a few sums (``tests/unit/test_stored.py``)."""
 _LEAST, _MOST = -8 * _BINS, 1100 * _BINS
 
 
-def describe_difference(
-    mine: NDArray[Any], theirs: NDArray[Any], *, dtype: str, max_bytes: int = MAX_BYTES
-) -> dict[str, Any]:
-    """The difference of two arrays of one shape in numbers that people ask for; {} where shapes differ.
+def describe_difference(mine: Numbers, theirs: Numbers, *, dtype: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The difference of two values of one shape in numbers that people ask for; {} where shapes differ.
 
     ``max_abs`` with ``max_abs_at`` (index) and ``max_abs_values`` (x and y there); ``cosine``; ``differ_frac`` (0-1) of
     elements that are not equal; ``beyond_frac`` (0-1) of those with |e| > 2u·max(|x|, |y|, g), g the geometric mean of
     |y|: more than one rounding of each side, or of numbers of the usual size; ``ulp_p50``, ``ulp_p90``, ``ulp_p99``,
     ``ulp_max``: |e| in units of the last place of the larger of x and y, upper ends of bins; ``nonfinite`` elements
     that differ in being NaN or infinite; ``where`` in words, '' where it is all over. ``dtype``, without 'torch.', is
-    what the numbers were rounded to; one that has no rounding gives no ``beyond_frac`` and no ``ulp_*``. Arrays are
-    read twice and in blocks; at most about ``max_bytes`` are taken beside them.
+    what the numbers were rounded to; one that has no rounding gives no ``beyond_frac`` and no ``ulp_*``. Values are
+    read twice and in blocks; at most about ``max_bytes`` are taken.
     """
     if mine.shape != theirs.shape:
         return {}
@@ -47,12 +47,12 @@ def describe_difference(
     shape = (*mine.shape, 2) if complex_pairs else mine.shape
     seen = _Seen(shape, dtype, _usual_size(theirs, mine, max_bytes), max_bytes)
     with np.errstate(all="ignore"):
-        for begin, x, y in blocks(mine, theirs, max_bytes=max_bytes):
+        for begin, x, y in blocks(mine, theirs, max_bytes=max_bytes, arrays=_ARRAYS):
             seen.add(begin, x.astype(np.float64), y.astype(np.float64))
     return seen.described()
 
 
-def _usual_size(theirs: NDArray[Any], mine: NDArray[Any], max_bytes: int) -> float:
+def _usual_size(theirs: Numbers, mine: Numbers, max_bytes: int) -> float:
     """Geometric mean of the absolute values of the reference's finite elements but zeros, which few large ones do not
     lift; that of the run's where the reference has none, and 0 where neither has.
     """

@@ -36,10 +36,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.rounding import UNIT_ROUNDOFF
+from trueline.analyze.stored import Held, Stored
 from trueline.schema.stats import TensorStats
 
+Numbers = NDArray[Any] | Stored
+"""An array, or what is read when it is asked for."""
+
 MAX_BYTES = 256 * 2**20
-"""Memory that a distance between tensors may take beside the tensors themselves, unless a caller says otherwise."""
+"""Memory that a distance between stored tensors may take, whatever their size, unless a caller says otherwise."""
 
 _COUNTS = ("nan", "pos_inf", "neg_inf", "zero", "subnormal")
 _STATISTICS = ("numel", *_COUNTS, "min", "max", "sum", "sum_sq")
@@ -101,10 +105,10 @@ def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Dist
     )
 
 
-def tensor_distance(mine: NDArray[Any], theirs: NDArray[Any], *, max_bytes: int = MAX_BYTES) -> Distance:
-    """The distance between two arrays of as many elements, in row-major order, read once and block by block.
+def tensor_distance(mine: Numbers, theirs: Numbers, *, max_bytes: int = MAX_BYTES) -> Distance:
+    """The distance between two values of as many elements, in row-major order, read once and block by block.
 
-    Arrays may be mapped from files larger than memory: at most ``max_bytes`` are taken beside them. Where dtypes
+    They may be larger than memory where they are stored: at most ``max_bytes`` are taken. Where dtypes
     differ, ``equal`` is about numbers. Raises TypeError for what NumPy cannot take as numbers.
     """
     if mine.size != theirs.size:
@@ -123,15 +127,16 @@ def tensor_distance(mine: NDArray[Any], theirs: NDArray[Any], *, max_bytes: int 
 
 
 def blocks(
-    mine: NDArray[Any], theirs: NDArray[Any], *, max_bytes: int = MAX_BYTES
+    mine: Numbers, theirs: Numbers, *, max_bytes: int = MAX_BYTES, arrays: int = _ARRAYS
 ) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-    """Pieces of both arrays, flat and in row-major order, with the index of their first element; complex numbers as
-    pairs of real ones, booleans as uint8.
+    """Pieces of both, flat and in row-major order, with the index of their first element; complex numbers as
+    pairs of real ones, booleans as uint8. ``arrays`` of that size in float64 take ``max_bytes``.
     """
-    numbers = max(1, min(_BLOCK_BYTES, max_bytes // _ARRAYS) // 8)
-    flat_mine, flat_theirs = _flat(mine), _flat(theirs)
-    for begin in range(0, mine.size, numbers):
-        yield begin, _real(flat_mine[begin : begin + numbers]), _real(flat_theirs[begin : begin + numbers])
+    numbers = max(1, min(_BLOCK_BYTES, max_bytes // arrays) // 8)
+    one, other = (each if isinstance(each, Stored) else Held(each) for each in (mine, theirs))
+    for begin in range(0, one.size, numbers):
+        end = min(begin + numbers, one.size)
+        yield begin, _real(one.read(begin, end)), _real(other.read(begin, end))
 
 
 def _different_statistics(mine: TensorStats, theirs: TensorStats) -> dict[str, Any]:
@@ -203,7 +208,7 @@ class _Sums:
     theirs_sq: float = 0.0
 
 
-def _sums(mine: NDArray[Any], theirs: NDArray[Any], max_bytes: int, *, scale: float) -> _Sums:
+def _sums(mine: Numbers, theirs: Numbers, max_bytes: int, *, scale: float) -> _Sums:
     sums = _Sums()
     with np.errstate(over="ignore", invalid="ignore"):
         for _, x, y in blocks(mine, theirs, max_bytes=max_bytes):
@@ -244,7 +249,7 @@ def _vanished(sums: _Sums) -> bool:
     return not sums.equal and min(sums.error_sq, sums.theirs_sq) < np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 
-def _scale(mine: NDArray[Any], theirs: NDArray[Any], max_bytes: int) -> float:
+def _scale(mine: Numbers, theirs: Numbers, max_bytes: int) -> float:
     """A power of two that brings the largest finite number of both near to 1."""
     largest = 0.0
     for _, x, y in blocks(mine, theirs, max_bytes=max_bytes):
@@ -259,11 +264,6 @@ def _relative(error_sq: float, theirs_sq: float) -> float:
     if not error_sq:
         return 0.0
     return math.sqrt(error_sq / theirs_sq) if theirs_sq else 1.0
-
-
-def _flat(values: NDArray[Any]) -> Any:
-    """Something whose slices are pieces of the array in row-major order; no copy of the whole."""
-    return values.reshape(-1) if values.flags.c_contiguous else values.flat
 
 
 def _real(block: NDArray[Any]) -> NDArray[Any]:

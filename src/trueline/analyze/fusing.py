@@ -7,10 +7,9 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from trueline.analyze.name_rules import Merge
 from trueline.analyze.naming import NameMap
+from trueline.analyze.stored import SideBySide
 from trueline.analyze.values import StepValues, Value
 
 _WEIGHTS = frozenset({"in1", "in2", "weight", "bias"})
@@ -97,7 +96,7 @@ def _joined(parts: Sequence[Value], merge: Merge, names: NameMap) -> Value:
         made,
         shape=shape,
         stats=None if total is None else replace(total, shape=shape, fingerprint=None),
-        load=(lambda: np.concatenate([load() for load in loads], axis=dim)) if stored else None,
+        load=(lambda: SideBySide([load() for load in loads], dim)) if stored else None,
         note=next((value.note for value in parts if value.note), ""),
     )
 

@@ -13,17 +13,14 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from trueline.analyze.gathering import OF_BATCH, Gathered, Gathering, Part, numbers_of
+from trueline.analyze.stored import Scaled, Shape, SideBySide, Sum, placed
 from trueline.analyze.values import Loader, Value
 from trueline.schema.stats import MergeError, TensorStats
 from trueline.store.whole import whole_of
 
-Shape = tuple[int, ...]
 How = Literal["same", "placed", "split", "sum", "mean", "own"]
 
 _SUM_REL = 1e-9
@@ -228,16 +225,7 @@ def _placed(share: Sequence[Part], gathering: Gathering) -> _Whole:
     stored = [(offsets, load) for offsets, load in loads if offsets is not None and load is not None]
     if len(stored) < len(share) or not gathering.whole:
         return _Whole(stats, None)
-    return _Whole(stats, lambda: _put_together(stored, known[0][1].shape))
-
-
-def _put_together(parts: Sequence[tuple[Shape, Loader]], shape: Shape) -> NDArray[Any]:
-    first = parts[0][1]()
-    whole = np.zeros(shape, first.dtype)
-    for offsets, load in parts:
-        part = load()
-        whole[tuple(slice(start, start + size) for start, size in zip(offsets, part.shape, strict=True))] = part
-    return whole
+    return _Whole(stats, lambda: placed([(offsets, load()) for offsets, load in stored], known[0][1].shape))
 
 
 def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _Whole:
@@ -248,7 +236,7 @@ def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _W
     stored = gathering.whole and len(loads) == len(parts)
     return _Whole(
         None if stats is None else replace(stats, fingerprint=None),
-        (lambda: np.concatenate([load() for load in loads], axis=dim)) if stored else None,
+        (lambda: SideBySide([load() for load in loads], dim)) if stored else None,
         next((part.note for part in parts if part.note), ""),
     )
 
@@ -297,7 +285,7 @@ def _scaled(whole: _Whole, scale: float) -> _Whole:
     load = whole.load
     return _Whole(
         None if whole.stats is None else _scaled_stats(whole.stats, scale),
-        None if load is None else lambda: np.multiply(load(), scale),
+        None if load is None else lambda: Scaled(load(), scale),
         whole.note,
     )
 
@@ -317,18 +305,11 @@ def _scaled_stats(stats: TensorStats, scale: float) -> TensorStats:
 def _summed(wholes: Sequence[_Whole], scale: float) -> _Whole:
     """The sum of terms, times ``scale``. Statistics tell what it is of single numbers only."""
     loads = [whole.load for whole in wholes if whole.load is not None]
-    load = (lambda: np.multiply(_sum_of(loads), scale)) if len(loads) == len(wholes) else None
+    load = (lambda: Scaled(Sum([load() for load in loads]), scale)) if len(loads) == len(wholes) else None
     measured = [whole.stats for whole in wholes if whole.stats is not None]
     if len(measured) == len(wholes) and all(stats.numel == 1 for stats in measured):
         return _Whole(_number(measured[0], sum(map(number_of, measured)) * scale), load)
     return _Whole(None, load, f"a sum of {len(wholes)} terms, of which only the values tell, not their statistics")
-
-
-def _sum_of(loads: Sequence[Loader]) -> NDArray[np.float64]:
-    total = np.array(loads[0](), np.float64)
-    for load in loads[1:]:
-        np.add(total, load(), out=total)
-    return total
 
 
 def number_of(stats: TensorStats) -> float:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.stored import InOrder
 from trueline.analyze.values import Loader, StepValues, Value
 
 _MAX_BYTES = 256 * 2**20
@@ -47,7 +48,7 @@ def _order(mine: Value, theirs: Value, dim: int) -> NDArray[np.int64] | None:
         return None
     if mine.stats is None or mine.stats.numel * 8 > _MAX_BYTES:
         return None
-    rows, others = (_rows(load(), dim) for load in (mine.load, theirs.load))
+    rows, others = (_rows(np.asarray(load()), dim) for load in (mine.load, theirs.load))
     place = {row: index for index, row in enumerate(rows)}
     if len(place) < len(rows) or set(others) != set(place):
         return None
@@ -59,12 +60,4 @@ def _rows(array: NDArray[np.generic], dim: int) -> list[bytes]:
 
 
 def _in_order(load: Loader, order_N: NDArray[np.int64], dim: int) -> Loader:
-    """Rows in that order; where each of N samples has several rows one behind the other, they stay together."""
-
-    def read() -> NDArray[np.generic]:
-        array = load()
-        each = int(array.shape[dim]) // len(order_N)
-        at = np.add.outer(order_N * each, np.arange(each, dtype=np.int64))
-        return np.take(array, at.ravel(), axis=dim)
-
-    return read
+    return lambda: InOrder(load(), order_N, dim)

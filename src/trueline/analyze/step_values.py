@@ -7,15 +7,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
+from trueline.analyze.stored import Stored, stored
 from trueline.analyze.values import Loader, StepValues, Value
 from trueline.schema.errors import RunError
 from trueline.schema.records import STAT_NAMES, UNCOUNTED
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
-from trueline.store.numbers import numbers
 from trueline.store.reader import Run
 from trueline.store.whole import Place, place_of, stats_of
 
@@ -132,9 +129,9 @@ def _loader(run: Run, step: int, rank: int, key: str, shape: tuple[int, ...]) ->
     place = {"micro": 0, "phase": "", "name": "", "call": 0, "slot": ""}
     row = {**place, "step": step, "rank": rank, "tensor": key, "shape": shape}
 
-    def load() -> NDArray[np.generic]:
+    def load() -> Stored:
         try:
-            return numbers(run.tensor(row))
+            return stored(run.tensor(row))
         except RunError as error:
             raise RunError(f"{error} Copy the Run again; without that file its statistics are compared.") from None
 

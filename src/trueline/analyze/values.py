@@ -9,9 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from trueline.analyze.stored import Stored
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 
@@ -19,9 +17,9 @@ _RETURNED = re.compile(r"out(\d.*|\.\D.*)")
 """Slots of what a call returned, as ``capture.record.arguments.outputs`` names them: ``out0``, ``out0.2``, ``out.x``.
 """
 
-Loader = Callable[[], NDArray[np.generic]]
-"""Reads a stored value whole, as an array of its shape: float32 for what NumPy has no type for (bfloat16, float8).
-Raises ``RunError`` where it is gone or damaged."""
+Loader = Callable[[], Stored]
+"""Opens a stored value; float32 for what NumPy has no type for (bfloat16, float8). Raises ``RunError`` where it is gone
+or damaged."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

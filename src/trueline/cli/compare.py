@@ -30,6 +30,12 @@ def command(
     xlsx: Annotated[str | None, typer.Option(help="Write every row to an Excel workbook.", metavar="FILE")] = None,
     html: Annotated[str | None, typer.Option(help="Write one self-contained HTML file.", metavar="FILE")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
+    memory: Annotated[
+        int,
+        typer.Option(
+            help="Memory that comparing stored values may take, however large they are.", metavar="MIB", min=1
+        ),
+    ] = 256,
     all: Annotated[bool, typer.Option("--all", help="Print every row.")] = False,
     json: Json = False,
 ) -> None:
@@ -45,7 +51,8 @@ def command(
 
     targets = _targets(csv, xlsx, html, overwrite=overwrite)
     opened = _open(run), _open(ref)
-    result = _compared(*opened, _tolerance(tolerance), _names(names), steps, ranks)
+    asked = {"tolerance": _tolerance(tolerance), "names": _names(names), "steps": steps, "ranks": ranks}
+    result = _compared(*opened, {**asked, "max_bytes": memory * 2**20})
     story = _story(result, *opened)
     written = _write(targets, result, story)
     if json:
@@ -96,20 +103,12 @@ def _names(given: str | None) -> NameMap | None:
     return NameMap.load(given)
 
 
-def _compared(
-    run: Run,
-    ref: Run,
-    tolerance: Tolerance | None,
-    names: NameMap | None,
-    steps: list[int] | None,
-    ranks: list[int] | None,
-) -> Comparison:
+def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
     from rich.console import Console
     from rich.progress import Progress
 
     from trueline.analyze.compare import compare
 
-    asked: dict[str, Any] = {"tolerance": tolerance, "names": names, "steps": steps, "ranks": ranks}
     given = {name: value for name, value in asked.items() if value}
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
