@@ -30,7 +30,7 @@ CASES: tuple[tuple[int, Heap, int], ...] = (
 )
 """Width of the model, what the heap does, and runs whose median counts."""
 
-LIBRARIES = ("pyarrow.compute", "pyarrow.parquet", "pydantic.main", "fsspec.implementations.local")
+LIBRARIES = ("pyarrow.parquet", "pydantic.main", "fsspec.implementations.local")
 """What a rank needs of other projects, beside torch and NumPy; ``pydantic`` by itself would load little of pydantic."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h

@@ -340,3 +340,18 @@ def test_a_file_size_limit_keeps_what_was_taken(tmp_path):
     run = Run(tmp_path)
     assert run.steps.tolist() == list(range(num_taken))
     assert not [text for text in run.problems if not text.startswith("rank 0")]
+
+
+def test_writing_leaves_out_the_library_of_computations():
+    """It would cost every rank 9 MiB."""
+    program = (
+        "import sys, tempfile\n"
+        "from trueline.store.writer import RunWriter\n"
+        "writer = RunWriter(tempfile.mkdtemp() + '/run', rank=0, seal_steps=2)\n"
+        "for step in range(5):\n"
+        "    writer.write({'step': step, 'loss': 1.0, 'lr': [0.1]})\n"
+        "    writer.write({'step': step, 'sketch': [1.0, 2.0]})\n"
+        "writer.close()\n"
+        "sys.exit('pyarrow.compute' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
