@@ -1,6 +1,6 @@
 """Measure what watching costs and rewrite the tables in benchmarks/overhead/README.md.
 
-    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|reading|memory|samples|growth ...]
+    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|reading|memory|samples|growth ...] [--keep]
 
 Steps: one process group trains one copy of a model per mode, and every round takes one step of every mode in rotating
 order, between barriers, so that whatever else the machine does hits all modes alike. A mode's ratio is the median
@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.overhead import growth, memory, reading, samples, steps
-from benchmarks.place import head
+from benchmarks.place import facts, head
 
 HERE = Path(__file__).parent
 PARTS = {"steps": steps, "reading": reading, "memory": memory, "samples": samples, "growth": growth}
@@ -31,18 +31,37 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--keep", action="store_true", help="put the sections of the chosen parts into the page")
     chosen = parser.parse_args()
+    origin = facts(_command(chosen))
     sections = []
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen.part or PARTS:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             sections.append(PARTS[name].measure(ranks=chosen.ranks, rounds=chosen.rounds, folder=Path(folder)))
-    text = "\n\n".join(sections)
-    print(text)
+    print("\n\n".join(sections))
+    page = HERE / "README.md"
     if set(chosen.part or PARTS) == set(PARTS):
-        command = f"python -m benchmarks.overhead --ranks {chosen.ranks} --rounds {chosen.rounds}"
-        title = head("What watching costs", command=command)
-        (HERE / "README.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+        text = [head("What watching costs", command=_command(chosen)), *sections]
+        page.write_text("\n\n".join(text) + "\n", encoding="utf-8")
+    elif chosen.keep:
+        page.write_text(with_sections(page.read_text(encoding="utf-8"), sections, origin), encoding="utf-8")
+
+
+def with_sections(page: str, sections: list[str], origin: dict[str, str]) -> str:
+    """The page with sections in the place of those of the same title, each saying where it comes from."""
+    top, *others = page.rstrip("\n").split("\n\n## ")
+    told = f"From `{origin['command']}`: {origin['machine']}; commit {origin['commit']}, {origin['date']}."
+    for section in sections:
+        title, _, text = section.removeprefix("## ").partition("\n")
+        at = next(index for index, other in enumerate(others) if other.startswith(f"{title}\n"))
+        others[at] = f"{title}\n\n{told}\n{text}"
+    return "\n\n## ".join([top, *others]) + "\n"
+
+
+def _command(chosen: argparse.Namespace) -> str:
+    parts = "".join(f" --part {part}" for part in chosen.part or ())
+    return f"python -m benchmarks.overhead --ranks {chosen.ranks} --rounds {chosen.rounds}{parts}"
 
 
 if __name__ == "__main__":

@@ -19,13 +19,16 @@ from torch import nn
 
 from trueline.testing.ranks import Ranks
 
-STEPS = 8
+STEPS = {WIDTH: 8, 3 * WIDTH: 8, 11 * WIDTH // 2: 3}
+"""By width of the model: the largest has 202M parameters, and its steps take seconds."""
+
 Mode = Literal["bare", "libraries imported", "every step"]
 MODES: tuple[Mode, ...] = ("bare", "libraries imported", "every step")
 Heap = Literal["as it is", "gives back"]
 CASES: tuple[tuple[int, Heap, int], ...] = (
     (WIDTH, "gives back", 1),
     (3 * WIDTH, "gives back", 1),
+    (11 * WIDTH // 2, "gives back", 1),
     (WIDTH, "as it is", 3),
 )
 """Width of the model, what the heap does, and runs whose median counts."""
@@ -36,9 +39,10 @@ LIBRARIES = ("pyarrow.parquet", "pydantic.main", "fsspec.implementations.local")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
 
 INTRODUCTION = (
-    f"Peak resident memory of the largest of 2 ranks, {STEPS} steps. By default glibc learns to keep what is freed "
-    "on its heap, where a few small blocks in between stop it from being used again: the peak of a bare run, too, then "
-    "depends on the order of allocations. Where the heap gives back at once (`MALLOC_MMAP_THRESHOLD_=262144 "
+    f"Peak resident memory of the largest of 2 ranks, {STEPS[WIDTH]} steps ({min(STEPS.values())} of the largest "
+    "model). By default glibc learns to keep what is freed on its heap, where a few small blocks in between stop it "
+    "from being used again: the peak of a bare run, too, then depends on the order of allocations. Where the heap "
+    "gives back at once (`MALLOC_MMAP_THRESHOLD_=262144 "
     "MALLOC_TRIM_THRESHOLD_=131072`), what is left is what is really held. Code is pages of files, which the ranks of "
     "one machine share and each is charged for in full: of the same ranks, the private column is what no other process "
     "shares (unique set size), and the proportional one charges each of those that share a page with its part of it. "
@@ -124,7 +128,7 @@ def train(rank: int, world: int, width: int, heap: Heap, mode: Mode, out: str) -
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
     watch = trueline.watch(ddp, optimizer, out=out, plan={"every": 1}) if mode == "every step" else None
     seen = []
-    for step in range(STEPS):
+    for step in range(STEPS[width]):
         ddp(tokens(step, rank)).backward()
         seen.append(psutil.Process().memory_full_info())
         optimizer.step()

@@ -35,3 +35,15 @@ def test_one_reading_is_held_against_a_dot_product(tmp_path, monkeypatch):
     table = reading.measure(ranks=1, rounds=1, folder=tmp_path).splitlines()
     assert [line.rsplit(" | ", 1)[1] for line in table if line.startswith("| a dot product")] == ["1.00 |"]
     assert any(line.startswith("| norms and sketches |") for line in table)
+
+
+def test_a_section_is_put_in_the_place_of_its_own_and_says_where_it_comes_from():
+    from benchmarks.overhead.__main__ import with_sections
+
+    page = (
+        "# Costs\n\n- command: `all`\n\n## Step time\n\nold times\n\n## Memory\n\nold rows\n\n## Growth\n\nold growth\n"
+    )
+    origin = {"command": "one", "machine": "m", "commit": "c", "date": "d"}
+    assert with_sections(page, ["## Memory\n\nnew rows"], origin) == page.replace(
+        "old rows", "From `one`: m; commit c, d.\n\nnew rows"
+    )
