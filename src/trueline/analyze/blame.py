@@ -77,7 +77,7 @@ def _input_differs(found: Sequence[First]) -> Finding:
         found[:1],
         next=(
             "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step.",
-            _look(step, value),
+            look(step, value),
         ),
     )
 
@@ -124,7 +124,7 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = value_of(first)
     claim = f"At {value.site} calls take other values than in the reference: the two connect their calls differently."
-    next = ("Compare the forward methods of both models at this call.", _look(step, value))
+    next = ("Compare the forward methods of both models at this call.", look(step, value))
     return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
 
 
@@ -132,7 +132,7 @@ def _update_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
     claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {explain(step, first)}"
     same = "Build both optimizers from one configuration, and compare their param_groups."
-    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, _look(step, value_of(first))))
+    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, look(step, value_of(first))))
 
 
 def _first_divergence(found: Sequence[First]) -> Finding:
@@ -149,7 +149,7 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         claim,
         found[:1],
         ranks=tuple(sorted(there)) or value.ranks,
-        evidence={"why": why, "where": at, "beyond": len(found), "arguments": _arguments(step, first)},
+        evidence={"why": why, "where": at, "beyond": len(found), "arguments": differing_arguments(step, first)},
         next=_next(step, first, why),
     )
 
@@ -162,7 +162,7 @@ def explain(step: Step, row: Compared) -> str:
     names = list(_differing_params(step, row))
     if names:
         return f"its inputs agree, its weight {', '.join(names[:2])} does not."
-    different = _arguments(step, row)
+    different = differing_arguments(step, row)
     if different:
         told = "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in different.items())
         return f"its inputs agree, its arguments do not: {told}."
@@ -178,7 +178,7 @@ def _differing_params(step: Step, row: Compared) -> list[str]:
     return [name for root, name in wrong.items() if root in sources and name is not None]
 
 
-def _arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
+def differing_arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
     """Arguments of the call of a value that differ between the runs, by name or place."""
     site = value_of(row).site
     phase = "fwd" if site.phase == "bwd" else site.phase
@@ -305,19 +305,20 @@ def _finding(
 
 
 def _next(step: Step, row: Compared, why: str) -> tuple[str, ...]:
-    look = _look(step, value_of(row))
+    seen = look(step, value_of(row))
     if "random" in why:
-        return ("Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).", look)
+        return ("Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).", seen)
     if "its weight" in why:
-        return ("Load the same checkpoint into both runs, then compare again.", look)
+        return ("Load the same checkpoint into both runs, then compare again.", seen)
     if "arguments do not" in why:
-        return ("Make the arguments the same, then compare again.", look)
+        return ("Make the arguments the same, then compare again.", seen)
     if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
-        return (look,)
-    return (look, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
+        return (seen,)
+    return (seen, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
 
 
-def _look(step: Step, value: Value) -> str:
+def look(step: Step, value: Value) -> str:
+    """The command that shows the call of a value."""
     return f"Look at it: trueline info {step.run.path} --site '{value.site.name}' --step {step.step} --stacks"
 
 

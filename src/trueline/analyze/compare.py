@@ -19,6 +19,7 @@ from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tenso
 from trueline.analyze.divergence import NONFINITE, Compared, Divergence
 from trueline.analyze.expected import coarser
 from trueline.analyze.judged_step import Step, value_of
+from trueline.analyze.late import late_fault, with_late
 from trueline.analyze.naming import NameMap
 from trueline.analyze.positions import UNORDERED
 from trueline.analyze.sides import Arrangement, arrange
@@ -90,6 +91,9 @@ def compare(
         )
         judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows, before))
     findings, first = blame(mine, theirs, judged)
+    late = late_fault(judged, before=first)
+    if late is not None:
+        findings, first, judged = with_late(findings, late.finding), late.first, list(late.steps)
     rows = [_row(step, compared) for step in judged for compared in step.rows]
     return Comparison(
         run=mine.path,

@@ -122,10 +122,23 @@ def log_probability(score: float, before: Floats) -> float:
     0 where it is not among the largest, or where the largest are all equal.
     """
     num = len(before)
-    k = min(TAIL, max(num // 3, 1))
+    k = tail_size(num)
     ordered = np.partition(before, num - k - 1)
-    threshold, excesses = float(ordered[num - k - 1]), ordered[num - k :] - ordered[num - k - 1]
-    mean = float(excesses.mean())
+    return log_tail(score, ordered[num - k - 1 :], num)
+
+
+def tail_size(num: int) -> int:
+    """How many of the largest of ``num`` scores the tail is estimated from."""
+    return min(TAIL, max(num // 3, 1))
+
+
+def log_tail(score: float, largest: Floats, num: int, *, least_mean: float = 0.0) -> float:
+    """``log_probability`` after ``num`` scores of which ``largest`` are the ``tail_size(num)`` largest and, first, the
+    one below them. Their mean excess is taken for ``least_mean`` at least.
+    """
+    k = len(largest) - 1
+    threshold = float(largest[0])
+    mean = max(float((largest[1:] - threshold).mean()), least_mean)
     if score <= threshold or mean <= 0:
         return 0.0
     return math.log((k + 1) / (num + 1)) - k * math.log1p((score - threshold) / (k * mean))
