@@ -7,10 +7,14 @@ communicators.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import hashlib
 import logging
+import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,15 +31,16 @@ PATIENCE_S = 10.0
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Team:
-    """The N workers whose gradients are averaged together; ``group`` is Trueline's own gloo group, None for one
-    worker.
+    """The N workers whose gradients are averaged together; ``group`` is Trueline's own, None for one worker and once it
+    was given back. ``under_way`` are sums that were not done when last looked at.
     """
 
     ranks: tuple[int, ...]
     rank: int
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroupGloo | None
+    under_way: list[dist.Work] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -47,6 +52,30 @@ class Team:
         """This worker's position among the N."""
         return self.ranks.index(self.rank)
 
+    def give_back(self) -> None:
+        """Let go of the group, and so of its threads and sockets. Never waits for another rank: what this one has
+        received in full does not need the others any more.
+        """
+        group, self.group = self.group, None
+        left = [work for work in self.under_way if not work.is_completed()]
+        self.under_way = []
+        if left:  # gloo's destructor would wait for ranks that may be gone, also at exit: it is never to run
+            for owned in (group, *left):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
+
+    def share(self, told: Any) -> Any:
+        """What the first worker is given here, on all of them (by pickle)."""
+        if self.group is None:
+            return told
+        data = pickle.dumps(told) if self.index == 0 else b""
+        size = torch.tensor([len(data)])
+        self.group.broadcast(size, root=0).wait()
+        content = torch.zeros(int(size), dtype=torch.uint8)
+        if self.index == 0:
+            content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self.group.broadcast(content, root=0).wait()
+        return pickle.loads(content.numpy().tobytes())
+
 
 def make_team(process_group: dist.ProcessGroup | None) -> Team:
     """The Team of ``process_group`` (None: the default group; a single worker where none is initialised).
@@ -57,16 +86,20 @@ def make_team(process_group: dist.ProcessGroup | None) -> Team:
         return Team(ranks=(0,), rank=0, group=None)
     ranks = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
     rank = dist.get_rank()
-    if len(ranks) == 1:
-        return Team(ranks=ranks, rank=rank, group=None)
-    group = dist.new_group(
-        list(ranks),
-        backend="gloo",
-        timeout=datetime.timedelta(minutes=10),
-        use_local_synchronization=len(ranks) != dist.get_world_size(),
-        group_desc="trueline",
-    )
-    return Team(ranks=ranks, rank=rank, group=group)
+    return Team(ranks=ranks, rank=rank, group=_connected(ranks, rank) if len(ranks) > 1 else None)
+
+
+def _connected(ranks: tuple[int, ...], rank: int) -> dist.ProcessGroupGloo:
+    """A gloo group of ``ranks``, met through the store of the default group.
+
+    It is none of torch's list: the names that torch gives to the groups of the user depend on how many are in there,
+    and where one was destroyed, a later one of the same ranks may get its name and meet at its old addresses.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    name = f"trueline/{hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()}"
+    others_before = store.add(f"{name}/came", 1) - 1
+    meeting = dist.PrefixStore(f"{name}/{others_before // len(ranks)}", store)
+    return dist.ProcessGroupGloo(meeting, ranks.index(rank), len(ranks), timeout=datetime.timedelta(minutes=10))
 
 
 @dataclass
@@ -110,7 +143,9 @@ def start(team: Team, *, step: int, scalars: Sequence[float], sums: Array) -> Pe
     flat[team.index * width : (team.index + 1) * width] = scalars
     flat[team.size * width :] = sums
     buffer = torch.from_numpy(flat)
-    work = dist.all_reduce(buffer, group=team.group, async_op=True) if team.group is not None else None
+    work = team.group.allreduce([buffer]) if team.group is not None else None
+    if work is not None:
+        team.under_way = [*(other for other in team.under_way if not other.is_completed()), work]
     return Pending(step=step, buffer=buffer, work=work, block=(team.size, width))
 
 

@@ -117,7 +117,9 @@ class Watch:
         self._recorder.loader = probe
 
     def close(self) -> None:
-        """Write what is left and take all hooks off. Called again, or at exit, it does nothing."""
+        """Write what is left, take all hooks off and give back the connections between ranks. Called again, or at
+        exit, it does nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -126,6 +128,7 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._recorder.close()
+        self._recorder.team.give_back()
 
     def __enter__(self) -> Watch:
         return self
@@ -188,8 +191,9 @@ class Watch:
             self._recorder.after_update()
 
     def _before_destroy(self, group: dist.ProcessGroup | None = None) -> None:
-        if group is None or group is self._recorder.team.group:
+        if group is None or group is dist.group.WORLD:
             self._recorder.stop_exchange()
+            self._recorder.team.give_back()
 
     def _marks_the_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer's update ends a step: the one that was given, else the first that trains the model."""
@@ -272,12 +276,11 @@ def _open_together(team: Team, make_sink: SinkMaker, job: Job) -> tuple[Sink, St
             failure = error
         except OSError as error:
             failure = InputError(str(error))
-    if team.group is not None:
-        told: list[Any] = [failure, dataclasses.replace(start, manifest=None)]
-        dist.broadcast_object_list(told, src=team.ranks[0], group=team.group)
-        failure, start = told[0], start if team.index == 0 else told[1]
+    failure, shared = team.share((failure, dataclasses.replace(start, manifest=None)))
     if failure is not None:
+        team.give_back()
         raise failure
+    start = start if team.index == 0 else shared
     if sink is None:
         sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=start)
     return sink, start
