@@ -213,16 +213,22 @@ def _as_refs(
 ) -> tuple[weakref.ref[torch.optim.Optimizer], ...]:
     if optimizer is None:
         return ()
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return (weakref.ref(optimizer),)
-    inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap the optimizer under this name
-    if isinstance(inner, torch.optim.Optimizer):
-        return (weakref.ref(inner),)
-    if isinstance(optimizer, (list, tuple)) and all(isinstance(one, torch.optim.Optimizer) for one in optimizer):
-        return tuple(weakref.ref(one) for one in optimizer)
+    several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+    inner = [_innermost(one) for one in several]
+    if all(isinstance(one, torch.optim.Optimizer) for one in inner):
+        return tuple(weakref.ref(one) for one in inner)
     raise CaptureError(
         f"optimizer is a {type(optimizer).__name__}. Pass a torch.optim.Optimizer, a list of them, or leave it out."
     )
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer whose step torch's hooks see, inside of those that Accelerate (which are optimizers too) and
+    Lightning wrap around it.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _forward_module(model: nn.Module) -> nn.Module | None:
