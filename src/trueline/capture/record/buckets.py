@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trueline.capture.adapters.base import uncompiled
 from trueline.capture.layout import clean_name
 from trueline.capture.record.arguments import Slots
+from trueline.capture.record.functions import ENGINE
+
+_PRE_FORWARD = getattr(getattr(nn.parallel.DistributedDataParallel, "_pre_forward", None), "__code__", None)
+"""The function of DDP in which it cuts its buckets anew."""
 
 
 class Bucket(NamedTuple):
@@ -56,6 +61,15 @@ class Buckets:
             return None
         self._next += 1
         return bucket
+
+
+def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
+    """Whether DDP's reducer, which ``frame`` has called, tells the other ranks how it cuts its buckets, or asks which
+    parameters they have used: numbers of its own, that say nothing of the training.
+    """
+    if any(x.dtype is not torch.int32 for x in sent):
+        return False
+    return frame is None or frame.f_code is ENGINE or frame.f_code is _PRE_FORWARD
 
 
 class _NoMemory(TorchDispatchMode):

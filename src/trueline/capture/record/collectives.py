@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trueline.capture.record.arguments import Slots, inputs
-from trueline.capture.record.buckets import Buckets
+from trueline.capture.record.buckets import Buckets, is_bookkeeping
 from trueline.capture.record.dispatched import dispatched
 from trueline.capture.record.guard import Fails, Guard
 from trueline.capture.record.modules import in_backward
@@ -47,15 +48,15 @@ class _Pending:
 
 
 class Collectives:
-    """Listens while attached. ``begin(name, args, inputs)`` is called before a collective and returns a token, or None
-    where it is not recorded; ``end(token, outputs, note)`` when its result is there, or will not be looked at (``note``
-    says why). An exception of ours goes to ``session``.
+    """Listens while attached. ``begin(name, args, inputs, frame)`` is called before a collective and returns a token,
+    None where it is not recorded; ``end(token, outputs, note)`` when its result is there, or will not be looked at
+    (``note`` says why). An exception of ours goes to ``session``.
     """
 
     def __init__(
         self,
         *,
-        begin: Callable[[str, str, Slots], Any],
+        begin: Callable[[str, str, Slots, FrameType | None], Any],
         end: Callable[[Any, Slots, str | None], None],
         buckets: Buckets,
         session: Fails,
@@ -84,17 +85,18 @@ class Collectives:
 
     # -- while a collective runs -----------------------------------------------------------------------------------
 
-    def begins(self, op: Any, args: tuple[Any, ...]) -> _Pending | None:
+    def begins(self, op: Any, args: tuple[Any, ...], frame: FrameType | None) -> _Pending | None:
         """See ``Listener``."""
         with Guard(self._session):
-            self._take(_is_done)
             name = op._schema.name.removeprefix("c10d::")
             place = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
             group = dist.ProcessGroup.unbox(args[place])  # type: ignore[attr-defined]
             given, got = _sides(name, args, place=place, rank=group.rank())
+            if is_bookkeeping(frame, [x for _, x in given or got]):
+                return None
             bucket = self._buckets.of(group, given) if in_backward() else None
             text = self._described(op, args, place, group, bucket)
-            token = self._begin(name.removesuffix("_"), text, given)
+            token = self._begin(name.removesuffix("_"), text, given, frame)
             if token is not None:
                 return _Pending(token, got, _versions(got) if place == 1 else (), by_ddp=bucket is not None)
         return None
@@ -118,7 +120,7 @@ class Collectives:
     def after_backward(self) -> None:
         """A backward pass has ended, and with it what DDP's reducer waits for."""
         with Guard(self._session):
-            self._take(lambda pending: pending.by_ddp or _is_done(pending))
+            self._take(lambda pending: pending.by_ddp)
 
     def finish(self) -> None:
         """The step ends: look at what is done without anyone having waited for it in Python."""

@@ -7,7 +7,9 @@ seen the call already, and what is below is the backend itself. They are registe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +25,10 @@ _SILENT = frozenset({"barrier", "monitored_barrier_", "check_for_nan"})
 class Listener(Protocol):
     """Told of collectives; never raises."""
 
-    def begins(self, op: Any, args: tuple[Any, ...]) -> Any:
-        """``op`` of ``c10d`` is about to be called; what is returned is given to ``has_begun``."""
+    def begins(self, op: Any, args: tuple[Any, ...], frame: FrameType | None) -> Any:
+        """``op`` of ``c10d`` is about to be called, by C++ or by ``frame``, the innermost of Python. What is returned
+        is given to ``has_begun``.
+        """
         ...
 
     def has_begun(self, token: Any, result: Any) -> None:
@@ -75,9 +79,10 @@ class Dispatched:
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             if is_tracing():
                 return op.redispatch(keyset & below, *args, **kwargs)
+            frame = sys._getframe().f_back
             self._under_way.append(None)
             try:
-                told = [(listener, listener.begins(op, args)) for listener in tuple(self._listeners)]
+                told = [(listener, listener.begins(op, args, frame)) for listener in tuple(self._listeners)]
                 result = op.redispatch(keyset & below, *args, **kwargs)
                 for listener, token in told:
                     listener.has_begun(token, result)

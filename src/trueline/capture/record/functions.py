@@ -61,7 +61,7 @@ _WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch.
 _COMPILED = "torch._functorch._aot_autograd."
 """Modules that run what AOTAutograd has made of a backward pass."""
 
-_ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code__", None)
+ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code__", None)
 """The function through which Python enters the engine."""
 
 _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor"})
@@ -154,7 +154,7 @@ def _is_inside(frame: FrameType | None) -> bool:
     """Whether the call is part of one that autograd's engine has made: a kernel that a ``__torch_dispatch__`` of the
     user's is shown, or the backward pass of something compiled. In a forward pass both are seen as a whole.
     """
-    while frame is not None and frame.f_code is not _ENGINE:
+    while frame is not None and frame.f_code is not ENGINE:
         if frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals.get("__name__", "").startswith(_COMPILED):
             return True
         frame = frame.f_back

@@ -315,13 +315,12 @@ class Session:
             for call, slot in zip(places[::2], places[1::2], strict=True):
                 self._buffer.see(call, [(slot, gradient)], phase="bwd")
 
-    def _begin_collective(self, operator: str, args: str, slots: arguments.Slots) -> Call | None:
+    def _begin_collective(self, op: str, args: str, slots: arguments.Slots, frame: FrameType | None) -> Call | None:
         module = self._running[-1].name if self._running else ""
-        name = f"{module}.{operator}" if module else operator
+        name = f"{module}.{op}" if module else op
         if not self._open or self._quiet or not self._selection.enters("comm", name):
             return None
-        frame = sys._getframe(2)
-        call = self._call("comm", name, kind="collective", api=f"torch.distributed.{operator}", frame=frame)
+        call = self._call("comm", name, kind="collective", api=f"torch.distributed.{op}", frame=frame)
         call.module, call.args = module, args
         self._see_sent(call, slots)
         return call
