@@ -10,8 +10,10 @@ root of the sum of the squares of those of what it was made from, and u what its
 is held against the same value's d at the steps before: a jump is d minus the logarithm of the root mean square of e^d
 there. How large jumps are while nothing is wrong, the pair of runs shows itself: each earlier step's d over that of
 the other earlier steps, of all values of the pass, and the jumps of those calls of this step that ran before, which
-cannot be the consequence of this one. If the next jump is exchangeable with these, ``spikes.log_tail`` says how likely
-one as large is; and adding up over all values and steps that are judged bounds how often a healthy pair is blamed.
+cannot be the consequence of this one. (The first step is a past for the others and no jump: parameters are equal there
+or differ by a rounding, as never again.) If the next jump is exchangeable with these, ``spikes.log_tail`` says how
+likely one as large is; and adding up over all values and steps that are judged bounds how often a healthy pair is
+blamed.
 
 What is assumed and not proven is that jumps are exchangeable. ``benchmarks/compare/late`` measures what comes of it.
 
@@ -55,6 +57,10 @@ FEWEST_ELEMENTS = 16
 LEAST_MEAN = 0.3
 """The k largest jumps are taken to exceed the next one by so much on average at least: a past that hardly moved may
 yet. Those of healthy pairs do by 0.1 to 0.5 (``benchmarks/compare/late``)."""
+
+VISIBLE = 16 * UNIT_ROUNDOFF["float32"]
+"""What statistics do not show of a difference, relative: by so much may sums that the recorder took be off
+(``distance``), and u is no less where a difference was measured by them."""
 
 _MOST = 10.0
 """A relative difference is taken for no more than this; so are NaN and infinities that differ."""
@@ -130,7 +136,7 @@ class _Table:
         for s in range(1, len(self._added)):
             known_K = np.isfinite(square_KS[:, :s]).sum(axis=1)
             total_K = np.nansum(square_KS[:, :s], axis=1)
-            past = _Past(_apart(self._log_KS[:, :s], square_KS[:, :s], known_K, total_K))
+            past = _Past(_apart(self._log_KS[:, 1:s], square_KS[:, 1:s], known_K, total_K))
             for k, each in sorted(self._rows[s].items(), key=lambda item: item[1].place):
                 if not known_K[k]:
                     continue
@@ -147,7 +153,7 @@ class _Table:
 
 
 def _apart(log_KS: Floats, square_KS: Floats, known_K: NDArray[np.int64], total_K: Floats) -> Floats:
-    """[n] of each step and value, the jump from the other steps."""
+    """[n] of each of these steps and values, the jump from the other steps, of which there are ``known_K`` - 1."""
     several = known_K > 1
     others_KS = total_K[several, None] - np.nan_to_num(square_KS[several])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -185,7 +191,7 @@ def _added(step: Step) -> Iterator[_Added]:
         if m is None or not taken:
             continue
         unit = UNIT_ROUNDOFF[coarser(row.mine.dtype, row.theirs.dtype)]
-        u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit))
+        u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
         before = math.hypot(u, *taken)
         site = value_of(row).site
         key = site.micro, site.phase, site.name, site.call, site.slot
@@ -194,6 +200,10 @@ def _added(step: Step) -> Iterator[_Added]:
 
 def _is_first_sighting(row: Compared) -> bool:
     return row.root == row.place
+
+
+def _is_exact(row: Compared) -> bool:
+    return row.distance is not None and row.distance.how == "tensor"
 
 
 def _rel(row: Compared) -> float | None:
