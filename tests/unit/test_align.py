@@ -171,6 +171,30 @@ def test_calls_that_move_what_comes_from_the_same_call_are_twins_whatever_its_sh
     assert twins["fwd/m.reshape#0:in0"] == "fwd/m.reshape#0:in0"
 
 
+def update(made, name, shape):
+    """What Adam does with one parameter."""
+    at = len(made.values)
+    made.add(name, "value", kind="param", phase="param", args=None, shape=shape)
+    made.add(name, "grad", kind="param", phase="grad", args=None, shape=shape)
+    made.add("Adam.add_", "in0 out0", module="Adam", phase="opt", shape=())
+    made.add("Adam.lerp_", f"in0 in1={at + 1} out0", module="Adam", phase="opt", shape=shape)
+    state = len(made.values) - 1
+    made.add("Adam.sqrt", f"in0={state} out0", module="Adam", phase="opt", shape=shape)
+    return made.add("Adam.addcdiv_", f"in0={at} in1={state} out0", module="Adam", phase="opt", shape=shape)
+
+
+def test_calls_of_the_optimizer_are_twins_where_they_work_on_one_parameter():
+    sides = [model() for _ in range(2)]
+    for side, names in zip(sides, ("abc", "cxa"), strict=True):
+        for name in names:
+            update(side, f"layers.{name}", (3,))
+    found = align(*(side.step for side in sides), NameMap())
+    opt = [pair for pair in found.pairs if pair.mine is not None and pair.mine.site.phase == "opt"]
+    twins = {pair.mine.site.call: pair.theirs.site.call if pair.theirs else None for pair in opt}
+    assert {pair.mine.api for pair in opt} == {f"torch.{name}" for name in ("add_", "lerp_", "sqrt", "addcdiv_")}
+    assert twins == {0: 2, 1: None, 2: 0}
+
+
 def test_inputs_by_name_are_twins_of_those_by_position():
     mine = Steps().add("m", "in0", kind="module", module="LM").add("m.linear", "in0 weight out0", module="m")
     theirs = Steps().add("m", "in0", kind="module", module="LM").add("m.linear", "input in1 out0", module="m")

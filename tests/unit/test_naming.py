@@ -73,6 +73,8 @@ def test_a_map_may_start_from_a_built_in_one(tmp_path):
         ("rename = 3", "'rename' in map '{}' must be a table of texts"),
         ('built_in = "hf-vlm"', "There are hf-vllm, hf-sglang, hf-megatron."),
         ('[merge]\n"q" = "qkv"', "A merge of 'q' into 'qkv' cannot be read."),
+        ('[merge]\n"q, k" = {into = "qk"}', "The merge of 'q, k' in map '{}' is {{'into': 'qk'}}. Expected a name, or"),
+        ('[merge]\n"q, k" = {into = "qk", head_size = 0}', "for rows that are grouped by head {{into ="),
         ('[rename]\n"re:(" = "b"', "The rename of 're:(' to 'b' cannot be read: "),
         ('[rename]\n"a" = "*"', "has more '*' on its right side"),
         ('[rename]\n"" = "x"', "names nothing on its left side"),
@@ -133,13 +135,16 @@ def value(index, name, slot="out0", *, kind="module", phase="fwd", module="LM", 
     )  # fmt: skip
 
 
-def test_a_rule_that_fits_no_name_of_either_run_is_refused_with_near_ones():
+def test_a_rule_that_fits_no_name_of_either_run_is_refused_with_near_ones(tmp_path):
     mine, theirs = [value(0, "layers.0.attn.q_proj")], [value(0, "layers.0.attn.qkv_proj")]
     with pytest.raises(InputError, match=r"'attnn' in 'attnn=attention' matches no name .* Did you mean 'attn'\?"):
         vocabularies(mine, theirs, NameMap.load("attnn=attention"))
     with pytest.raises(InputError, match=r"'v_proj' in 'q_proj,v_proj=qkv_proj' matches no name"):
         vocabularies(mine, theirs, NameMap.load("q_proj,v_proj=qkv_proj"))
     vocabularies(mine, theirs, NameMap.load("attn=attention"))
+    (tmp_path / "map.toml").write_text('built_in = "hf-megatron"\n[rename]\n"attnn" = "attention"\n')
+    with pytest.raises(InputError, match=r"'attnn' in map '.*map.toml' matches no name .* Did you mean 'attn'\?"):
+        vocabularies(mine, theirs, NameMap.load(tmp_path / "map.toml"))
     for name in BUILT_IN:
         vocabularies(mine, theirs, NameMap.load(name))
 

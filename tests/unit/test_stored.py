@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,20 @@ import pytest
 
 from trueline.analyze.difference import describe_difference
 from trueline.analyze.distance import tensor_distance
-from trueline.analyze.stored import Encoded, Held, InOrder, Scaled, SideBySide, Stored, Sum, placed, stored
+from trueline.analyze.stored import (
+    Encoded,
+    Held,
+    InOrder,
+    Permuted,
+    Scaled,
+    SideBySide,
+    Stored,
+    Sum,
+    in_groups,
+    layouts,
+    placed,
+    stored,
+)
 from trueline.schema.errors import RunError
 from trueline.store.numbers import numbers
 from trueline.store.tensors import TensorValue
@@ -100,9 +113,41 @@ def test_what_numpy_has_no_type_for_is_read_as_float32() -> None:
         stored(TensorValue("F4", (4,), np.arange(4, dtype=np.uint8)))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 5, 1, 400), (7, 6000)])
+def test_dims_in_another_order_are_those_of_numpy(shape: tuple[int, ...]) -> None:
+    array = draw(*shape)
+    for axes in permutations(range(len(shape))):
+        value, whole = Permuted(Held(array), axes), array.transpose(axes)
+        assert value.shape == whole.shape
+        assert np.array_equal(np.asarray(value), whole), axes
+        assert np.array_equal(value.read(5, array.size - 3), whole.reshape(-1)[5:-3]), axes
+
+
+def test_parts_in_groups_are_what_each_group_has_of_all() -> None:
+    """Rows by hand: 2 groups of 3 queries, a key and a value of 2 rows each."""
+    q, k, v = draw(12, 3), draw(4, 3, seed=1), draw(4, 3, seed=2)
+    whole = np.concatenate([q[:6], k[:2], v[:2], q[6:], k[2:], v[2:]])
+    assert_reads(in_groups([Held(q), Held(k), Held(v)], 0, 2), whole)
+    assert_reads(in_groups([Held(part.T.copy()) for part in (q, k, v)], 1, 2), whole.T.copy())
+
+
+def test_the_layouts_of_a_value_are_those_that_its_shape_allows() -> None:
+    array = draw(2, 3, 4, 4)
+
+    def found(*shape: int) -> list[Any]:
+        return [np.asarray(each) for each in layouts(Held(array), shape)]
+
+    assert [each.shape for each in found(6, 16)] == [(2, 3, 4, 4)]
+    swapped = found(4, 2, 3, 4)
+    assert [each.shape for each in swapped] == [(4, 2, 3, 4)] * 2
+    assert any(np.array_equal(each, array.transpose(2, 0, 1, 3)) for each in swapped)
+    assert found(8, 12) == []
+
+
 def parts_of(value: TensorValue) -> dict[str, Stored]:
     """Every way to put a value together, of parts that are views of it."""
     height = value.shape[0]
+    three = value.shaped((4, height // 4, value.shape[1]))
     cut = [stored(TensorValue("BF16", half.shape, half)) for half in np.split(value.data, 2)]
     wide = [stored(TensorValue("BF16", half.shape, half)) for half in np.split(value.data, 2, axis=1)]
     return {
@@ -113,6 +158,8 @@ def parts_of(value: TensorValue) -> dict[str, Stored]:
         "in order": InOrder(stored(value), np.arange(8), 0),
         "scaled": Scaled(stored(value), 1.0),
         "summed": Sum([stored(value)]),
+        "permuted": Permuted(Permuted(stored(three), (1, 0, 2)), (1, 0, 2)),
+        "in groups": in_groups([stored(value)], 1, 4),
     }
 
 

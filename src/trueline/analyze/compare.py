@@ -23,6 +23,7 @@ from trueline.analyze.late import late_fault, with_late
 from trueline.analyze.naming import NameMap
 from trueline.analyze.positions import UNORDERED
 from trueline.analyze.sides import Arrangement, arrange
+from trueline.analyze.stored import Stored, layouts
 from trueline.analyze.values import Value
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
@@ -138,8 +139,8 @@ def moved_since(mine: Run, theirs: Run, num_steps: int) -> float | None:
 
 def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Value, Value], Distance]:
     """The distance of two values: by their statistics where these say that they are equal or nothing more was stored,
-    else by the values themselves, whose rows need not be beside each other where they are ``UNORDERED``: then by what
-    is nearer. Without ``fingerprints`` those of the two sides say nothing about each other.
+    else by the values themselves, whose elements need not be beside each other where they are ``UNORDERED`` or laid out
+    otherwise: then by what is nearer. Without ``fingerprints`` those of the two sides say nothing about each other.
     """
 
     def measure(mine: Value, theirs: Value) -> Distance:
@@ -152,11 +153,21 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Valu
             distance = stats_distance(one, other, rows=one.numel // max(width, 1))
         if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
             return distance
-        exact = tensor_distance(mine.load(), theirs.load(), max_bytes=max_bytes)
-        unordered = UNORDERED in mine.flags | theirs.flags and distance.rel is not None
-        return min(distance, exact, key=_apart) if unordered else exact
+        exact, twin = nearest(mine.load(), theirs.load(), max_bytes=max_bytes)
+        unordered = UNORDERED in mine.flags | theirs.flags or twin is None
+        return min(distance, exact, key=_apart) if unordered and distance.rel is not None else exact
 
     return measure
+
+
+def nearest(mine: Stored, theirs: Stored, *, max_bytes: int) -> tuple[Distance, Stored | None]:
+    """The distance of two stored values in the layout in which they are nearest, and the second one in that; None where
+    no layout of theirs is known to be that of the first.
+    """
+    twins = layouts(theirs, mine.shape)
+    found = [tensor_distance(mine, each, max_bytes=max_bytes) for each in twins or [theirs]]
+    best = min(range(len(found)), key=lambda place: _apart(found[place]))
+    return found[best], twins[best] if twins else None
 
 
 def _apart(distance: Distance) -> float:
@@ -169,7 +180,9 @@ def _described(row: Judged, compared: Compared, max_bytes: int) -> Judged:
     if mine is None or theirs is None or mine.load is None or theirs.load is None:
         return row
     dtype = coarser(mine.dtype, theirs.dtype)
-    told = describe_difference(mine.load(), theirs.load(), dtype=dtype, max_bytes=max_bytes)
+    one = mine.load()
+    _, other = nearest(one, theirs.load(), max_bytes=max_bytes)
+    told = {} if other is None else describe_difference(one, other, dtype=dtype, max_bytes=max_bytes)
     return replace(row, details={**(row.details or {}), **told})
 
 

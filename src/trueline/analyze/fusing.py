@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from trueline.analyze.name_rules import Merge
 from trueline.analyze.naming import NameMap
-from trueline.analyze.stored import SideBySide
+from trueline.analyze.stored import in_groups
 from trueline.analyze.values import StepValues, Value
+from trueline.schema.errors import InputError
 
 _WEIGHTS = frozenset({"in1", "in2", "weight", "bias"})
 """Slots of a linear layer that are cut as its output is, along the first dim."""
@@ -47,6 +48,7 @@ def _merged(step: StepValues, merge: Merge, names: NameMap) -> StepValues:
         key = (site.micro, site.phase, part[1], site.call, site.slot, value.kind, "recomputed" in value.flags)
         found[value.index] = key
         groups.setdefault(key, []).append(value)
+    head_size = _head_size(step, merge, names)
     whole = {key: parts for key, parts in groups.items() if _complete(parts, merge, names)}
     values: list[Value] = []
     moved: dict[int, int] = {}
@@ -54,7 +56,7 @@ def _merged(step: StepValues, merge: Merge, names: NameMap) -> StepValues:
         key = found.get(value.index)
         if key in whole and value is not max(whole[key], key=lambda part: part.index):
             continue
-        made = value if key not in whole else _joined(_in_order(whole[key], merge, names), merge, names)
+        made = value if key not in whole else _joined(_in_order(whole[key], merge, names), merge, names, head_size)
         # The tensor of a value that was merged away has its next sighting as its first.
         root = moved.setdefault(value.root, len(values)) if key not in whole else len(values)
         values.append(replace(made, index=len(values), root=root))
@@ -75,7 +77,34 @@ def _in_order(parts: Sequence[Value], merge: Merge, names: NameMap) -> list[Valu
     return sorted(parts, key=place)
 
 
-def _joined(parts: Sequence[Value], merge: Merge, names: NameMap) -> Value:
+def _head_size(step: StepValues, merge: Merge, names: NameMap) -> int | None:
+    """Rows of one head, as the shape says that the output of the last part is brought into; None where none does."""
+    if merge.head_size is not None or not merge.grouped:
+        return merge.head_size
+    outs: dict[int, int] = {}
+    for value in step.values:
+        part = merge.part_of(names.plain(value.site.name)) if value.site.phase == "fwd" and value.returned else None
+        if part is not None and part[0] == len(merge.parts) - 1:
+            outs[value.root] = len(value.shape)
+    sizes = {value.shape[-1] for value in step.values if len(value.shape) > outs.get(value.root, len(value.shape))}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _num_groups(merge: Merge, rows: int, head_size: int | None) -> int | None:
+    """How many groups the rows of the last part are in; 1 where they are in none, None where it is not known."""
+    if not merge.grouped:
+        return 1
+    if head_size and not rows % head_size:
+        return rows // head_size
+    if merge.head_size is not None:
+        raise InputError(
+            f"The {rows} rows of '{merge.parts[-1]}' cannot be cut into heads of {merge.head_size} rows, as the map "
+            f"says for '{merge.whole}'. Give the size of a head of this model as head_size."
+        )
+    return None
+
+
+def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int | None) -> Value:
     first, last = parts[0], max(parts, key=lambda part: part.index)
     part = merge.part_of(names.plain(first.site.name))
     own = merge.part_of(first.module)
@@ -88,15 +117,16 @@ def _joined(parts: Sequence[Value], merge: Merge, names: NameMap) -> Value:
     dim = 0 if _is_weight(first) else len(first.shape) - 1
     stats = [value.stats for value in parts if value.stats is not None]
     loads = [value.load for value in parts if value.load is not None]
-    size = sum(value.shape[dim] for value in parts)
+    size, last_part = sum(value.shape[dim] for value in parts), parts[-1]
     shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
     total = functools.reduce(operator.add, stats) if len(stats) == len(parts) else None
-    stored = len(loads) == len(parts) and merge.in_order
+    groups = _num_groups(merge, last_part.shape[dim], head_size)
+    stored = len(loads) == len(parts) and groups is not None
     return replace(
         made,
         shape=shape,
         stats=None if total is None else replace(total, shape=shape, fingerprint=None),
-        load=(lambda: SideBySide([load() for load in loads], dim)) if stored else None,
+        load=(lambda: in_groups([load() for load in loads], dim, groups or 1)) if stored else None,
         note=next((value.note for value in parts if value.note), ""),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Side:
         self.gradients = [call for call in self.calls if _is_gradient(call, forward)]
         gradients = set(map(id, self.gradients))
         self.executed = [call for call in self.calls if id(call) not in gradients]
+        self._updated = updated(step.values, plain)
         self.has_places = any(value.kind in ("module", "param") or value.module for value in self.values)
 
     def kind_of(self, call: Call) -> tuple[object, ...]:
@@ -49,7 +51,7 @@ class Side:
         micro = 0 if call.phase in _OF_STEP else call.micro
         first = call.first
         place = self.plain(first.module if first.kind == "op" else call.name)
-        return micro, call.phase, first.kind, place, "recomputed" in first.flags
+        return micro, call.phase, first.kind, place, "recomputed" in first.flags, self._updated.get(first.index, "")
 
     def looks(self, call: Call) -> Looks:
         """See ``Looks``."""
@@ -92,6 +94,39 @@ class Looks:
             + 2 * (self.makers == other.makers)
             + (self.args == other.args)
         )
+
+
+def updated(values: Sequence[Value], plain: Callable[[str], str]) -> dict[int, str]:
+    """The parameter that a call of the optimizer works on, by the index of the call's first value, as ``plain`` names
+    it: that which it takes, or whose gradient or state, which is of its shape. Single numbers (a count of steps) are
+    of what comes next. Calls that work on several parameters, or on what is not known, have none.
+    """
+    names = {value.root: plain(value.site.name) for value in values if value.site.phase in ("param", "grad")}
+    found: dict[int, str] = {}
+    waiting: list[int] = []
+    calls = [call for call in _calls_of(values) if call[0].kind == "op"]
+    for call in calls if names else ():
+        known = {names[value.root] for value in call if value.root in names}
+        if len(known) == 1:
+            (name,) = known
+            shapes = {value.shape for value in call if value.root in names}
+            names |= {value.root: name for value in call if value.root not in names and value.shape in shapes}
+            found |= dict.fromkeys([*waiting, call[0].index], name)
+            waiting = []
+        elif known or any(math.prod(value.shape) > 1 for value in call):
+            waiting = []
+        else:
+            waiting.append(call[0].index)
+    return found
+
+
+def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
+    """The values of each call of the optimizer."""
+    calls: dict[tuple[object, ...], list[Value]] = defaultdict(list)
+    for value in values:
+        if value.site.phase == "opt":
+            calls[value.site.micro, value.site.name, value.site.call].append(value)
+    return list(calls.values())
 
 
 def op_of(call: Call) -> str:

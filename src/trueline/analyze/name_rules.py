@@ -62,13 +62,15 @@ class Rename:
 class Merge:
     """Modules that stand beside each other in one framework (``parts``) and are one in the other (``whole``).
 
-    ``in_order``: their outputs, one behind the other along the last dim, are that of the whole; else in another order,
-    in which only statistics compare.
+    Their outputs, one behind the other along the last dim, are that of the whole; with ``grouped``, group by group: for
+    each head of the last part what the first ones have of it, in groups of ``head_size`` rows of the last part. That is
+    read off the shapes that heads are brought into where it is None; where there are none, only statistics compare.
     """
 
     parts: tuple[str, ...]
     whole: str
-    in_order: bool = True
+    grouped: bool = False
+    head_size: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.parts) < 2 or not all(self.parts) or not self.whole or "." in "".join((*self.parts, self.whole)):
@@ -110,7 +112,7 @@ BUILT_IN: dict[str, Rules] = {
             Rename("pre_mlp_layernorm", "post_attention_layernorm"),
             Rename("mlp.linear_fc2", "mlp.down_proj"),
         ),
-        (Merge(_QKV, "linear_qkv", in_order=False), Merge(_GATE_UP, "linear_fc1")),
+        (Merge(_QKV, "linear_qkv", grouped=True), Merge(_GATE_UP, "linear_fc1")),
     ),
 }
 """By name. They are applied to both runs, in whichever order these are given."""

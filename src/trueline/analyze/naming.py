@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from trueline.analyze.name_rules import BUILT_IN, REGEX, Merge, Rename
+from trueline.analyze.name_rules import BUILT_IN, REGEX, Merge, Rename, Rules
 from trueline.analyze.values import Value
 from trueline.schema.errors import InputError
 
@@ -30,13 +30,13 @@ def plain_name(name: str) -> str:
 class NameMap:
     """What one framework calls what another calls otherwise. Applied to the names of both runs alike.
 
-    ``given`` says where it comes from, in messages. ``strict``: every rule is to fit some name of either run.
+    ``given`` says where it comes from, in messages. Each of the rules ``checked`` is to fit some name of either run.
     """
 
     renames: tuple[Rename, ...] = ()
     merges: tuple[Merge, ...] = ()
     given: str = ""
-    strict: bool = False
+    checked: Rules = ((), ())
 
     @classmethod
     def load(cls, given: str | os.PathLike[str]) -> NameMap:
@@ -48,20 +48,20 @@ class NameMap:
         if text in BUILT_IN:
             return cls(*BUILT_IN[text], given=text)
         if "=" in text and not os.path.exists(text):
-            return cls(*_of_text(text), given=f"'{text}'", strict=True)
+            return cls(*(rules := _of_text(text)), given=f"'{text}'", checked=rules)
         content = _read(Path(text))
         unknown = sorted(set(content) - set(_KEYS))
         if unknown:
             near = difflib.get_close_matches(unknown[0], _KEYS, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
             raise InputError(f"Unknown key '{unknown[0]}' in map '{text}': {hint}Keys are {', '.join(_KEYS)}.")
-        renames = [Rename(old, new) for old, new in _table(content, "rename", text).items()]
-        merges = [_merge(parts, whole) for parts, whole in _table(content, "merge", text).items()]
+        renames = tuple(Rename(old, new) for old, new in _table(content, "rename", text).items())
+        merges = tuple(_merge(parts, whole, text) for parts, whole in _table(content, "merge", text).items())
         built_in = content.get("built_in")
         if built_in is not None and built_in not in BUILT_IN:
             raise InputError(f"Map '{text}' asks for the built-in map {built_in!r}. There are {', '.join(BUILT_IN)}.")
         more = BUILT_IN[built_in] if built_in is not None else ((), ())
-        return cls((*renames, *more[0]), (*merges, *more[1]), given=f"map '{text}'", strict=built_in is None)
+        return cls((*renames, *more[0]), (*merges, *more[1]), given=f"map '{text}'", checked=(renames, merges))
 
     def plain(self, name: str) -> str:
         """``name`` as both runs are to call it, but for merges."""
@@ -69,14 +69,15 @@ class NameMap:
 
     def require_use(self, names: Collection[str]) -> None:
         """Raise ``InputError`` for a rule that fits none of ``names``, those of both runs: it was spelt wrongly."""
-        if not self.strict or not names:
+        if not names:
             return
         plain = [plain_name(name) for name in names]
         pieces = {piece for name in plain for piece in name.split(".")}
-        for rename in self.renames:
+        renames, merges = self.checked
+        for rename in renames:
             if not any(rename.fits(name) or rename.fits(whole) for name, whole in zip(plain, names, strict=True)):
                 raise InputError(_unused(self.given, rename.old, pieces))
-        for merge in self.merges:
+        for merge in merges:
             missing = next((part for part in merge.parts if part not in pieces), None)
             if missing is not None or merge.whole not in pieces:
                 raise InputError(_unused(self.given, missing or merge.whole, pieces))
@@ -99,8 +100,18 @@ def _of_text(text: str) -> tuple[tuple[Rename, ...], tuple[Merge, ...]]:
     return tuple(renames), tuple(merges)
 
 
-def _merge(parts: str, whole: str) -> Merge:
-    return Merge(tuple(part.strip() for part in parts.split(",")), whole.strip())
+def _merge(parts: str, whole: str | dict[str, Any], path: str = "") -> Merge:
+    """The merge of comma-separated ``parts`` into ``whole``: a name, or a table of a map file."""
+    names = tuple(part.strip() for part in parts.split(","))
+    if isinstance(whole, str):
+        return Merge(names, whole.strip())
+    into, head_size = whole.get("into"), whole.get("head_size")
+    if set(whole) != {"into", "head_size"} or not isinstance(into, str) or type(head_size) is not int or head_size < 1:
+        raise InputError(
+            f"The merge of '{parts}' in map '{path}' is {whole!r}. Expected a name, or for rows that are grouped by "
+            'head {into = "linear_qkv", head_size = 64}.'
+        )
+    return Merge(names, into.strip(), grouped=True, head_size=head_size)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -119,11 +130,12 @@ def _read(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], content)
 
 
-def _table(content: dict[str, Any], key: str, path: str) -> dict[str, str]:
+def _table(content: dict[str, Any], key: str, path: str) -> dict[str, Any]:
     table = content.get(key, {})
-    if not isinstance(table, dict) or not all(isinstance(new, str) for new in cast(dict[str, Any], table).values()):
+    kinds = (str, dict) if key == "merge" else (str,)
+    if not isinstance(table, dict) or not all(isinstance(new, kinds) for new in cast(dict[str, Any], table).values()):
         raise InputError(f"'{key}' in map '{path}' must be a table of texts, OLD = NEW, not {table!r}.")
-    return cast(dict[str, str], table)
+    return cast(dict[str, Any], table)
 
 
 def _unused(given: str, rule: str, pieces: set[str]) -> str:

@@ -32,11 +32,26 @@ def _differing(mine: Run, theirs: Run) -> Mapping[str, tuple[str, str]]:
     if not mine.env or not theirs.env:
         return {}
     one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
+    left_out = WAYS | {_COUNT} if all(map(_has_all_parameters, (mine, theirs))) else WAYS
     return {
         name: (one[name], other[name])
         for name in one
-        if name in other and one[name] != other[name] and name.rpartition(".")[2] not in WAYS
+        if name in other and one[name] != other[name] and name.rpartition(".")[2] not in left_out
     }
+
+
+_COUNT = "num_params"
+
+
+def _has_all_parameters(run: Run) -> bool:
+    """Whether an optimizer works on as many parameters as were recorded: how many the model has is not its setting."""
+    groups = run.env[min(run.env)].optimizer.get("groups", [])
+    if not run.has_records or not groups:
+        return False
+    first = [int(run.record_steps[0])]
+    table = cast(Any, run).records(steps=first, ranks=[run.record_ranks[0]], columns=["phase", "name"], resolve=False)
+    rows = zip(table["phase"].to_pylist(), table["name"].to_pylist(), strict=True)
+    return len({name for phase, name in rows if phase == "param"}) == sum(each.get(_COUNT, 0) for each in groups)
 
 
 def _flat(document: Any, prefix: str = "") -> dict[str, str]:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,72 @@ class InOrder(Stored):
             pieces.append(self._value.read(start, start + size))
             begin += size
         return np.concatenate(pieces)
+
+
+class Reshaped(Stored):
+    """The same elements in another shape of as many."""
+
+    def __init__(self, value: Stored, shape: Shape) -> None:
+        super().__init__(shape, value.dtype)
+        self._value = value
+
+    def _read(self, begin: int, end: int) -> NDArray[Any]:
+        return self._value.read(begin, end)
+
+
+class Permuted(Stored):
+    """A value whose dims are taken in the order of ``axes``, as ``numpy.transpose`` does it."""
+
+    def __init__(self, value: Stored, axes: Shape) -> None:
+        super().__init__(tuple(value.shape[axis] for axis in axes), value.dtype)
+        moved = max((place + 1 for place, axis in enumerate(axes) if place != axis), default=0)
+        self._value, self._axes, self._outer = value, axes, self.shape[:moved]
+        self._unit = math.prod(self.shape[moved:])
+        self._strides = [math.prod(value.shape[axis + 1 : moved]) for axis in axes[:moved]]
+
+    def _read(self, begin: int, end: int) -> NDArray[Any]:
+        if self.size <= 8 * _SHORT:
+            whole = self._value.read(0, self.size).reshape(self._value.shape)
+            return whole.transpose(self._axes).reshape(-1)[begin:end]
+        first, last = begin // self._unit, -(-end // self._unit)
+        places = np.unravel_index(np.arange(first, last), self._outer) if self._outer else ()
+        source = np.zeros(last - first, np.int64)
+        for at, stride in zip(places, self._strides, strict=True):
+            source += at * stride * self._unit
+        pieces = [np.empty(0, self.dtype)]
+        for unit, start in enumerate(source.tolist(), start=first):
+            low, high = max(begin - unit * self._unit, 0), min(end - unit * self._unit, self._unit)
+            pieces.append(self._value.read(start + low, start + high))
+        return np.concatenate(pieces)
+
+
+_MOST_LAYOUTS = 6
+
+
+def layouts(theirs: Stored, shape: Shape) -> list[Stored]:
+    """Every way in which the elements of ``theirs`` may lie beside those of a value of ``shape``: as they are, where
+    one shape is that of the other with dims taken together; else with its dims in another order, as Megatron has the
+    sequence before the batch. None where the two are laid out otherwise.
+    """
+    one, other = ({math.prod(each[:end]) for end in range(1, len(each) + 1)} for each in (shape, theirs.shape))
+    if one <= other or other <= one:
+        return [theirs]
+    if len(shape) != len(theirs.shape) or sorted(shape) != sorted(theirs.shape):
+        return []
+    orders = (axes for axes in permutations(range(len(shape))) if tuple(theirs.shape[each] for each in axes) == shape)
+    return [Permuted(theirs, axes) for axes in islice(orders, _MOST_LAYOUTS)]
+
+
+def in_groups(parts: Sequence[Stored], dim: int, num_groups: int) -> Stored:
+    """Parts that are cut into as many groups along ``dim``, the groups of all parts beside each other: for each
+    key-value head its queries, then its key and its value.
+    """
+    cut = [
+        Reshaped(part, (*part.shape[:dim], num_groups, part.shape[dim] // num_groups, *part.shape[dim + 1 :]))
+        for part in parts
+    ]
+    whole = SideBySide(cut, dim + 1)
+    return Reshaped(whole, (*whole.shape[:dim], num_groups * whole.shape[dim + 1], *whole.shape[dim + 2 :]))
 
 
 def stored(value: TensorValue) -> Stored:
