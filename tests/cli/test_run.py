@@ -218,7 +218,14 @@ def test_killed_training_leaves_a_readable_run(script, tmp_path):
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--", "python", "missing.py"], "'missing.py' does not exist"),
         (["--plan", "nonsense", "--", "python", "-V"], "neither a preset"),
-        (["--out", "taken", "--", "python", "-V"], "'taken' exists already"),
+        (["--out", "taken", "--", "python", "-V"], "'taken' is not empty and not a Trueline Run"),
+        (["--out", "taken", "--overwrite", "--", "python", "-V"], "so it is left alone"),
+        (["--out", "taken", "--resume", "--", "python", "-V"], "'taken' is not a Run"),
+        (["--out", "taken/precious.txt", "--", "python", "-V"], "is a file, and a Run is a directory"),
+        (["--out", "taken/precious.txt/run", "--", "python", "-V"], "precious.txt' is a file"),
+        (["--out", "", "--", "python", "-V"], "The path for the Run is empty"),
+        (["--out", "s3://bucket/run", "--", "python", "-V"], "only local and mounted file systems"),
+        (["--out", "run", "--overwrite", "--resume", "--", "python", "-V"], "contradict each other"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path, monkeypatch, capsys, words, says):

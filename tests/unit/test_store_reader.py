@@ -447,6 +447,28 @@ def test_a_run_is_read_through_fsspec(tmp_path, pieces):
         memory.rm("/run", recursive=True)
 
 
+def test_a_run_is_read_from_an_archive(tmp_path, pieces):
+    path = write_run(tmp_path / "run", pieces, seal_steps=2)
+    archive = shutil.make_archive(str(tmp_path / "run"), "zip", path)
+    assert Run(f"zip://::{archive}").table().equals(Run(path).table())
+
+
+@pytest.mark.parametrize("url", ["nowhere://run", "zip://::/no/such.zip"])
+def test_a_file_system_that_cannot_be_opened_is_one_sentence(url):
+    with pytest.raises(RunError, match="cannot be opened") as raised:
+        Run(url)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_system_that_does_not_answer_is_one_sentence(tmp_path, monkeypatch):
+    def refuse(*_: object) -> bool:
+        raise ConnectionRefusedError("nobody listens")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "exists", refuse)
+    with pytest.raises(RunError, match="cannot be reached"):
+        Run("memory://run")
+
+
 def test_unknown_fields_of_a_manifest_are_ignored(tmp_path):
     path = write_run(tmp_path / "run", [[{"step": 0}]])
     document = json.loads((path / "manifest.json").read_text()) | {"later": 1}

@@ -186,7 +186,7 @@ def test_what_a_rank_left_before_is_not_mixed_with_what_comes(tmp_path):
 
 
 def test_a_url_that_cannot_be_appended_to_is_refused():
-    with pytest.raises(InputError, match="cannot be written to 'memory://run': only local paths"):
+    with pytest.raises(InputError, match="cannot be written to 'memory://run': a journal is appended to"):
         RunWriter("memory://run", rank=0)
 
 

@@ -102,23 +102,33 @@ def _require_reference(ref: str, out: str) -> None:
 
 
 def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
-    """Raise InputError where the Run cannot go to ``out``: there is something already, or it is no local path."""
+    """Raise InputError where the Run cannot go to ``out``: there is something already, or nothing can be written."""
     from trueline.schema.errors import InputError, RunExistsError
-    from trueline.store.local import local_path
+    from trueline.store.filesystem import local_path
 
     place = Path(local_path(out))
     if overwrite and resume:
         raise InputError("--overwrite and --resume contradict each other. Pass one of them.")
-    if not place.exists() or (place.is_dir() and not any(place.iterdir())) or overwrite:
+    nearest = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
+    if nearest != place and not nearest.is_dir():
+        raise InputError(f"'{out}' cannot be a Run: '{nearest}' is a file. Pass another --out.")
+    if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"A Run cannot be written to '{out}': '{nearest}' does not allow it. Pass another --out.")
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
-    if not resume:
-        raise RunExistsError(
-            f"'{out}' exists already. Pass another --out, --resume to go on with the Run there, or --overwrite to "
-            "replace it."
-        )
-    from trueline.store.reader import Run
+    if resume:
+        from trueline.store.reader import Run
 
-    Run(out)
+        Run(out)
+    else:
+        from trueline.store.claim import require_free
+
+        require_free(out, overwrite=True)
+        if not overwrite:
+            raise RunExistsError(
+                f"'{out}' already holds a Run. Pass another --out, --resume to go on with it, or --overwrite to "
+                "replace it."
+            )
 
 
 def _require_script(words: list[str]) -> None:

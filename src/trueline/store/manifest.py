@@ -17,7 +17,13 @@ def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
     """The manifest of the Run at ``root``, which the user calls ``path``. Raises ``RunError`` where there is none, or
     one that this version cannot read.
     """
-    if not fs.exists(root):
+    try:
+        exists = fs.exists(root)
+    except Exception as error:  # each kind of file system raises errors of its own
+        raise RunError(
+            f"'{path}' cannot be reached ({type(error).__name__}: {error}). Check the address and your credentials."
+        ) from None
+    if not exists:
         raise RunError(f"There is no Run at '{path}': nothing is there. Check the path.")
     if not fs.isdir(root):
         raise RunError(f"'{path}' is a file, and a Run is a directory. Pass the directory that holds manifest.json.")

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from fsspec.core import url_to_fs
 from pydantic import ValidationError
 
 from trueline.schema.errors import RunError
@@ -26,6 +25,7 @@ from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store import layout
+from trueline.store.filesystem import filesystem_of
 from trueline.store.listing import names_in
 from trueline.store.manifest import open_manifest
 from trueline.store.pieces import read_pieces
@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._fs, self._root = url_to_fs(self.path)
+        self._fs, self._root = filesystem_of(self.path)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
         self._pieces = read_pieces(self._fs, self._root, first_steps)

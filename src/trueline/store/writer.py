@@ -6,18 +6,16 @@ A workers row is in the journal when ``write`` returns, and in a sealed Parquet 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from trueline.schema.errors import InputError, RunError, RunExistsError
+from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
@@ -25,12 +23,12 @@ from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.start import FIRST, Start
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES
+from trueline.store.claim import claim, claim_share
 from trueline.store.durable import append, replace_file
+from trueline.store.filesystem import local_path
 from trueline.store.journal import FrameCodec
 from trueline.store.ledger import SEAL_S, SEAL_STEPS, Ledger, SealAfter
 from trueline.store.leftovers import end_last_line, first_sequence, seal_leftover
-from trueline.store.local import local_path
-from trueline.store.migrate import read_manifest
 from trueline.store.parts import encode_part
 from trueline.store.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.records import encode_records
@@ -75,9 +73,9 @@ class RunWriter:
         if start.attempt:
             self._take_over()
         elif creates:
-            _claim(self.path, overwrite=overwrite)
+            claim(self.path, overwrite=overwrite)
         else:
-            _claim_share(self.path, rank, overwrite=overwrite)
+            claim_share(self.path, rank, overwrite=overwrite)
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
         if creates:
@@ -200,64 +198,6 @@ class RunWriter:
 
 def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:
     return encode_part(merge_batches(batches))
-
-
-def _claim(path: str, *, overwrite: bool) -> None:
-    """Make ``path`` an empty place for a Run, or raise ``RunExistsError``."""
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise RunExistsError(f"'{path}' is a file, and a Run is a directory. Pass another path.")
-    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
-    if not names:
-        return
-    if not _is_run(path, names):
-        raise RunExistsError(
-            f"'{path}' is not empty and not a Trueline Run (it holds {_some(names)}), so it is left alone. "
-            "Pass a path that is empty or does not exist."
-        )
-    if not overwrite:
-        raise RunExistsError(
-            f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True)."
-        )
-    # The manifest goes last: a directory that is half removed must still be recognised as a Run.
-    for name in sorted(filter(layout.belongs_to_run, names), key=lambda name: name == layout.MANIFEST):
-        _remove(os.path.join(path, name))
-
-
-def _claim_share(path: str, rank: int, *, overwrite: bool) -> None:
-    """Make sure that nothing of ``rank`` is left in a Run from before: it would be mixed up with what comes."""
-    for folder, pattern in layout.share(rank).items():
-        with contextlib.suppress(FileNotFoundError):
-            for name in filter(pattern.fullmatch, os.listdir(os.path.join(path, folder))):
-                if not overwrite:
-                    raise RunExistsError(
-                        f"'{path}' already holds '{folder}/{name}' of rank {rank}. Pass another path, or "
-                        "--overwrite (in Python: overwrite=True)."
-                    )
-                _remove(os.path.join(path, folder, name))
-
-
-def _is_run(path: str, names: list[str]) -> bool:
-    if layout.MANIFEST not in names:
-        return False
-    if all(map(layout.belongs_to_run, names)) and layout.JOURNAL_DIR in names:
-        return True
-    try:
-        with open(os.path.join(path, layout.MANIFEST), encoding="utf-8", errors="replace") as file:
-            read_manifest(file.read(), path)
-    except RunError:
-        return False
-    return True
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.remove(path)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _json_bytes(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
