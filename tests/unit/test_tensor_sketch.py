@@ -6,13 +6,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.kernels import SETS, using
 
 from trueline.tensor import sketch as module
-from trueline.tensor.sketch import LENGTHS, NORM_CHUNK, SMALL, SignBank, Sketcher, sketch_length
+from trueline.tensor.native import NATIVE
+from trueline.tensor.sketch import LENGTHS, NORM_CHUNK, SMALL, SignBank, sketch_length
 
 K = 521
 # 8 standard errors of the rounding of a signed sum of BLOCK_ROWS float32 terms, against its norm
 FLOOR = 8 * 2**-24 * math.sqrt(module.BLOCK_ROWS / 2)
+
+
+BY_TORCH = pytest.param(None, id="torch")
+BY_KERNEL = pytest.param(NATIVE, id="kernel", marks=pytest.mark.skipif(NATIVE is None, reason="it was not built"))
+
+
+@pytest.fixture(autouse=True, params=[BY_TORCH, BY_KERNEL])
+def _reader(request, monkeypatch):
+    """What reads host memory in a test."""
+    monkeypatch.setattr(Sketcher, "by", request.param)
+
+
+class Sketcher(module.Sketcher):
+    by = None
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **{"native": self.by} | options)
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -162,7 +181,7 @@ def test_few_large_calls_find_what_many_small_ones_in_the_cache_find(shards):
     widths = [40, 3 * K + 11, 2100 * K + 5, 700 * K]
     pairs = [(index, random(shards, width, seed=index)) for index, width in enumerate(widths)]
     cached, few = (Sketcher(["a", "b", "c", "d"], widths, [0, 1, 1, 0], k=K, shards=shards) for _ in range(2))
-    few._in_cache, few._height = False, module.BLOCK_ROWS
+    few._in_cache, few._height, few._native = False, module.BLOCK_ROWS, None
     for shard in [None, *range(shards)]:
         seen = pairs if shard is None else [(index, x[shard].contiguous()) for index, x in pairs]
         one_way, other = cached.measure(seen, shard=shard), few.measure(seen, shard=shard)
@@ -191,10 +210,52 @@ def test_gradients_in_ever_new_company_do_not_pile_up():
     for bits in range(1, 200):
         sketcher.measure([(index, torch.ones(50)) for index in range(12) if bits >> index & 1])
     assert sum(len(call.parts) for call in sketcher._calls.values()) <= module.MAX_PREPARED * 12
+    if sketcher._native is not None:
+        assert sum(map(len, sketcher._native._companies)) <= (module.MAX_PREPARED + 1) * 12
 
 
 def test_a_call_about_one_parameter_holds_no_place_for_the_others():
-    sketcher = Sketcher([f"p{i}" for i in range(100)], [3000] * 100, [0] * 100, k=K)
+    sketcher = Sketcher([f"p{i}" for i in range(100)], [3000] * 100, [0] * 100, k=K, native=None)
     sketcher.measure([(57, torch.ones(3000))])
     (call,) = sketcher._calls.values()
     assert call.rest.numel() <= 3000 + 2 * K
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the kernel was not built")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_kernel_finds_the_same_bits_on_every_machine_and_nearly_what_is_true(dtype):
+    for numel in (SMALL - 1, 9 * K, 9 * K + 7, 8 * K + K - 1, 200_003):
+        x = random(numel, seed=numel, dtype=dtype)
+        sketcher = one(numel, native=NATIVE)
+        found = []
+        for name in SETS:
+            with using(name):
+                found.append(sketcher.measure([(0, x)]))
+        for other in found[1:]:
+            assert torch.equal(other.norm2, found[0].norm2)
+            assert torch.equal(other.sketch, found[0].sketch)
+        norm2 = math.fsum(value * value for value in x.double().tolist())
+        assert found[0].norm2.item() == pytest.approx(norm2, rel=1e-12)  # 2e5 roundings of 2⁻⁵³, were they all alike
+        # four numbers are added up in float32, each rounding at most 2⁻²⁴ of a partial sum
+        room = 4 * 2**-24 * x.double().abs().max() * math.sqrt(4 * numel / K) if dtype != torch.float64 else 1e-12
+        assert (found[0].sketches[0] - slow_sketch(sketcher, x)).abs().max() <= room
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the kernel was not built")
+def test_tiny_and_huge_gradients_have_a_norm_where_their_squares_do_not_fit_float32():
+    for size in (1e-30, 1e30):
+        x = torch.full((9 * K + 5,), size)
+        assert one(x.numel(), native=NATIVE).measure([(0, x)]).norm2.item() == pytest.approx(
+            x.numel() * x[0].double().item() ** 2, rel=1e-12
+        )
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the kernel was not built")
+def test_a_gradient_of_another_size_than_announced_is_not_read():
+    sketcher = one(9 * K, native=NATIVE)
+    with pytest.raises(ValueError, match="gradient 0 of 100 elements is not what was prepared for"):
+        sketcher.measure([(0, torch.ones(100))])
+    freed = torch.ones(9 * K)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="not what was prepared for"):
+        sketcher.measure([(0, freed)])

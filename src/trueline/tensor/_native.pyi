@@ -41,6 +41,24 @@ def measure_strided(
 def fingerprint_runs(kind: int, address: int, run_length: int, starts: NDArray[np.int64], weights: bytes, /) -> int:
     """The fingerprint of runs of numbers that follow each other in memory and begin at these places of the whole."""
 
+def sketch(
+    table: NDArray[np.int64],
+    gradients: list[int],
+    k: int,
+    first_shard: int,
+    num_shards: int,
+    norm2: NDArray[np.float64],
+    sketches: NDArray[np.float64],
+    /,
+) -> None:
+    """Write the squared norms of n gradients to ``norm2`` [n], and add their sketches to ``sketches`` [m, k].
+
+    ``gradients`` has five numbers for each: the parameter, the row of ``sketches``, the kind, the address, and the
+    elements, which must be those of ``num_shards`` shards. ``table`` [P, 6] has for each parameter the elements of one
+    shard, its rows of k, what is left of it (the tail), the place of the first shard's tail among those of its group,
+    and the addresses of the signs, float32, of its rows and of the rows of tails.
+    """
+
 def instruction_sets() -> list[str]:
     """Those that the kernels are compiled for and this machine has, the one in use by default last."""
 

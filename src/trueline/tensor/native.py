@@ -21,7 +21,7 @@ from torch import Tensor
 from trueline.tensor.lanes import PARTS
 from trueline.tensor.weights import host_weights
 
-INTERFACE = 1
+INTERFACE = 2
 """What the kernel must say of itself: one that was built from other sources than these is left out."""
 
 SWITCH = "TRUELINE_NATIVE"

@@ -21,6 +21,9 @@ import torch
 import xxhash
 from torch import Tensor
 
+from trueline.tensor.native import NATIVE, Native
+from trueline.tensor.native_sketch import MAX_PREPARED, Measured, NativeSketch, Rows
+
 BLOCK_ROWS = 1024
 """Rows that are added up in float32 before float64 takes over: a signed sum of n terms has a rounding error of about
 2⁻²⁴·√(n/2) of its norm."""
@@ -35,10 +38,6 @@ elements is wrong by 1e-3 (docs: The maths)."""
 
 LENGTHS: tuple[int, ...] = (4099, 2053, 1031, 521)
 """Primes near the powers of two; the more groups, the shorter the sketch of each."""
-
-MAX_PREPARED = 4
-"""Calls about all parameters whose preparations are kept; gradients that come in ever new company (experts that are
-left out at random) push the oldest out."""
 
 
 def sketch_length(num_groups: int) -> int:
@@ -72,25 +71,6 @@ class SignBank:
             raise ValueError(f"{count} signs asked for '{name}', the bank was built for {self.capacity}.")
         start = xxhash.xxh64_intdigest(name.encode()) % self._room
         return self._signs[start : start + count]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one call saw of n gradients, ``indices`` of the parameters (``positions``, int64 [n], on the device), in m
-    ``groups`` (int64 [m]): squared norms float64 ``norm2`` [n] and ``sketch`` [m, k].
-    """
-
-    indices: tuple[int, ...]
-    positions: Tensor
-    groups: Tensor
-    norm2: Tensor
-    sketch: Tensor
-
-    @property
-    def sketches(self) -> dict[int, Tensor]:
-        """The sketch, float64 [k], of every group that took part; reads ``groups`` on the host."""
-        groups = cast(list[int], self.groups.tolist())  # pyright: ignore[reportUnknownMemberType]
-        return dict(zip(groups, self.sketch.unbind(0), strict=True))
 
 
 @dataclass(frozen=True)
@@ -152,6 +132,7 @@ class Sketcher:
         k: int,
         shards: int = 1,
         device: torch.device | None = None,
+        native: Native | None = NATIVE,
     ) -> None:
         self.k = k
         self.shards = shards
@@ -172,14 +153,21 @@ class Sketcher:
         self._height = max(NORM_CHUNK // k, 1) if self._in_cache else BLOCK_ROWS
         self._each = max(BLOCK_ROWS // self._height, 1)
         self._calls: dict[tuple[tuple[int, ...], int | None, torch.dtype], _Call] = {}
+        self._native = NativeSketch(native, self._cut(), group_of, k=k) if native and self._in_cache else None
 
     def measure(self, gradients: Sequence[tuple[int, Tensor]], *, shard: int | None = None) -> Measured:
         """Norms and group sketches of (position, floating tensor) pairs, on their device, without synchronising.
 
         Tensors are read in logical order: whole, or [W, C] where W > 1, or with ``shard`` flat [C], that one of the W
-        shards; the sketches of all shards add up to that of [W, C]. A chunk of ``NORM_CHUNK`` elements whose square sum
-        exceeds float32 (norm 1.8e19) has norm inf.
+        shards; the sketches of all shards add up to that of [W, C]. The compiled kernel reads host memory once and adds
+        up in float64; without it a chunk of ``NORM_CHUNK`` elements whose square sum exceeds float32 (norm 1.8e19) has
+        norm inf.
         """
+        if self._native is not None:
+            shards = (0, self.shards) if shard is None else (shard, 1)
+            found = self._native.measure(gradients, first_shard=shards[0], num_shards=shards[1])
+            if found is not None:
+                return found
         call = self._call_about(gradients, shard)
         if self._in_cache:
             sums, squares, tails = self._read_in_cache(call, gradients)
@@ -360,6 +348,12 @@ class Sketcher:
         tail = self._tails[index]
         start = self._slots[index] + (shard or 0) * tail
         return start, start + (self.shards if shard is None else 1) * tail
+
+    def _cut(self) -> Rows:
+        """What the kernel has to know of every parameter."""
+        places = [slot - self._spans[group][0] for slot, group in zip(self._slots, self._group_of, strict=True)]
+        tail_signs = [self._rest_signs[group] for group in self._group_of]
+        return Rows(self._widths, self._rows, self._tails, places, self._signs, tail_signs)
 
     def _place_tails(self, num_groups: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Where each parameter's tail starts in the vector of all tails, and each group's span, a multiple of k."""

@@ -1,6 +1,7 @@
 /* The kernels, compiled once for each instruction set that is worth it. */
 
 #include "measure.h"
+#include "sketch.h"
 
 #define INSTANCE(name, target)                                                                                        \
     target static void measure_##name(const Value *value, Measure *measure) { measure_value(value, measure); }        \
@@ -9,7 +10,12 @@
     {                                                                                                                 \
         return words_fingerprint(width, words, num, start, weights);                                                  \
     }                                                                                                                 \
-    static const Kernels name = {#name, measure_##name, fingerprint_##name};
+    target static double sketch_##name(                                                                               \
+        enum Kind kind, const char *memory, const Gradient *gradient, int64_t k, double *into)                        \
+    {                                                                                                                 \
+        return sketch_gradient(kind, memory, gradient, k, into);                                                      \
+    }                                                                                                                 \
+    static const Kernels name = {#name, measure_##name, fingerprint_##name, sketch_##name};
 
 INSTANCE(baseline, )
 

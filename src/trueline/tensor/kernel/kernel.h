@@ -71,10 +71,19 @@ typedef struct {
     uint64_t fingerprint;
 } Measure;
 
+/* A gradient, or one shard of it: rows of k numbers with a sign each, and a tail whose first number has this place in
+ * the vector of the tails of its group, which has rows and signs of its own. */
+typedef struct {
+    int64_t rows, tail, place;
+    const float *signs, *tail_signs;
+} Gradient;
+
 typedef struct {
     const char *name;
     void (*measure)(const Value *value, Measure *measure);
     uint64_t (*fingerprint)(int width, const char *words, int64_t num, uint64_t start, const Weights *weights);
+    /* The square sum; the sketch is added to float64 [k]. NaN for a kind that is no float. */
+    double (*sketch)(enum Kind kind, const char *memory, const Gradient *gradient, int64_t k, double *into);
 } Kernels;
 
 extern const Kernels *const ALL_KERNELS[];

@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-#define INTERFACE 1 /* as in tensor/native.py: another build than the sources is not called */
+#define INTERFACE 2 /* as in tensor/native.py: another build than the sources is not called */
 
 /* Bytes from which other threads may run meanwhile. Less is read within Python's own 5 ms between two threads, and who
  * lets go waits for as long for its turn. */
@@ -221,6 +221,98 @@ static PyObject *fingerprint_runs(PyObject *module, PyObject *const *args, Py_ss
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+/* What sketch() was given, of P parameters, n gradients and m groups. */
+typedef struct {
+    Py_buffer table, norm2, sketch; /* int64 [P, TABLE], float64 [n] and float64 [m, k] */
+    int64_t k, first_shard, num_shards;
+    PyObject *list; /* GIVEN numbers for each gradient */
+} Gradients;
+
+enum {
+    WIDTH_AT, /* elements of one shard */
+    ROWS_AT,
+    TAIL_AT,
+    PLACE_AT, /* of the tail of the first shard */
+    SIGNS_AT, /* address of float32 */
+    TAIL_SIGNS_AT,
+    TABLE
+};
+enum { PARAMETER, GROUP, KIND, ADDRESS, NUM, GIVEN };
+
+static bool sketch_one(const Gradients *of, Py_ssize_t number)
+{
+    int64_t given[GIVEN];
+    for (int i = 0; i < GIVEN; i++)
+        if (!take_number(PyList_GetItem(of->list, number * GIVEN + i), 0, &given[i]))
+            return false;
+    const int64_t *row = (const int64_t *)of->table.buf + given[PARAMETER] * TABLE;
+    if ((given[PARAMETER] + 1) * TABLE * 8 > of->table.len || (given[GROUP] + 1) * of->k * 8 > of->sketch.len ||
+        (given[KIND] > F64) || given[NUM] != row[WIDTH_AT] * of->num_shards || (given[NUM] && !given[ADDRESS])) {
+        PyErr_Format(PyExc_ValueError, "gradient %zd of %lld elements is not what was prepared for.", number,
+                     (long long)given[NUM]);
+        return false;
+    }
+    if (row[ROWS_AT] * of->k + row[TAIL_AT] != row[WIDTH_AT]) {
+        PyErr_Format(PyExc_ValueError, "parameter %lld has other rows than its elements.", (long long)given[PARAMETER]);
+        return false;
+    }
+    enum Kind kind = (enum Kind)given[KIND];
+    const char *memory = (const char *)(uintptr_t)given[ADDRESS];
+    double *into = (double *)of->sketch.buf + given[GROUP] * of->k, square = 0;
+    for (int64_t shard = of->first_shard; shard < of->first_shard + of->num_shards; shard++) {
+        Gradient gradient = {
+            .rows = row[ROWS_AT],
+            .tail = row[TAIL_AT],
+            .place = row[PLACE_AT] + shard * row[TAIL_AT],
+            .signs = (const float *)(uintptr_t)row[SIGNS_AT] + shard * row[ROWS_AT],
+            .tail_signs = (const float *)(uintptr_t)row[TAIL_SIGNS_AT],
+        };
+        if (given[NUM] * width_of(kind) < ALONE) {
+            square += chosen->sketch(kind, memory, &gradient, of->k, into);
+        } else {
+            Py_BEGIN_ALLOW_THREADS;
+            square += chosen->sketch(kind, memory, &gradient, of->k, into);
+            Py_END_ALLOW_THREADS;
+        }
+        memory += row[WIDTH_AT] * width_of(kind);
+    }
+    ((double *)of->norm2.buf)[number] = square;
+    return true;
+}
+
+static bool sketch_all(Gradients *of)
+{
+    Py_ssize_t num = PyList_Size(of->list) / GIVEN;
+    if (PyErr_Occurred())
+        return false;
+    if (of->k == 0 || of->norm2.len != num * 8 || of->sketch.len % (of->k * 8) != 0) {
+        PyErr_SetString(PyExc_ValueError, "norms and sketches have other lengths than what is to be measured.");
+        return false;
+    }
+    for (Py_ssize_t number = 0; number < num; number++)
+        if (!sketch_one(of, number))
+            return false;
+    return true;
+}
+
+static PyObject *sketch(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Gradients of = {0};
+    const int into = PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE;
+    (void)module;
+    if (!expect(num_args, 7) || !take_number(args[2], 0, &of.k) || !take_number(args[3], 0, &of.first_shard) ||
+        !take_number(args[4], 0, &of.num_shards))
+        return NULL;
+    of.list = args[1];
+    bool done = PyObject_GetBuffer(args[0], &of.table, PyBUF_C_CONTIGUOUS) == 0 &&
+                PyObject_GetBuffer(args[5], &of.norm2, into) == 0 &&
+                PyObject_GetBuffer(args[6], &of.sketch, into) == 0 && sketch_all(&of);
+    PyBuffer_Release(&of.table);
+    PyBuffer_Release(&of.norm2);
+    PyBuffer_Release(&of.sketch);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *instruction_sets(PyObject *module, PyObject *none)
 {
     (void)module, (void)none;
@@ -251,6 +343,7 @@ static PyMethodDef METHODS[] = {
     {"measure_dense", (PyCFunction)(void (*)(void))measure_dense, METH_FASTCALL, NULL},
     {"measure_strided", (PyCFunction)(void (*)(void))measure_strided, METH_FASTCALL, NULL},
     {"fingerprint_runs", (PyCFunction)(void (*)(void))fingerprint_runs, METH_FASTCALL, NULL},
+    {"sketch", (PyCFunction)(void (*)(void))sketch, METH_FASTCALL, NULL},
     {"instruction_sets", instruction_sets, METH_NOARGS, NULL},
     {"use", use, METH_O, NULL},
     {NULL, NULL, 0, NULL},

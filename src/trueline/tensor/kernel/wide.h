@@ -17,18 +17,21 @@ typedef uint64_t u64x4 __attribute__((vector_size(32)));
 #define TAKE(type, from) ({ type taken; memcpy(&taken, (from), sizeof taken); taken; })
 #define AS(type, bits) ({ __typeof__(bits) of = (bits); type as; memcpy(&as, &of, sizeof as); as; })
 
+/* Number by number, which compilers see as one conversion; __builtin_convertvector GCC 12 does by halves. */
+#define WIDE(four) ({ __typeof__(four) all = (four); (d4){(double)all[0], (double)all[1], (double)all[2], (double)all[3]}; })
+
 INLINE d4 wide_f64(const void *x) { return TAKE(d4, x); }
-INLINE d4 wide_f32(const void *x) { return __builtin_convertvector(TAKE(f4, x), d4); }
-INLINE d4 wide_i32(const void *x) { return __builtin_convertvector(TAKE(i32x4, x), d4); }
-INLINE d4 wide_u32(const void *x) { return __builtin_convertvector(TAKE(u32x4, x), d4); }
-INLINE d4 wide_i64(const void *x) { return __builtin_convertvector(TAKE(i64x4, x), d4); }
-INLINE d4 wide_u64(const void *x) { return __builtin_convertvector(TAKE(u64x4, x), d4); }
+INLINE d4 wide_f32(const void *x) { return WIDE(TAKE(f4, x)); }
+INLINE d4 wide_i32(const void *x) { return WIDE(TAKE(i32x4, x)); }
+INLINE d4 wide_u32(const void *x) { return WIDE(TAKE(u32x4, x)); }
+INLINE d4 wide_i64(const void *x) { return WIDE(TAKE(i64x4, x)); }
+INLINE d4 wide_u64(const void *x) { return WIDE(TAKE(u64x4, x)); }
 
 /* A bfloat16 is the upper half of a float32. */
 INLINE d4 wide_bf16(const void *x)
 {
     u32x4 bits = __builtin_convertvector(TAKE(u16x4, x), u32x4) << 16;
-    return __builtin_convertvector(AS(f4, bits), d4);
+    return WIDE(AS(f4, bits));
 }
 
 /* A finite float16: its exponent is biased by 112 less than that of float32. A subnormal m · 2⁻²⁴ is what 2⁻¹⁴ grows by
@@ -40,7 +43,7 @@ INLINE d4 wide_f16(const void *x)
     u32x4 small = (u32x4)(size < 0x400), normal = (size << 13) + (112u << 23);
     f4 grown = AS(f4, (size << 13) + base) - AS(f4, base);
     u32x4 bits = (AS(u32x4, grown) & small) | (normal & ~small) | ((half & 0x8000) << 16);
-    return __builtin_convertvector(AS(f4, bits), d4);
+    return WIDE(AS(f4, bits));
 }
 
 /* Sums and sums of squares, lane by lane. */
