@@ -17,7 +17,7 @@ from trueline.capture.layout import make_layout
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe, describe_loader, rows_digest
 from trueline.capture.probes.loss import LossProbe
-from trueline.capture.probes.optimizer import hyper_parameters
+from trueline.capture.probes.optimizer import hyper_parameters, updates_made
 from trueline.capture.probes.streams import rng_digests
 from trueline.schema.errors import CaptureError
 
@@ -284,3 +284,33 @@ def test_a_layout_fits_until_the_parameters_are_others(change, patterns):
     change(model)
     unseen = change is freeze_one and patterns != ("*",)  # a bias that nobody watches
     assert layout.fits() is unseen
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        (lambda params: torch.optim.AdamW(params), True),
+        (lambda params: torch.optim.RMSprop(params), True),
+        (lambda params: torch.optim.SGD(params), False),
+        (lambda params: torch.optim.SGD(params, momentum=0.9), False),
+    ],
+)
+def test_the_optimizers_count_of_updates_is_read_where_it_has_one(kind, counts, steps):
+    model = nn.Linear(2, 2)
+    optimizer = kind(model.parameters())
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    expected = steps if counts else None
+    assert updates_made([optimizer, None]) == expected
+    again = kind(nn.Linear(2, 2).parameters())
+    again.load_state_dict(optimizer.state_dict())
+    assert updates_made([again]) == expected
+
+
+def test_a_count_that_is_no_number_is_no_count():
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.state[parameter] = {"step": torch.ones(2), "other": "text"}
+    assert updates_made([optimizer]) is None

@@ -130,6 +130,7 @@ def _print_head(console: Console, summary: dict[str, Any]) -> None:
     facts = {
         "Run": summary["run"],
         "Started": manifest["started_at"],
+        "Started again": ", ".join(f"at step {again['step']}" for again in manifest["attempts"][1:]),
         "Command": " ".join(manifest["command"]),
         "Imported from": f"{source['format']} {source['path']}" if {"format", "path"} <= set(source) else "",
         "Watched by": ""

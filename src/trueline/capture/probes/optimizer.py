@@ -38,12 +38,17 @@ def updates_made(optimizers: Iterable[torch.optim.Optimizer | None]) -> int | No
     for optimizer in optimizers:
         if optimizer is None:
             continue
-        steps = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
-        if steps:
-            counts.append(max(int(step) for step in steps))
+        steps = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+        known = [int(step) for step in steps if isinstance(step, (int, float)) or _is_scalar(step)]
+        if known:
+            counts.append(max(known))
         elif not optimizer.state and isinstance(optimizer, _COUNTING):
             counts.append(0)
     return max(counts, default=None)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def describe(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
