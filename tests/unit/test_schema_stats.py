@@ -1,6 +1,7 @@
 """Statistics of shards add up to those of the whole; what is derived from them follows from the numbers themselves."""
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def counted(numbers, *, shape=None, fingerprint=None):
 
 def exact(stats):
     sums = ("sum", "sum_sq", "shape")
-    return {name: value for name, value in vars(stats).items() if name not in sums}
+    return {name: value for name, value in asdict(stats).items() if name not in sums}
 
 
 def close(a, b):

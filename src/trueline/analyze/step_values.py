@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import compress, repeat, starmap
 from typing import Any, cast
 
 from trueline.analyze.stored import Stored, stored
@@ -13,8 +17,9 @@ from trueline.schema.errors import RunError
 from trueline.schema.records import STAT_NAMES, UNCOUNTED
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
+from trueline.store import column_lists
 from trueline.store.reader import Run
-from trueline.store.whole import Place, place_of, stats_of
+from trueline.store.whole import Place, place_of
 
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "args", "stack", "flags", "dtype"),
@@ -55,74 +60,106 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
     is gone or damaged, ``Run.problems`` says so and statistics are left.
     """
     table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
-    columns: dict[str, list[Any]] = table.to_pydict()
-    keys, shapes = columns["tensor"], [tuple(shape or ()) for shape in columns["shape"]]
-    place = {row: index for index, row in enumerate(columns["row"])}
-    roots = [place.get(same, index) for index, same in enumerate(columns["same_as"])]
-    stored = any(key is not None for key in keys) and run.stored.opens(rank, step, run.problems)
-    measured = _measured(columns)
-    sites = zip(*(columns[name] for name in ("micro", "phase", "name", "call", "slot")), strict=True)
-    told = zip(
-        *(columns[name] for name in ("kind", "api", "module", "flags", "dtype", "args", "stack", "note")), strict=True
+    columns: dict[str, list[Any]] = cast(Any, column_lists).column_lists(table)
+    for name in ("phase", "name", "kind", "api", "module", "dtype", "note"):
+        columns[name] = [text or "" for text in columns[name]]
+    columns["shape"] = [shape or () for shape in columns["shape"]]
+    roots = _roots(columns)
+    micros, calls = ([number or 0 for number in columns[name]] for name in ("micro", "call"))
+    places = zip(micros, repeat(rank), columns["phase"], columns["name"], calls, columns["slot"], strict=False)
+    made = zip(
+        range(len(roots)),
+        roots,
+        repeat((rank,)),
+        starmap(partial(Site, step), places),
+        *(columns[name] for name in ("kind", "api", "module")),
+        [_flags(flags or "") for flags in columns["flags"]],
+        *(columns[name] for name in ("dtype", "shape", "args", "stack")),
+        _measured(columns, roots),
+        _loaders(run, step, rank, columns, roots),
+        columns["note"],
+        strict=False,
     )
-    values: list[Value] = []
-    for index, (root, shape, at, of) in enumerate(zip(roots, shapes, sites, told, strict=True)):
-        micro, phase, name, call, slot = at
-        kind, api, module, flags, dtype, args, stack, note = of
-        key = keys[root]
-        values.append(
-            Value(
-                index=index,
-                root=root,
-                ranks=(rank,),
-                site=Site(step, micro or 0, rank, phase or "", name or "", call or 0, slot),
-                kind=kind or "",
-                api=api or "",
-                module=module or "",
-                flags=_flags(flags or ""),
-                dtype=dtype or "",
-                shape=shape,
-                args=args,
-                stack=stack,
-                stats=_in_shape(measured[root], shape),
-                load=None if key is None or not stored else _loader(run, step, rank, key, shape),
-                note=note or "",
-            )
-        )
     meshes = enumerate(columns["mesh"])
-    places = {index: place_of(mesh) for index, mesh in meshes if mesh is not None}
-    return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
+    lying = {index: place_of(mesh) for index, mesh in meshes if mesh is not None}
+    return RankStep(list(starmap(Value, made)), lying, run.manifest.plan_at(step).get("first_rows") is None)
 
 
-def _measured(columns: dict[str, list[Any]]) -> list[TensorStats | None]:
-    """The statistics of each row that has its own."""
-    names = ("dtype", "shape", "numel", *STAT_NAMES, "fingerprint", "exponents", "note", "same_as")
-    rows = zip(*(columns[name] for name in names), strict=True)
-    return [None if row[-1] is not None else _of_row(dict(zip(names, row, strict=True))) for row in rows]
+def _roots(columns: dict[str, list[Any]]) -> list[int]:
+    """For each row the index of the one that has its numbers, itself where that is not there."""
+    place = {row: index for index, row in enumerate(columns["row"])}
+    return [place.get(same, index) for index, same in enumerate(columns["same_as"])]
 
 
-def _of_row(row: dict[str, Any]) -> TensorStats | None:
+_MEASURED = ("dtype", "shape", "numel", *STAT_NAMES, "fingerprint", "exponents")
+
+
+def _measured(columns: dict[str, list[Any]], roots: list[int]) -> list[TensorStats | None]:
+    """The statistics of each row: those of its root, in its own shape."""
+    is_own = [same is None for same in columns["same_as"]]
+    rows = zip(*(compress(columns[name], is_own) for name in ("note", *_MEASURED)), strict=True)
+    own = dict(zip(compress(range(len(roots)), is_own), starmap(_of_row, rows), strict=True))
+    views: dict[tuple[int, Any], TensorStats] = {}
+    found: list[TensorStats | None] = []
+    for root, shape in zip(roots, columns["shape"], strict=True):
+        stats = own.get(root)
+        if stats is not None and stats.shape != shape:
+            known = views.get((root, shape))
+            stats = views[root, shape] = known if known is not None else replace(stats, shape=shape)
+        found.append(stats)
+    return found
+
+
+def _of_row(
+    note: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    numel: int | None,
+    nan: int | None,
+    pos_inf: int,
+    neg_inf: int,
+    zero: int,
+    subnormal: int,
+    low: float | None,
+    high: float | None,
+    total: float | None,
+    total_sq: float | None,
+    fingerprint: int | None,
+    exponents: tuple[int, ...] | None,
+) -> TensorStats | None:
     """Imported statistics that count nothing are of finite numbers where they say nothing else; of values that are not,
     all that is known is that some are NaN or infinite: one is counted.
     """
-    if row["nan"] is not None:
-        return stats_of(row)
-    counts = {"pos_inf": 0, "neg_inf": 0, "zero": 0, "subnormal": 0}
-    if UNCOUNTED in (row["note"] or ""):
-        return stats_of({**row, **counts, "nan": 1, "sum": 0.0, "sum_sq": 0.0})
-    if row["sum"] is None or row["sum_sq"] is None:
+    if nan is None:
+        nan = pos_inf = neg_inf = zero = subnormal = 0
+        if UNCOUNTED in note:
+            nan, total, total_sq = 1, 0.0, 0.0
+        elif total is None or total_sq is None:
+            return None
+    if numel is None:
         return None
-    return stats_of({**row, **counts, "nan": 0})
+    counts = nan, pos_inf, neg_inf, zero, subnormal
+    extremes = None if low is None or math.isnan(low) else low, None if high is None or math.isnan(high) else high
+    sums = math.nan if total is None else total, math.nan if total_sq is None else total_sq
+    return TensorStats(dtype, shape, numel, *counts, *extremes, *sums, fingerprint, exponents)
+
+
+def _loaders(
+    run: Run, step: int, rank: int, columns: dict[str, list[Any]], roots: list[int]
+) -> Iterable[Loader | None]:
+    """What reads the stored value of each row, that of its root."""
+    keys = columns["tensor"]
+    if all(key is None for key in keys) or not run.stored.opens(rank, step, run.problems):
+        return repeat(None)
+    return [
+        None if keys[root] is None else _loader(run, step, rank, keys[root], shape)
+        for root, shape in zip(roots, columns["shape"], strict=True)
+    ]
 
 
 @functools.cache
 def _flags(text: str) -> frozenset[str]:
     return frozenset(text.split(",")) if text else frozenset()
-
-
-def _in_shape(stats: TensorStats | None, shape: tuple[int, ...]) -> TensorStats | None:
-    """The statistics of a view; a row that is the same as another has a shape of its own."""
-    return stats if stats is None or stats.shape == shape else replace(stats, shape=shape)
 
 
 def _loader(run: Run, step: int, rank: int, key: str, shape: tuple[int, ...]) -> Loader:

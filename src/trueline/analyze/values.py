@@ -5,11 +5,13 @@ A value is what one row of ``Run.records`` tells, or what the rows of several ra
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trueline.analyze.stored import Stored
+from trueline.schema.fact import fact
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 
@@ -22,7 +24,7 @@ Loader = Callable[[], Stored]
 or damaged."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@fact(eq=False)
 class Value:
     """One value of a step. ``index`` is its place in ``StepValues.values``, ``root`` that of the first sighting of the
     same tensor (itself where it is the first). ``ranks`` saw it: one, or all that were merged. ``stats`` None: it was
@@ -50,10 +52,25 @@ class Value:
     @property
     def returned(self) -> bool:
         """Whether the call of this value returned it (else it took it). Of a gradient: of the forward call."""
-        return _RETURNED.fullmatch(self.site.slot) is not None
+        return _is_returned(self.site.slot)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@functools.cache
+def _is_returned(slot: str) -> bool:
+    return _RETURNED.fullmatch(slot) is not None
+
+
+CallKey = tuple[int, str, str, int]
+"""(micro, phase, name, call) of a Site."""
+
+
+def key_of(value: Value) -> CallKey:
+    """The call that a value belongs to."""
+    site = value.site
+    return site.micro, site.phase, site.name, site.call
+
+
+@fact(eq=False)
 class Call:
     """The values of one call in one phase, in order; a parameter or gradient is a call of its own, kind ``param``."""
 
@@ -93,12 +110,14 @@ class StepValues:
 
     def calls(self) -> list[Call]:
         """The calls in the order of their first values."""
-        calls: dict[tuple[int, str, str, int], Call] = {}
+        calls: dict[CallKey, Call] = {}
+        last, values = None, list[Value]()
         for value in self.values:
-            site = value.site
-            key = (site.micro, site.phase, site.name, site.call)
-            call = calls.get(key)
-            if call is None:
-                call = calls[key] = Call(*key)
-            call.values.append(value)
+            key = key_of(value)
+            if key != last:  # most values of a call follow each other
+                call = calls.get(key)
+                if call is None:
+                    call = calls[key] = Call(*key)
+                last, values = key, call.values
+            values.append(value)
         return list(calls.values())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from trueline.schema.errors import SiteError
+from trueline.schema.fact import fact
 
 _FORM = re.compile(
     r"^(?P<step>\d+)\.(?P<micro>\d+)/r(?P<rank>\d+)/(?P<phase>[a-z_]+)/(?P<name>[^#]*)#(?P<call>\d+):(?P<slot>[A-Za-z_0-9.]+)$"
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@fact(order=True)
 class Site:
     """One place in one run, ``120.0/r3/fwd/layers.7.attn.qkv#0:out0`` in text.
 

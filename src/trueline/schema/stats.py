@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.schema.errors import TruelineError
+from trueline.schema.fact import fact
 
 NUM_EXPONENTS = 256
 """Length of ``TensorStats.exponents``, see the column ``exponents`` of ``RECORD_COLUMNS``."""
@@ -22,7 +23,7 @@ class MergeError(TruelineError):
     """Statistics that do not belong to one tensor were added up."""
 
 
-@dataclass(frozen=True)
+@fact()
 class TensorStats:
     """Statistics of one value; ``None`` means not measured.
 
@@ -117,7 +118,8 @@ class TensorStats:
     @property
     def rms(self) -> float | None:
         """Root of the mean square of the finite numbers."""
-        return math.sqrt(self.sum_sq / self.finite) if self.finite else None
+        finite = self.finite
+        return math.sqrt(self.sum_sq / finite) if finite else None
 
     @property
     def norm(self) -> float:
@@ -130,10 +132,11 @@ class TensorStats:
 
         It comes from the difference of two sums: where it is below about 1e-3 of the mean, rounding is all there is.
         """
-        if not self.finite:
+        finite = self.finite
+        if not finite:
             return None
-        mean = self.sum / self.finite
-        return math.sqrt(max(self.sum_sq / self.finite - mean * mean, 0.0))
+        mean = self.sum / finite
+        return math.sqrt(max(self.sum_sq / finite - mean * mean, 0.0))
 
     @property
     def zero_frac(self) -> float | None:

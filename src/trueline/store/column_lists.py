@@ -1,0 +1,49 @@
+"""The columns of a table as lists, for those who go through rows one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trueline.store.rows import contiguous
+
+
+def column_lists(table: pa.Table) -> dict[str, list[Any]]:
+    """What ``table.to_pydict`` gives, in a fraction of its time: each value of Python's own types, None for null.
+
+    Equal texts of a column are one object, and so are equal lists, which become tuples of numbers.
+    """
+    return {name: _values(contiguous(table[name])) for name in table.column_names}
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if pa.types.is_string(column.type):
+        coded = column.dictionary_encode()
+        texts = np.array([*coded.dictionary.to_pylist(), None], dtype=object)
+        return texts[coded.indices.fill_null(len(texts) - 1).to_numpy()].tolist()
+    if pa.types.is_list(column.type):
+        return _tuples(column)
+    if not column.null_count:
+        return column.to_numpy().tolist()
+    values = column.fill_null(0).to_numpy().astype(object)
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), values, None).tolist()
+
+
+def _tuples(column: pa.ListArray) -> list[tuple[Any, ...] | None]:
+    """Lists have no nulls inside."""
+    flat = column.flatten().to_numpy().tolist()
+    ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy()).tolist()
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    begin, found = 0, []
+    for end in ends:
+        each = tuple(flat[begin:end])
+        found.append(known.setdefault(each, each))
+        begin = end
+    if not column.null_count:
+        return found
+    valid = column.is_valid().to_numpy(zero_copy_only=False).tolist()
+    return [each if there else None for each, there in zip(found, valid, strict=True)]
