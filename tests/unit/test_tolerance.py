@@ -40,10 +40,29 @@ def value(name: str = "up.linear", *, step: int = 0, dtype: str = "float32", api
 
 def test_a_file_reads_back_as_it_was_saved(tmp_path: Path) -> None:
     whole = tolerance(spread=1.25, notes=("one", "two"))
+    losses = tuple((2.5 + run, None) for run in range(len(whole.runs)))
+    whole = whole.model_copy(update={"loss_steps": (0, 7), "losses": losses})
     whole.save(tmp_path / "t.json")
     assert Tolerance.load(tmp_path / "t.json") == whole
     assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
-    assert json.loads((tmp_path / "t.json").read_text())["schema"] == 1
+    assert json.loads((tmp_path / "t.json").read_text())["schema"] == 2
+
+
+def test_a_file_from_before_losses_were_kept_is_read(tmp_path: Path) -> None:
+    document = json.loads(tolerance().to_text())
+    old = {key: value for key, value in document.items() if key not in ("loss_steps", "losses")}
+    (tmp_path / "t.json").write_text(json.dumps({**old, "schema": 1}))
+    read = Tolerance.load(tmp_path / "t.json")
+    assert read.sites == tolerance().sites
+    assert read.losses == ()
+
+
+@pytest.mark.parametrize("losses", [[[1.0]], [[1.0, 2.0], [1.0, 2.0]]], ids=["other Runs", "other steps"])
+def test_losses_of_other_runs_or_steps_are_damage(tmp_path: Path, losses: list[list[float]]) -> None:
+    document = json.loads(tolerance().to_text())
+    (tmp_path / "t.json").write_text(json.dumps({**document, "loss_steps": [0], "losses": losses}))
+    with pytest.raises(InputError, match=r"damaged at the file: .* (losses|have losses)"):
+        Tolerance.load(tmp_path / "t.json")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -132,7 +151,7 @@ def test_exchangeable_runs_exceed_the_floor_no_more_often_than_is_said(num_runs:
         ("{", "is no JSON"),
         ("[]", "it has no key 'schema'"),
         ('{"preset": "mix"}', "it has no key 'schema'"),
-        ('{"schema": 9}', "has schema 9, and this version of Trueline reads 1"),
+        ('{"schema": 9}', "has schema 9, and this version of Trueline reads 1 to 2"),
         ('{"schema": 1}', "is damaged at runs: Field required"),
     ],
 )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from trueline.analyze.align import Alignment, align
 from trueline.analyze.compare import Heard, measure_with
 from trueline.analyze.distance import MAX_BYTES, Distance
+from trueline.analyze.drift import Curve, loss_curve
 from trueline.analyze.floors import kind_key, site_key
 from trueline.analyze.naming import NameMap
 from trueline.analyze.sides import Arrangement, arrange
@@ -32,6 +33,8 @@ Place = tuple[str, int]
 
 DIFFERENT_MODELS = 0.5
 """Two Runs that have less than this fraction of their values in common are of different models."""
+MOST_LOSSES = 1000
+"""Steps whose losses a Tolerance keeps."""
 DIFFERENT_WEIGHTS = 0.1
 """Weights that are further apart than this, relative, as the first step begins, did not start alike."""
 
@@ -80,7 +83,7 @@ def calibrate(
                 "or more."
             )
     damage = [f"{run.path}: {problem}" for run in opened for problem in run.problems]
-    return _tolerance(seen, [run.path for run in opened], damage)
+    return _tolerance(seen, [run.path for run in opened], damage, [loss_curve(run) for run in opened])
 
 
 def _opened(runs: Sequence[str | os.PathLike[str] | Run]) -> list[Run]:
@@ -165,13 +168,14 @@ def _require_equal_start(mine: Value, distance: Distance, labels: tuple[str, str
         )
 
 
-def _tolerance(seen: _Seen, paths: Sequence[str], damage: Sequence[str]) -> Tolerance:
+def _tolerance(seen: _Seen, paths: Sequence[str], damage: Sequence[str], curves: Sequence[Curve]) -> Tolerance:
     places = sorted({place for apart in seen.apart for place in apart} - set(seen.nonfinite))
     apart_PK = np.array([[apart.get(place, np.nan) for place in places] for apart in seen.apart])
     floor_K = np.nanmax(apart_PK, axis=0)
     steps = sorted({step for _, step in places})
     by_kind = _places_by_kind(places, seen.kinds)
     sites: dict[str, list[float | None]] = {}
+    loss_steps = _thinned(sorted(set(curves[0]).intersection(*curves[1:])))
     for (site, step), floor in zip(places, floor_K.tolist(), strict=True):
         sites.setdefault(site, [None] * len(steps))[steps.index(step)] = floor
     return Tolerance(
@@ -182,8 +186,16 @@ def _tolerance(seen: _Seen, paths: Sequence[str], damage: Sequence[str]) -> Tole
         spread=_spread(apart_PK, list(by_kind.values()), len(paths)),
         kinds=_kind_floors(floor_K, by_kind, steps),
         sites={site: tuple(floors) for site, floors in sites.items()},
+        loss_steps=tuple(loss_steps),
+        losses=tuple(tuple(curve[step] for step in loss_steps) for curve in curves) if loss_steps else (),
         notes=(*_notes(seen, floor_K), *damage),
     )
+
+
+def _thinned(steps: Sequence[int]) -> Sequence[int]:
+    """At most about ``MOST_LOSSES`` of the steps: the first ones, and then with even gaps."""
+    rest = steps[MOST_LOSSES // 2 :]
+    return [*steps[: MOST_LOSSES // 2], *rest[:: max(-(-len(rest) // (MOST_LOSSES // 2)), 1)]]
 
 
 def _places_by_kind(places: Sequence[Place], kinds: dict[str, str]) -> dict[tuple[str, int], list[int]]:

@@ -17,6 +17,7 @@ from trueline.analyze.difference import describe_difference
 from trueline.analyze.differing import differing_steps
 from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tensor_distance
 from trueline.analyze.divergence import NONFINITE, Compared, Divergence
+from trueline.analyze.drift import loss_curve, told_of_losses
 from trueline.analyze.expected import coarser
 from trueline.analyze.judged_step import Step, value_of
 from trueline.analyze.late import late_fault, with_late
@@ -25,6 +26,7 @@ from trueline.analyze.positions import UNORDERED
 from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.stored import Stored, layouts
 from trueline.analyze.values import Value
+from trueline.schema.finding import Finding, by_weight
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
@@ -95,17 +97,26 @@ def compare(
     late = late_fault(judged, before=first)
     if late is not None:
         findings, first, judged = with_late(findings, late.finding), late.first, list(late.steps)
+    parting, parted = _losses(mine, theirs, tolerance, findings) if steps is None else ([], [])
     rows = [_row(step, compared) for step in judged for compared in step.rows]
     return Comparison(
         run=mine.path,
         ref=theirs.path,
-        findings=tuple(findings),
+        findings=tuple(sorted([*findings, *parting], key=by_weight)),
         rows=rows,
         steps=_summaries(arrangements, judged),
         first=None if first is None else _described(_row(*first), first[1], max_bytes),
         missing=_missing(judged),
-        notes=tuple(_notes(mine, theirs, arrangements, len(detailed))),
+        notes=(*parted, *_notes(mine, theirs, arrangements, len(detailed))),
     )
+
+
+def _losses(
+    mine: Run, theirs: Run, tolerance: Tolerance | None, findings: Sequence[Finding]
+) -> tuple[list[Finding], list[str]]:
+    """What the losses of all steps say, recorded value by value or not."""
+    excused = any(finding.severity == "error" for finding in findings)
+    return told_of_losses(loss_curve(mine), loss_curve(theirs), tolerance, excused=excused)
 
 
 def telling(mine: Run, theirs: Run, arrangements: Sequence[Arrangement]) -> list[Arrangement]:

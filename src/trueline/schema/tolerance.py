@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trueline.schema.errors import InputError
 
-TOLERANCE_SCHEMA = 1
-"""Of the file; raised when a field changes meaning."""
+TOLERANCE_SCHEMA = 2
+"""Of the file; raised when a field comes or changes meaning. Those of schema 1 have no losses, and are read as well."""
 
 QUANTILE = 0.99
 """Of the sites of a kind: the fraction whose floor is at most ``KindFloor.high``."""
@@ -45,12 +45,13 @@ class Tolerance(BaseModel):
     ranks; its floor is the largest difference that any pair of the Runs had there. A kind is ``phase/op/dtype``.
     ``how`` differences were measured: a floor from statistics is a lower estimate, and says nothing about stored
     values. ``spread``: how many times the floor that the other Runs give a Run exceeds at most, left out in turn; None
-    where that cannot be told (fewer than three Runs, or others that agree bit for bit where it does not).
+    where that cannot be told (fewer than three Runs, or others that agree bit for bit where it does not). ``losses`` of
+    each of the Runs, in their order, at each of ``loss_steps``, ascending; None where one has none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    format_version: Literal[1] = Field(default=TOLERANCE_SCHEMA, alias="schema")
+    format_version: Literal[1, 2] = Field(default=TOLERANCE_SCHEMA, alias="schema")
     runs: tuple[str, ...] = Field(min_length=2)
     pairs: int = Field(ge=1)
     how: Literal["tensor", "statistics"]
@@ -58,6 +59,8 @@ class Tolerance(BaseModel):
     spread: float | None = None
     kinds: dict[str, KindFloor]
     sites: dict[str, Floors]
+    loss_steps: tuple[int, ...] = ()
+    losses: tuple[Floors, ...] = ()
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -76,10 +79,10 @@ class Tolerance(BaseModel):
         if not isinstance(content, dict) or "schema" not in content:
             raise InputError(f"'{name}' is no tolerance: it has no key 'schema'. {todo}")
         version = cast(dict[str, Any], content)["schema"]
-        if version != TOLERANCE_SCHEMA:
+        if version not in range(1, TOLERANCE_SCHEMA + 1):
             raise InputError(
                 f"The tolerance '{name}' has schema {version!r}, and this version of Trueline reads "
-                f"{TOLERANCE_SCHEMA}. Calibrate again, or update Trueline."
+                f"1 to {TOLERANCE_SCHEMA}. Calibrate again, or update Trueline."
             )
         try:
             return cls.model_validate(content)
@@ -164,6 +167,10 @@ class Tolerance(BaseModel):
                 raise ValueError(f"{what} '{name}' has {len(floors)} floors for {len(self.steps)} steps")
             if any(floor is not None and not (floor >= 0 and math.isfinite(floor)) for floor in floors):
                 raise ValueError(f"{what} '{name}' has a floor that is no number of at least 0")
+        if self.losses and len(self.losses) != len(self.runs):
+            raise ValueError(f"{len(self.losses)} Runs have losses, of {len(self.runs)}")
+        if any(len(losses) != len(self.loss_steps) for losses in self.losses):
+            raise ValueError(f"a Run has losses at other than {len(self.loss_steps)} steps")
         return self
 
 
