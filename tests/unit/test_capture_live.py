@@ -16,6 +16,7 @@ from trueline.capture.triggers import MAX_RECORDINGS, Triggers, nonfinite_in, se
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import LIVE, TRIGGERS, Plan
 from trueline.schema.plan_files import plan_path, revision_path
+from trueline.schema.start import Start
 
 NAN = 1.0
 """The bit of the first trigger."""
@@ -241,3 +242,27 @@ def test_a_loss_or_a_gradient_that_is_not_finite_is_seen(bad):
     assert nonfinite_in({"local_norm2": norm2}, scaled=True) == set(), "a gradient scaler looks for its scale"
     assert nonfinite_in({"loss": torch.tensor(1.0), "local_norm2": torch.tensor([-1.0, 4.0])}, scaled=False) == set()
     assert nonfinite_in({}, scaled=False) == set()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_job_that_goes_on_keeps_what_was_asked_for_while_it_ran(clock, tmp_path, keeps):
+    """The changes made before are not counted again, and their copies stay as they are."""
+    copy = revision_path(str(tmp_path), 2)
+    os.makedirs(os.path.dirname(copy))
+    for path, content in ((plan_path(str(tmp_path)), {"preset": "mix"}), (copy, {"preset": "ops"})):
+        with open(path, "w") as file:
+            json.dump(content, file)
+    start = Start(attempt=1, step=7, revision=2, keeps_plan=keeps)
+    facts = {"folder": str(tmp_path), "rank": 0, "ranks": (0,), "accepts": lambda plan: None, "report": pytest.fail}
+    member = Live(Plan(), **facts, start=start)
+    assert member.due(7) is None
+    look(member, clock, 8)
+    change = member.due(8)
+    if keeps:
+        assert (change.revision, change.plan.preset) == (3, "mix")
+    else:
+        assert change is None
+        with open(plan_path(str(tmp_path))) as file:
+            assert Plan.load(json.load(file)) == Plan()
+    with open(copy) as file:
+        assert json.load(file) == {"preset": "ops"}

@@ -153,3 +153,11 @@ def test_ranks_that_read_more_or_fewer_sums_before_another_plan_sample_alike(rea
 def test_steps_that_are_not_watched_tell_of_a_changed_plan_now_and_then():
     schedule = Schedule(Plan(steps=(15, 32)))
     assert [step for step in range(60) if schedule.beats(step)] == [0, 10, 40, 50]
+
+
+def test_a_job_that_goes_on_measures_its_first_step():
+    schedule = Schedule(Plan(every=5, params_every=50), first=412)
+    steps = range(412, 470)
+    assert [step for step in steps if schedule.samples(step)] == list(range(412, 470, 5))
+    assert [step for step in steps if schedule.digests_params(step)] == [412, 450]
+    assert Schedule(Plan(steps=(500, 510)), first=412).first == 500
