@@ -15,7 +15,7 @@ SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspe
 
 def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
-    out: Annotated[str, typer.Option(help="Where the Run goes; must not exist yet.")] = "runs/latest",
+    out: Annotated[str, typer.Option(help="Where the Run goes; must not exist yet but for --resume.")] = "runs/latest",
     plan: Annotated[
         str | None, typer.Option(help="A preset (workers, modules, ops, mix), or a TOML or JSON file.")
     ] = None,
@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Run a training command under watch, with no change to the script.
 
-    The command's output, exit code and signals are its own, also with --ref, which prints what it finds on standard
-    error. Without: trueline check RUN.
+    The command's output, exit code and signals are its own.
+    Afterwards: trueline check RUN. With --ref that is done at once, on standard error.
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
