@@ -65,6 +65,10 @@ def test_from_its_first_step_on_the_run_belongs_to_the_later_start(tmp_path, die
             writer.close()
     run = Run(tmp_path)
     assert run.problems == []
+    (note,) = run.manifest.notes
+    assert note.endswith(
+        "goes on from step 6; what the start before recorded from there on, up to step 9, is left out."
+    )
     assert run.steps.tolist() == list(range(8))
     assert run.restarts == [6]
     losses, measured = run.pivot("loss")

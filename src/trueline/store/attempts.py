@@ -105,9 +105,10 @@ def _plans(manifest: Manifest, begins: Attempt) -> list[PlanRevision]:
 
 
 def _note(begins: Attempt, *, number: int, last: int | None) -> str:
-    repeated = 0 if last is None else last + 1 - begins.step
-    left_out = f"; the {repeated} steps that were recorded from there on before are left out" if repeated > 0 else ""
-    return f"start {number} of the job, at {begins.started_at}, goes on from step {begins.step}{left_out}."
+    goes_on = f"start {number} of the job, at {begins.started_at}, goes on from step {begins.step}"
+    if last is None or last < begins.step:
+        return f"{goes_on}."
+    return f"{goes_on}; what the start before recorded from there on, up to step {last}, is left out."
 
 
 def _now() -> str:

@@ -34,7 +34,8 @@ def require_free(path: str, *, overwrite: bool) -> None:
         )
     if not overwrite:
         raise RunExistsError(
-            f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True)."
+            f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True, or "
+            "resume=True to go on with it)."
         )
 
 
