@@ -80,15 +80,18 @@ class RunWriter:
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
         if creates:
             self._write_manifest(start.manifest or Manifest())
+        self._rows = self._open_ledger()
+
+    def _open_ledger(self) -> Ledger:
         parts_path = os.path.join(self.path, layout.WORKERS_DIR)
-        self._rows = Ledger(
-            journal_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(rank)),
+        return Ledger(
+            journal_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(self._rank)),
             parts_path=parts_path,
-            rank=rank,
+            rank=self._rank,
             codec=self._codec,
             encode=_encode_rows,
             seal_after=self._seal_after,
-            sequence=first_sequence(parts_path, rank, start.attempt),
+            sequence=first_sequence(parts_path, self._rank, self.start.attempt),
         )
 
     def _take_over(self) -> None:
