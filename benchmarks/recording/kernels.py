@@ -2,7 +2,7 @@
 
     python -m benchmarks.recording.kernels [--repeats 300]
 
-One thread. The calls take turns; the smallest time of each is given, which leaves out what else the machine did.
+One thread. The calls take turns; the smallest CPU time of each is given, which leaves out what else the machine did.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -22,17 +23,20 @@ import torch
 from benchmarks.place import head
 from torch import Tensor
 
-from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.measure import HostMeter, exponents_of
+from trueline.tensor.native import NATIVE
 
-SHAPES = {"scalar": (), "256": (256,), "4,096": (4096,), "131,072": (512, 256), "1,048,576": (1024, 1024)}
+SHAPES = {"scalar": (), "1,000": (1000,), "131,072": (512, 256), "350,000": (1000, 350), "524,288": (1024, 512)}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
 LARGE = (512, 256)
 
 ABOUT = """\
-*statistics*: the nine of `tensor.measure`. *four reductions*: `x.max().item()`, `min`, `mean` and `norm`, one after the
-other, integers as float32. *fingerprint*: that of `tensor.fingerprint`. *crc32*: `zlib.crc32` of the bytes, bfloat16 as
-they are."""
+*kernel* is what was compiled with the package, *NumPy* what measures without it. *statistics*: the nine of
+`tensor.measure`; *both*: with the fingerprint of `tensor.fingerprint`, in one pass by the kernel; *exponents*: their
+histogram, which a Plan asks for. *four reductions*: `x.max().item()`, `min`, `mean` and `norm`, one after the other,
+integers as float32. *crc32*: `zlib.crc32` of the bytes, bfloat16 as they are."""
+
+SETS_ABOUT = "The kernel as compiled for other processors, on this one. `baseline` is what every x86-64 has."
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "plain": lambda x: x,
@@ -56,35 +60,58 @@ def crc32(x: Tensor) -> int:
 
 
 def fastest_us(calls: dict[str, Callable[[Tensor], object]], x: Tensor, *, repeats: int) -> dict[str, float]:
-    """Smallest time of each call in µs, over so many turns."""
+    """Smallest CPU time of each call in µs, over so many turns of as many calls as take about 50 µs or more."""
     best_ns = dict.fromkeys(calls, math.inf)
+    times = max(20_000 // (x.numel() + 400), 1)
     for _ in range(repeats):
         for name, call in calls.items():
-            start = time.perf_counter_ns()
-            call(x)
-            best_ns[name] = min(best_ns[name], time.perf_counter_ns() - start)
+            start = time.thread_time_ns()
+            for _ in range(times):
+                call(x)
+            best_ns[name] = min(best_ns[name], (time.thread_time_ns() - start) / times)
     return {name: value / 1e3 for name, value in best_ns.items()}
+
+
+def readers(**meters: HostMeter) -> dict[str, Callable[[Tensor], object]]:
+    """Statistics, and both, by each of them."""
+    out_S = np.zeros(9)
+    calls: dict[str, Callable[[Tensor], object]] = {}
+    for what in ("statistics", "both"):
+        for name, meter in meters.items():
+            read = meter.stats_into if what == "statistics" else meter.all_into
+            calls[f"{what}, {name}"] = lambda x, read=read: read(x, out_S)
+    return calls
 
 
 def calls() -> dict[str, Callable[[Tensor], object]]:
     """What is compared."""
-    meter, fingerprint, out_S = HostMeter(), HostFingerprint(), np.zeros(9)
-    return {
-        "statistics": lambda x: meter.stats_into(x, out_S),
+    return readers(kernel=HostMeter(), NumPy=HostMeter(None)) | {
         "four reductions": four_reductions,
-        "fingerprint": fingerprint.of,
         "crc32": crc32,
+        "exponents, kernel": exponents_of,
+        "exponents, NumPy": lambda x: exponents_of(x, None),
     }
 
 
-def table(title: str, rows: dict[str, Tensor], *, repeats: int) -> str:
+def by_instruction_set(name: str) -> dict[str, Callable[[Tensor], object]]:
+    """The kernel as compiled for one of them."""
+    kernel = NATIVE.kernel
+
+    def switched(read: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+        def call(x: Tensor) -> None:
+            kernel.use(name)
+            read(x)
+
+        return call
+
+    return {what: switched(read) for what, read in readers(**{name: HostMeter()}).items()}
+
+
+def table(title: str, rows: dict[str, Tensor], calls: dict[str, Callable[[Tensor], object]], *, repeats: int) -> str:
     """µs of every call for every row, as Markdown."""
-    lines: list[str] = []
+    lines = [f"| {title} | " + " | ".join(calls) + " |", "|---|" + "---|" * len(calls)]
     for name, x in rows.items():
-        taken_us = fastest_us(
-            calls() | {"exponents": exponents_of}, x, repeats=max(repeats // (1 + x.numel() // 10**6), 5)
-        )
-        lines = lines or [f"| {title} | " + " | ".join(taken_us) + " |", "|---|" + "---|" * len(taken_us)]
+        taken_us = fastest_us(calls, x, repeats=max(repeats // (1 + x.numel() // 10**6), 5))
         lines.append(f"| {name} | " + " | ".join(f"{value:.1f}" for value in taken_us.values()) + " |")
     return "\n".join(lines)
 
@@ -94,6 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=300)
     repeats = parser.parse_args().repeats
+    if NATIVE is None:
+        sys.exit("The kernel is not there to be measured: install the package where there is a C compiler.")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sizes = {
@@ -108,9 +137,14 @@ def main() -> None:
             command=f"python -m benchmarks.recording.kernels --repeats {repeats}",
         ),
         ABOUT,
-        table("dtype, elements", sizes, repeats=repeats),
-        table("131,072 float32", cases, repeats=repeats),
+        table("dtype, elements", sizes, calls(), repeats=repeats),
+        table("131,072 float32", cases, calls(), repeats=repeats),
     ]
+    sets = NATIVE.kernel.instruction_sets()
+    compiled = {what: call for name in sets for what, call in by_instruction_set(name).items()}
+    some = {name: x for name, x in sizes.items() if name.startswith("float32")}
+    parts += [SETS_ABOUT, table("dtype, elements", some, compiled, repeats=repeats)]
+    NATIVE.kernel.use(sets[-1])
     page = "\n\n".join(parts) + "\n"
     Path(__file__).with_name("kernels.md").write_text(page)
     print(page)

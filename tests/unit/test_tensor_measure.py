@@ -251,7 +251,10 @@ def exponents(values):
 def test_exponents_are_those_of_frexp(dtype):
     for x in (*layouts(random_bits((33, 40), dtype)), random_bits((0,), dtype), random_bits((), dtype)):
         want = exponents(parts(x))
-        np.testing.assert_array_equal(exponents_of(x).numpy(), want)
+        np.testing.assert_array_equal(exponents_of(x, None).numpy(), want)
+        for name in SETS:
+            with using(name):
+                np.testing.assert_array_equal(exponents_of(x, NATIVE).numpy(), want)
         np.testing.assert_array_equal(exponents_on_device(x).numpy(), want)
 
 

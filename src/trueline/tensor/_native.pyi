@@ -41,6 +41,9 @@ def measure_strided(
 def fingerprint_runs(kind: int, address: int, run_length: int, starts: NDArray[np.int64], weights: bytes, /) -> int:
     """The fingerprint of runs of numbers that follow each other in memory and begin at these places of the whole."""
 
+def exponents(kind: int, address: int, num: int, counts: NDArray[np.int64], /) -> None:
+    """Add the histogram of the exponents of ``num`` floats in memory to ``counts`` [256]."""
+
 def sketch(
     table: NDArray[np.int64],
     gradients: list[int],

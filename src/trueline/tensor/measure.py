@@ -190,7 +190,7 @@ def measure_on_device(x: Tensor) -> Tensor:
     )
 
 
-def exponents_of(x: Tensor) -> Tensor:
+def exponents_of(x: Tensor, native: Native | None = NATIVE) -> Tensor:
     """int64 [256] on the device of ``x``: finite non-zero numbers by floor(log2|x|) + 127, clipped to 0 and 255.
 
     A histogram, from which quantiles of |x| and the share that another dtype could not hold follow. Subnormals of
@@ -201,6 +201,8 @@ def exponents_of(x: Tensor) -> Tensor:
     counts_E = torch.zeros(NUM_EXPONENTS, dtype=torch.int64)
     flat, times = in_memory_order(_real(x))
     for block in blocks(flat, CHUNK):
+        if native is not None and native.add_exponents(block.contiguous(), counts_E.numpy()):
+            continue
         wide_N = _wide(block)
         counts_E += torch.bincount(_buckets(wide_N), minlength=NUM_EXPONENTS)
         counts_E[[0, -1]] -= _elsewhere(wide_N)

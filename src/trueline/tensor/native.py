@@ -21,7 +21,7 @@ from torch import Tensor
 from trueline.tensor.lanes import PARTS
 from trueline.tensor.weights import host_weights
 
-INTERFACE = 2
+INTERFACE = 3
 """What the kernel must say of itself: one that was built from other sources than these is left out."""
 
 SWITCH = "TRUELINE_NATIVE"
@@ -89,6 +89,14 @@ class Native:
         dense = x.detach().resolve_conj().resolve_neg().contiguous()
         length = dense.numel() * parts // max(len(start_R), 1)
         return self.kernel.fingerprint_runs(kind, dense.data_ptr(), length, start_R, packed_weights())
+
+    def add_exponents(self, block: Tensor, counts_E: NDArray[np.int64]) -> bool:
+        """Add the histogram of a contiguous block of real floats to ``counts_E`` (int64 [256])."""
+        kind, _ = self._numbers.get(block.dtype, (None, 1))
+        if kind is None or not block.dtype.is_floating_point:
+            return False
+        self.kernel.exponents(kind, block.data_ptr(), block.numel(), counts_E)
+        return True
 
     def _measure(
         self,

@@ -1,5 +1,6 @@
 /* The kernels, compiled once for each instruction set that is worth it. */
 
+#include "exponents.h"
 #include "measure.h"
 #include "sketch.h"
 
@@ -15,7 +16,11 @@
     {                                                                                                                 \
         return sketch_gradient(kind, memory, gradient, k, into);                                                      \
     }                                                                                                                 \
-    static const Kernels name = {#name, measure_##name, fingerprint_##name, sketch_##name};
+    target static void exponents_##name(enum Kind kind, const char *memory, int64_t num, int64_t *counts)             \
+    {                                                                                                                 \
+        count_exponents(kind, memory, num, counts);                                                                   \
+    }                                                                                                                 \
+    static const Kernels name = {#name, measure_##name, fingerprint_##name, sketch_##name, exponents_##name};
 
 INSTANCE(baseline, )
 

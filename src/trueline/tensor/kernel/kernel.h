@@ -84,6 +84,8 @@ typedef struct {
     uint64_t (*fingerprint)(int width, const char *words, int64_t num, uint64_t start, const Weights *weights);
     /* The square sum; the sketch is added to float64 [k]. NaN for a kind that is no float. */
     double (*sketch)(enum Kind kind, const char *memory, const Gradient *gradient, int64_t k, double *into);
+    /* Added to int64 [NUM_EXPONENTS]; nothing for a kind that is no float. */
+    void (*exponents)(enum Kind kind, const char *memory, int64_t num, int64_t *counts);
 } Kernels;
 
 extern const Kernels *const ALL_KERNELS[];

@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-#define INTERFACE 2 /* as in tensor/native.py: another build than the sources is not called */
+#define INTERFACE 3 /* as in tensor/native.py: another build than the sources is not called */
 
 /* Bytes from which other threads may run meanwhile. Less is read within Python's own 5 ms between two threads, and who
  * lets go waits for as long for its turn. */
@@ -221,6 +221,23 @@ static PyObject *fingerprint_runs(PyObject *module, PyObject *const *args, Py_ss
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+static PyObject *exponents(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Value value = {0};
+    Py_buffer counts = {0};
+    (void)module;
+    if (!expect(num_args, 4) || !take_memory(args, &value) || !take_number(args[2], 0, &value.num) || !there(&value) ||
+        PyObject_GetBuffer(args[3], &counts, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return NULL;
+    bool fits = value.kind <= F64 && counts.len == NUM_EXPONENTS * (Py_ssize_t)sizeof(int64_t);
+    if (!fits)
+        PyErr_Format(PyExc_ValueError, "exponents of floats go into %d int64.", NUM_EXPONENTS);
+    else
+        chosen->exponents(value.kind, value.memory, value.num, counts.buf);
+    PyBuffer_Release(&counts);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+
 /* What sketch() was given, of P parameters, n gradients and m groups. */
 typedef struct {
     Py_buffer table, norm2, sketch; /* int64 [P, TABLE], float64 [n] and float64 [m, k] */
@@ -343,6 +360,7 @@ static PyMethodDef METHODS[] = {
     {"measure_dense", (PyCFunction)(void (*)(void))measure_dense, METH_FASTCALL, NULL},
     {"measure_strided", (PyCFunction)(void (*)(void))measure_strided, METH_FASTCALL, NULL},
     {"fingerprint_runs", (PyCFunction)(void (*)(void))fingerprint_runs, METH_FASTCALL, NULL},
+    {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, NULL},
     {"sketch", (PyCFunction)(void (*)(void))sketch, METH_FASTCALL, NULL},
     {"instruction_sets", instruction_sets, METH_NOARGS, NULL},
     {"use", use, METH_O, NULL},

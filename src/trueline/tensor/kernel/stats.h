@@ -117,13 +117,15 @@ INLINE void finish(const Found *found, double low, double high, int64_t times, d
 INLINE void block_bool(const u8 *x, int num, Found *found)
 {
     int64_t ones = 0;
-    for (int done = 0; done < num; done += 128) { /* so many as a byte can count */
-        int here = num - done < 128 ? num - done : 128;
+    int done = 0;
+    for (; done + 128 <= num; done += 128) { /* so many as a byte can count */
         uint8_t some = 0;
-        for (int i = 0; i < here; i++)
+        for (int i = 0; i < 128; i++)
             some = (uint8_t)(some + (x[done + i] != 0));
         ones += some;
     }
+    for (; done < num; done++)
+        ones += x[done] != 0;
     found->num_finite += num;
     found->zero += num - ones;
     found->sums.sum[0][0] += (double)ones;
