@@ -242,6 +242,28 @@ def test_collectives_are_recorded_as_they_were_given_and_returned(two):
     assert facts["all_reduce_max_async"] == {"group": [0, 1], "op": "MAX"}
 
 
+def reduce_what_was_seen(rank, world):
+    x = values(rank)
+
+    def run():
+        torch.abs(x)
+        dist.all_reduce(x)
+        torch.abs(x)
+        torch.abs(x)
+
+    model = nn.Linear(1, 1)
+    return Recording(model, {"preset": "ops"}).step(0, lambda: (model(torch.zeros(1, 1)), run()))
+
+
+def test_a_value_that_a_collective_has_changed_is_measured_again_and_others_are_not(two):
+    """The change leaves no trace in the version of the tensor."""
+    for rank, rows in enumerate(two.run(reduce_what_was_seen)):
+        seen = [row for row in rows if row["name"] in ("abs", "allreduce") and row["slot"] == "in0"]
+        seen += [row for row in rows if row["name"] == "allreduce" and row["slot"] == "out0"]
+        assert [row["sum"] for row in seen] == [rank + 1.0, rank + 1.0, 3.0, 3.0, 3.0]
+        assert [row["name"] for row in seen if row["measured"]] == ["abs", "allreduce", "allreduce"]
+
+
 def leave_under_way(rank, world):
     model = nn.Linear(1, 1)
     recording = Recording(model, {"preset": "modules"})

@@ -113,10 +113,19 @@ class StepBuffer:
         that leaves no trace in their version (a collective, a fused update).
         """
         self._known: dict[tuple[Any, ...], int] = {}
-        self._storages: set[int] = set()
+        self._storages: dict[int, int] = {}
         for weak in self._held:
             torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
         self._held.clear()
+
+    def changed(self, slots: Slots) -> None:
+        """Something that leaves no trace in their version, a collective, may have changed these values: they are
+        measured anew when they are seen again.
+        """
+        for _, x in slots:
+            address = x.untyped_storage()._cdata
+            if address in self._storages:
+                self._storages[address] += 1
 
     def see(self, call: Call, slots: Slots, *, phase: str | None = None, note: str | None = None) -> None:
         """Add the rows of values of a call, and measure those that were not yet. ``note``: why they must not be."""
@@ -176,12 +185,13 @@ class StepBuffer:
             return None  # has no version
         storage = x.untyped_storage()
         address = storage._cdata
-        if address not in self._storages:
-            self._storages.add(address)
+        changes = self._storages.get(address)
+        if changes is None:
+            changes = self._storages[address] = 0
             self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
         if x.is_contiguous() or (not self._orders and _is_dense(x)):
-            return (address, x._version, x.storage_offset(), x.numel(), x.dtype, mesh)
-        return (address, x._version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
+            return (address, changes, x._version, x.storage_offset(), x.numel(), x.dtype, mesh)
+        return (address, changes, x._version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
 
     def _measure(self, x: Tensor, call: Call, phase: str, slot: str, whole: Mapping[str, Any]) -> str | None:
         """Measure and perhaps store a value; the key of what was stored. ``whole`` says of what it is a shard."""

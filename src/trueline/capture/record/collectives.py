@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from trueline.capture.record.arguments import Slots, inputs
 from trueline.capture.record.buckets import Buckets, is_bookkeeping
@@ -48,22 +48,22 @@ class _Pending:
 
 
 class Collectives:
-    """Listens while attached. ``begin(name, args, inputs, frame)`` is called before a collective and returns a token,
-    None where it is not recorded; ``end(token, outputs, note)`` when its result is there, or will not be looked at
-    (``note`` says why). An exception of ours goes to ``session``.
+    """Listens while attached, also to what DDP does for ``model``. ``begin(name, args, inputs, frame)`` is called
+    before a collective and returns a token, None where it is not recorded; ``end(token, outputs, note)`` when its
+    result is there, or will not be looked at (``note`` says why). An exception of ours goes to ``session``.
     """
 
     def __init__(
         self,
+        model: nn.Module,
         *,
         begin: Callable[[str, str, Slots, FrameType | None], Any],
         end: Callable[[Any, Slots, str | None], None],
-        buckets: Buckets,
         session: Fails,
     ) -> None:
         self._begin = begin
         self._end = end
-        self._buckets = buckets
+        self._buckets = Buckets(model)
         self._session = session
         self._wait = Patch(dist.Work, "wait", self._waited) if dist.is_available() else None
         self._pending: list[_Pending] = []
@@ -82,6 +82,11 @@ class Collectives:
             self._wait.remove()
         self._pending.clear()
         self._texts.clear()
+
+    def begin_pass(self) -> None:
+        """A forward pass of the model begins."""
+        with Guard(self._session):
+            self._buckets.begin()
 
     # -- while a collective runs -----------------------------------------------------------------------------------
 

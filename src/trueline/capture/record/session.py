@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.record import arguments
-from trueline.capture.record.buckets import Buckets
 from trueline.capture.record.buffer import Call, StepBuffer, Unwritten, flagged
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
@@ -72,10 +71,7 @@ class Session:
         self._described = arguments.Described()
         self._mode = FunctionCalls(self._function)
         self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
-        self._buckets = Buckets(model)
-        self._collectives = Collectives(
-            begin=self._begin_collective, end=self._see_sent, buckets=self._buckets, session=self
-        )
+        self._collectives = Collectives(model, begin=self._begin_collective, end=self._see_sent, session=self)
         self._backward = BackwardCalls(self._mode, ended=self._collectives.after_backward)
         self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
@@ -152,8 +148,7 @@ class Session:
         remove(self._mode)
         if not self._open:
             return
-        with Guard(self):
-            self._collectives.finish()
+        self._collectives.finish()
         self._unhook()
         with Guard(self):
             if self._buffer.empty:
@@ -238,8 +233,7 @@ class Session:
         if module is self._root and not in_backward():
             self._micro += module.training and torch.is_grad_enabled()
             self._phase = "fwd"
-            with Guard(self):
-                self._buckets.begin()
+            self._collectives.begin_pass()
 
     def _enter_compiled(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
@@ -327,7 +321,7 @@ class Session:
 
     def _see_sent(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
         if self._open:
-            self._buffer.forget()  # a collective leaves no trace in the version of what it changes
+            self._buffer.changed(slots)
             self._buffer.see(call, slots, note=note)
 
     # -- parts of these --------------------------------------------------------------------------------------------
