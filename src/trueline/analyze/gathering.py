@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from trueline.analyze.matching import updated
+from trueline.analyze.naming import plain_name
 from trueline.analyze.step_values import RankStep, compiled_in, read_rank_step
 from trueline.analyze.values import StepValues, Value
 from trueline.schema.errors import CannotTell
@@ -93,12 +95,12 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
     """
     teams = teams_of(run, steps)
     pieces = 1 if micros_apart else num_micro(steps)
-    order = _Order()
+    order, updates = _Order(), _Updates()
     for rank, rank_step in steps.items():
         team, member = teams[rank]
         order.begin(rank)
         seen: Counter[tuple[object, ...]] = Counter()
-        for value in rank_step.values:
+        for value in updates.numbered(rank_step.values):
             key, micro = _key(value, seen, micros_apart=micros_apart, pieces=pieces)
             if micro is None:
                 continue
@@ -188,6 +190,45 @@ def _key(
     # The gradient of a parameter also arrives at the calls of earlier micro-batches, when that of a later one does.
     repeated = pieces > 1 and site.phase == "bwd" and again > 0 and value.root < value.index
     return (*key, again, 0), None if repeated else site.micro
+
+
+class _Updates:
+    """Calls of the optimizer by number, one for all ranks. Where ranks hold other parameters, as the stages of a
+    pipeline do, the same number is of another one on each.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._used: dict[str, set[int]] = {}
+
+    def numbered(self, values: Sequence[Value]) -> Sequence[Value]:
+        """The values of a rank, calls that work on a parameter which others lack under numbers of their own."""
+        params = updated(values, plain_name)
+        met: Counter[tuple[str, str]] = Counter()
+        moved: dict[tuple[int, str, int], int] = {}
+        done: list[Value] = []
+        for value in values:
+            site = value.site
+            if site.phase != "opt" or value.kind != "op":
+                done.append(value)
+                continue
+            key = (site.micro, site.name, site.call)
+            if key not in moved:
+                param = params.get(value.index, "")
+                moved[key] = self._number(site.name, param, met[site.name, param], site.call)
+                met[site.name, param] += 1
+            same = moved[key] == site.call
+            done.append(value if same else replace(value, site=replace(site, call=moved[key])))
+        return done
+
+    def _number(self, name: str, param: str, ordinal: int, own: int) -> int:
+        used = self._used.setdefault(name, set())
+        found = self._numbers.get((name, param, ordinal))
+        if found is None:
+            found = own if own not in used else max(used) + 1
+            self._numbers[name, param, ordinal] = found
+            used.add(found)
+        return found
 
 
 class _Order:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from trueline.analyze.align import align
 from trueline.analyze.gathering import Gathered, Gathering
-from trueline.analyze.merging import Plan, chosen, merged_value, number_of, plans
+from trueline.analyze.interleaving import interleaved
+from trueline.analyze.merging import Plan, alike, chosen, merged_value, number_of, plans
 from trueline.analyze.naming import NameMap
 from trueline.analyze.positions import without_positions
 from trueline.analyze.rounding import UNIT_ROUNDOFF
@@ -41,9 +42,15 @@ def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValu
     back = [(j, i) for i, j in twins]
     merged, merged_other = _seen_later(merged, merged_other, twins), _seen_later(merged_other, merged, back)
     if apart or mine.num_micro != theirs.num_micro:
-        merged, merged_other = without_positions(merged, one.dims), without_positions(merged_other, other.dims)
+        same = [pair for pair in twins if _is_same(merged.values[pair[0]], merged_other.values[pair[1]])]
+        merged = without_positions(merged, one.dims, {i for i, _ in same})
+        merged_other = without_positions(merged_other, other.dims, {j for _, j in same})
     merged = reordered(merged, merged_other, twins, one.dims)
     return merged, reordered(merged_other, merged, back, other.dims)
+
+
+def _is_same(value: Value, twin: Value) -> bool:
+    return value.stats is not None and twin.stats is not None and alike([value.stats, twin.stats])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,7 @@ class _Side:
             plan = self.plan.setdefault(index, self.plans(index)[0])
             if plan.batch.how == "sum" and not averaged and self._is_of_summed(entry, plan):
                 self.plan[index] = replace(plan, batch=replace(plan.batch, how="same"))
+        self.plan = interleaved(self._entries, self.plan)
         values = [self._merged(index, entry, scale) for index, entry in enumerate(self._entries)]
         return replace(self._gathering.values, values=values)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trueline.analyze.gathering import OF_BATCH, Gathered, Gathering, Part, numbers_of
-from trueline.analyze.stored import Scaled, Shape, SideBySide, Sum, placed
+from trueline.analyze.stored import Scaled, Shape, SideBySide, Sum, in_groups, placed
 from trueline.analyze.values import Loader, Value
 from trueline.schema.stats import MergeError, TensorStats
 from trueline.store.whole import whole_of
@@ -30,11 +30,14 @@ order that may depend on the number of threads."""
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How parts become one value of ``shape``; ``dim`` is the one that they are cut along."""
+    """How parts become one value of ``shape``; ``dim`` is the one that they are cut along. Each has ``runs`` there that
+    take turns with those of the others, as many as the dims before have elements, or more (see ``interleaving``).
+    """
 
     how: How
     shape: Shape
     dim: int = 0
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,12 @@ def chosen(mine: Sequence[Plan], theirs: Sequence[Plan]) -> tuple[Plan, Plan]:
         return mine[0], theirs[0]
     _, i, j = min(fits)
     return mine[i], theirs[j]
+
+
+def share_shape(entry: Gathered, plan: Plan) -> Shape:
+    """The shape of what the first share of the batch has of a value."""
+    first = _shares(entry)[0]
+    return _shape_of(plan.team, first) or first[0].value.shape
 
 
 def merged_value(gathering: Gathering, entry: Gathered, plan: Plan, *, scale: float = 1.0) -> Value:
@@ -241,11 +250,20 @@ def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _W
     )
 
 
+def _in_turns(wholes: Sequence[_Whole], way: Way, gathering: Gathering) -> _Whole:
+    """Shares side by side; where their runs take turns along the first dim, run by run."""
+    whole = _side_by_side(wholes, way.dim, gathering)
+    if way.dim or way.runs == 1 or whole.load is None:
+        return whole
+    loads = [each.load for each in wholes if each.load is not None]
+    return replace(whole, load=lambda: in_groups([load() for load in loads], 0, way.runs))
+
+
 def _whole_of_batch(gathering: Gathering, entry: Gathered, wholes: Sequence[_Whole], way: Way, scale: float) -> _Whole:
     if len(wholes) == 1 and way.how == "same":
         return _scaled(wholes[0], scale)
     if way.how == "split":
-        return _scaled(_side_by_side(wholes, way.dim, gathering), scale)
+        return _scaled(_in_turns(wholes, way, gathering), scale)
     if way.how == "same":
         return _one_of(entry, wholes)
     if way.how == "own":

@@ -8,7 +8,7 @@ are those of the whole batch in another order, and statistics, which know no ord
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,12 +34,13 @@ _EXECUTED = ("fwd", "save")
 Kind = Literal["positions", "unordered"]
 
 
-def without_positions(step: StepValues, dims: Mapping[int, int]) -> StepValues:
+def without_positions(step: StepValues, dims: Mapping[int, int], told: Collection[int] = frozenset()) -> StepValues:
     """``step`` with positions told as not comparable, and with ``UNORDERED`` on what they brought into an order.
 
-    ``dims`` says of each value that was put together from shares of the batch along which dim they lie.
+    ``dims`` says of each value that was put together from shares of the batch along which dim they lie. ``told`` are
+    the indices of those that came out as the other run has them: their shares did count within the whole.
     """
-    kinds = _Kinds(dims)
+    kinds = _Kinds(dims, told)
     return replace(step, values=[_told(value, kinds.of(value)) for value in step.values])
 
 
@@ -52,8 +53,8 @@ def _told(value: Value, kind: Kind | None) -> Value:
 class _Kinds:
     """What is known of values that were seen so far; ask for each in the order of execution."""
 
-    def __init__(self, dims: Mapping[int, int]) -> None:
-        self._dims = dims
+    def __init__(self, dims: Mapping[int, int], told: Collection[int]) -> None:
+        self._dims, self._told = dims, told
         self._known: dict[int, Kind] = {}
         self._taken: dict[tuple[object, ...], list[Value]] = {}
         self._sites: dict[tuple[object, ...], Kind] = {}
@@ -70,6 +71,8 @@ class _Kinds:
         kind = self._known.get(value.root)
         if kind is None and value.root == value.index and value.index in self._dims:
             kind = self._returned(value) if value.returned else self._given(value)
+            if kind == "positions" and value.index in self._told:
+                kind = None
             if kind is not None:
                 self._known[value.root] = kind
         if kind is not None:

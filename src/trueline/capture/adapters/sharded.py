@@ -1,12 +1,15 @@
-"""Tensor parallelism: a plain module whose parameters are DTensors that FSDP2 did not make.
+"""Tensor parallelism: a plain module whose parameters are DTensors that FSDP2 did not make. And pipelines: plain
+modules with other parameters on each rank.
 
-The ranks of such a mesh hold one model together and compute on the same samples, on purpose: they are no workers to be
-held against each other, and what a rank has of a gradient says nothing about the others'. They share one Run, in which
-their steps are recorded. Where the user passes the data-parallel ``process_group``, ranks that hold the same shards and
-read other samples, these are workers as any others, whose gradients the user's code averages.
+The ranks of such a mesh, or such stages, hold one model together and compute on the same samples, on purpose: they are
+no workers to be held against each other, and what a rank has of a gradient says nothing about the others'. They share
+one Run, in which their steps are recorded. Where the user passes the data-parallel ``process_group``, ranks that hold
+the same shards and read other samples, these are workers as any others, whose gradients the user's code averages.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 import torch.distributed as dist
 from torch import nn
@@ -22,11 +25,13 @@ PRECEDENCE = 15
 
 
 def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> ManualAdapter | ShardedAdapter | None:
-    """The adapter of a model among several ranks some of whose parameters are DTensors."""
+    """The adapter of a model among several ranks some of whose parameters are DTensors, or not the same on all."""
     wrapped = uncompiled(model)
     meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if isinstance(param, DTensor)))
-    if not meshes or world_size(process_group) == 1:
+    if world_size(process_group) == 1:
         return None
+    if not meshes:
+        return StagesAdapter(process_group) if _differ(wrapped, process_group) else None
     if process_group is not None and all(_is_across(process_group, mesh) for mesh in meshes):
         return DataParallelShards(wrapped, process_group, meshes)
     return ShardedAdapter(process_group, meshes)
@@ -61,6 +66,31 @@ class ShardedAdapter:
 
     def detach(self) -> None:
         """Nothing to undo."""
+
+
+class StagesAdapter(ShardedAdapter):
+    """Watches one model of which each rank holds other layers."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        self.process_group = process_group
+        self.notes = [
+            f"{dist.get_world_size(process_group)} ranks hold one model together, as their parameters are not the same "
+            "(a pipeline), and are not compared with each other; their gradients are not watched, their steps can be "
+            "recorded. To compare workers that hold the same stage, pass their process_group."
+        ]
+
+
+def _differ(model: nn.Module, process_group: dist.ProcessGroup | None) -> bool:
+    """Whether ranks hold parameters of other names or shapes. All of them ask at the same point: they meet through the
+    store, as a collective of theirs might need a device.
+    """
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    held = repr([(name, tuple(param.shape), param.dtype) for name, param in model.named_parameters()])
+    store = dist.distributed_c10d._get_default_store()
+    name = f"trueline/models/{hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()}"
+    meeting = (store.add(f"{name}/came", 1) - 1) // len(ranks)
+    store.set(f"{name}/{meeting}/{dist.get_rank()}", hashlib.sha256(held.encode()).hexdigest())
+    return len({store.get(f"{name}/{meeting}/{rank}") for rank in ranks}) > 1
 
 
 class DataParallelShards(ManualAdapter):
