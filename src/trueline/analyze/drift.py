@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.evidence import Floats, data_parallel_ranks, numbers
+from trueline.analyze.rounding import UNIT_ROUNDOFF
 from trueline.schema.finding import Finding
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
@@ -32,6 +33,10 @@ Curve = Mapping[int, float]
 
 ALLOWED = 2.0
 """Times the largest excess of the calibrated Runs that a run may have."""
+
+LEAST_SPREAD = 4 * UNIT_ROUNDOFF["float32"]
+"""Of the losses of any runs, relative: two units in the last place of what losses are kept in. That the first of some
+runs agree to the last bit says little."""
 
 FIRST_STEP = 0.01
 """Nothing is learned yet at step 0, so that a larger relative difference of the losses there is no chaos."""
@@ -108,13 +113,13 @@ def drift_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> Drift | Non
 
 
 def _times(losses_NT: Floats, own: int) -> Floats:
-    """[T] the gap of one run over the spread of the others; 0 where it has none, inf where only it has one."""
+    """[T] the gap of one run over the spread of the others."""
     others_NT = np.delete(losses_NT, own, axis=0)
     median_T = np.median(others_NT, axis=0)
     gap_T = np.abs(losses_NT[own] - median_T)
     spread_T = np.maximum.accumulate(np.abs(others_NT - median_T).max(axis=0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(gap_T > 0, gap_T / spread_T, 0.0)
+    least_T = LEAST_SPREAD * np.maximum(np.abs(median_T), np.finfo(np.float64).tiny)
+    return gap_T / np.maximum(spread_T, least_T)
 
 
 def _curve(steps: Sequence[int], losses: Sequence[float | None]) -> dict[int, float]:
