@@ -116,6 +116,39 @@ def test_ddp_reduces_once_for_all_micro_batches(two):
         assert grad.sum() == 48.0
 
 
+def reduce_shards(rank, world, shape):
+    """Rows of one step under FSDP2, and this rank's own gradients, layer by layer, by a twin."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    twin, x = copy.deepcopy(model), torch.full((4, 3), rank + 1.0)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    twin(x).square().sum().backward()
+    local = [sum(param.grad.double().sum().item() for param in layer.parameters()) for layer in twin]
+    recording = Recording(model, {"preset": "modules", "phases": ["comm"]})
+    return recording.step(0, lambda: model(x).square().sum().backward()), local
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_what_fsdp2_reduces_is_recorded_before_and_after(shape):
+    with Ranks(2 * len(shape)) as ranks:
+        results = ranks.run(reduce_shards, shape)
+    last = "allreduce" if len(shape) == 2 else "_reduce_scatter_base"
+    whole = [0.0, 0.0]
+    for rows, local in results:
+        given = [row["sum"] for row in comm_of(rows) if (row["name"], row["slot"]) == ("_reduce_scatter_base", "in0")]
+        assert given == pytest.approx(local[::-1], rel=1e-5)  # the last layer comes first
+        got = [row["sum"] for row in comm_of(rows) if (row["name"], row["slot"]) == (last, "out0")]
+        whole = [a + b for a, b in zip(whole, got, strict=True)]
+    mean = [sum(local[layer] for _, local in results) / len(results) for layer in (1, 0)]
+    assert [total / len(shape) for total in whole] == pytest.approx(mean, rel=1e-5)
+
+
 # -- calls of torch.distributed ----------------------------------------------------------------------------------------
 
 
