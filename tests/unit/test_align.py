@@ -304,3 +304,45 @@ def test_long_sequences_align_within_a_band():
     assert all(mine[i] == theirs[j] for i, j in pairs)
     assert [i for i, _ in found if i is not None] == list(range(len(mine)))
     assert [j for _, j in found if j is not None] == list(range(len(theirs)))
+
+
+def training_step(label, *, swapped=False):
+    """Two layers with checkpointing, their gradients, and an update that takes the parameters in one order or other."""
+    made = Steps(label)
+    for layer in ("m.0", "m.1"):
+        made.add(layer, "in0", module="m", kind="module")
+        made.add(f"{layer}.linear", "in0 in1 out0", module=layer).add(f"{layer}.add", "in0 in1 out0", module=layer)
+        made.add(f"{layer}.add", "in0 in1 out0", module=layer)
+    made.add("m.0.linear", "in0 in1 out0", module="m.0", flags=("recomputed",))
+    for layer in ("m.1", "m.0"):
+        made.gradient(f"{layer}.add", "out0 in0", module=layer, number=1).gradient(
+            f"{layer}.linear", "in1", module=layer
+        )
+    params = [len(made.values), len(made.values) + 1]
+    for layer in ("m.0", "m.1"):
+        made.add(f"{layer}.weight", "param", kind="param", phase="param", args=None)
+    for param in reversed(params) if swapped else params:
+        made.add("AdamW.mul_", f"in0={param} out0={param}", phase="opt")
+    return made.step
+
+
+def test_steps_laid_out_alike_are_beside_each_other_as_matching_has_them(monkeypatch):
+    mine, theirs = training_step("a"), training_step("b")
+    quick = align(mine, theirs, NameMap())
+    monkeypatch.setattr("trueline.analyze.align._laid_out_alike", lambda *_: False)
+    matched = align(mine, theirs, NameMap())
+
+    assert [(pair.mine, pair.theirs, pair.reason) for pair in quick.pairs] == [
+        (pair.mine, pair.theirs, pair.reason) for pair in matched.pairs
+    ]
+    assert [(call.values, twin.values) for call, twin in quick.calls] == [
+        (call.values, twin.values) for call, twin in matched.calls
+    ]
+    assert [pair.mine.index for pair in quick.pairs] == [pair.theirs.index for pair in quick.pairs]
+
+
+def test_an_update_in_another_order_is_told_by_its_parameters():
+    mine, theirs = training_step("a"), training_step("b", swapped=True)
+    beside = {pair.mine.index: pair.theirs.index for pair in align(mine, theirs, NameMap()).pairs}
+    first = len(mine.values) - 4
+    assert [beside[first + place] for place in range(4)] == [first + 2, first + 3, first, first + 1]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, eq
+from typing import NamedTuple
 
-from trueline.analyze.lonely import Reasons, aligned_places, nothing_aligned
+from trueline.analyze.lonely import Reasons, is_inside, nothing_aligned
 from trueline.analyze.matching import Side, Twins, matched, values_beside
 from trueline.analyze.naming import NameMap, vocabularies
 from trueline.analyze.values import Call, StepValues, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A value beside its twin; where one is None, ``reason`` says why there is none."""
 
     mine: Value | None
@@ -34,15 +36,54 @@ def align(mine: StepValues, theirs: StepValues, names: NameMap) -> Alignment:
 
     Raises ``AlignmentError`` where nothing of the two models aligns.
     """
-    words, other_words = vocabularies(mine.values, theirs.values, names)
-    one, other = Side(mine, words), Side(theirs, other_words)
-    twins = matched(one, other)
-    reasons = Reasons(one, other, "RUN", "REF"), Reasons(other, one, "REF", "RUN")
-    pairs = [pair for call, twin in twins for pair in _pairs(call, twin, *reasons)]
-    both = [(pair.mine, pair.theirs) for pair in pairs if pair.mine is not None and pair.theirs is not None]
-    comparable = (one.has_places and other.has_places) or not both
-    if mine.values and theirs.values and comparable and not aligned_places(both, words):
+    alike = _laid_out_alike(mine.values, theirs.values)
+    words, other_words = vocabularies(mine.values, mine.values if alike else theirs.values, names)
+    if alike:
+        found = Alignment([*map(Pair, mine.values, theirs.values)], [*zip(mine.calls(), theirs.calls(), strict=True)])
+    else:
+        found = _matched(Side(mine, words), Side(theirs, other_words))
+    if mine.values and theirs.values and not _is_of_one_model(found, mine, theirs, words):
         raise nothing_aligned(mine, theirs, words, other_words)
+    return found
+
+
+_LAYOUT = attrgetter(
+    *("site.micro", "site.phase", "site.name", "site.call", "site.slot", "kind", "api", "module", "flags")
+)
+
+
+def _laid_out_alike(mine: Sequence[Value], theirs: Sequence[Value]) -> bool:
+    """Whether all that values are matched by is the same on both sides, value by value, as of one script that ran
+    twice: each is then beside the one of the same index, and nothing has to be matched.
+    """
+    if len(mine) != len(theirs) or not all(map(eq, map(_LAYOUT, mine), map(_LAYOUT, theirs))):
+        return False
+    return all(
+        (one.args is None) == (other.args is None) and (one.root == other.root or one.site.phase not in _OF_UPDATE)
+        for one, other in zip(mine, theirs, strict=True)
+    )
+
+
+_OF_UPDATE = ("param", "grad", "opt")
+"""Phases in which calls are told by the parameter that they work on."""
+
+
+def _is_of_one_model(found: Alignment, mine: StepValues, theirs: StepValues, words: Callable[[str], str]) -> bool:
+    """Whether values inside of a model have twins; also where values have twins and a side has nothing of a model."""
+    if any(pair.mine and pair.theirs and is_inside(pair.mine, words) for pair in found.pairs):
+        return True
+    any_twins = any(pair.mine and pair.theirs for pair in found.pairs)
+    return any_twins and not (_has_places(mine) and _has_places(theirs))
+
+
+def _has_places(step: StepValues) -> bool:
+    return any(value.kind in ("module", "param") or value.module for value in step.values)
+
+
+def _matched(mine: Side, theirs: Side) -> Alignment:
+    twins = matched(mine, theirs)
+    reasons = Reasons(mine, theirs, "RUN", "REF"), Reasons(theirs, mine, "REF", "RUN")
+    pairs = [pair for call, twin in twins for pair in _pairs(call, twin, *reasons)]
     return Alignment(_in_order(pairs), _calls_in_order(twins))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trueline.schema.fact import fact
 from trueline.schema.finding import Finding
 
 SCHEMA = 1
@@ -19,7 +20,7 @@ not, and neither do the inputs. ``propagated``: it does not, but the inputs diff
 """
 
 
-@dataclass(frozen=True, slots=True)
+@fact()
 class Judged:
     """One value of a run beside its twin of the reference; ``site`` or ``ref_site`` is None where one has no twin.
 

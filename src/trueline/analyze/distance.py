@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ from numpy.typing import NDArray
 
 from trueline.analyze.rounding import UNIT_ROUNDOFF
 from trueline.analyze.stored import Held, Stored
+from trueline.schema.fact import fact
 from trueline.schema.stats import TensorStats
 
 Numbers = NDArray[Any] | Stored
@@ -47,6 +49,7 @@ MAX_BYTES = 256 * 2**20
 
 _COUNTS = ("nan", "pos_inf", "neg_inf", "zero", "subnormal")
 _STATISTICS = ("numel", *_COUNTS, "min", "max", "sum", "sum_sq")
+_OF_STATISTICS = attrgetter(*_STATISTICS)
 _SUMMED_APART = 4096
 """Numbers up to which the recorder adds in float64 whatever the dtype (``tensor.lanes.SMALL``)."""
 _SUM_ERROR = 16.0
@@ -59,7 +62,7 @@ _ARRAYS = 6
 """Arrays of the size of a block in float64 that are alive at once."""
 
 
-@dataclass(frozen=True)
+@fact()
 class Distance:
     """How far two values are apart.
 
@@ -141,11 +144,8 @@ def blocks(
 
 def _different_statistics(mine: TensorStats, theirs: TensorStats) -> dict[str, Any]:
     """The statistics that differ, those of the run first."""
-    different = {
-        name: (getattr(mine, name), getattr(theirs, name))
-        for name in _STATISTICS
-        if getattr(mine, name) != getattr(theirs, name)
-    }
+    named = zip(_STATISTICS, _OF_STATISTICS(mine), _OF_STATISTICS(theirs), strict=True)
+    different: dict[str, Any] = {name: (one, other) for name, one, other in named if one != other}
     if mine.exponents is not None and theirs.exponents is not None and mine.exponents != theirs.exponents:
         moved = sum(abs(a - b) for a, b in zip(mine.exponents, theirs.exponents, strict=True))
         different["exponents"] = (moved, 0)
@@ -154,27 +154,26 @@ def _different_statistics(mine: TensorStats, theirs: TensorStats) -> dict[str, A
 
 def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int) -> tuple[float | None, float | None]:
     """The estimate and the lower bound of the relative distance; None where nothing finite is on both sides."""
-    if not mine.finite or not theirs.finite:
+    count, norm, own_norm = theirs.finite, theirs.norm, mine.norm
+    if not count or not mine.finite:
         return None, None
-    norm = theirs.norm
     if not norm:
-        return (1.0, 1.0) if mine.norm else (0.0, 0.0)
-    if not math.isfinite(norm + mine.norm):
+        return (1.0, 1.0) if own_norm else (0.0, 0.0)
+    if not math.isfinite(norm + own_norm):
         return None, None
-    count = theirs.finite
     uncertain = _SUM_ERROR * _sum_roundoff(mine, theirs)
-    scale = (mine.norm - theirs.norm) / norm
+    scale, moved, total = (own_norm - norm) / norm, mine.sum - theirs.sum, abs(theirs.sum)
     norm_change = max(abs(scale) - uncertain / 2, 0.0)
-    sum_change = max(abs(mine.sum - theirs.sum) - uncertain * (abs(theirs.sum) + norm), 0.0)
-    moved = min(abs(mine.sum - theirs.sum), abs(mine.sum - theirs.sum - scale * theirs.sum))
-    unscaled = moved - uncertain * (2 * abs(theirs.sum) + norm)
-    extremes = [_extremes(stats) for stats in (mine, theirs)]
-    changes = [abs(a - b) for a, b in zip(*extremes, strict=True)]
-    steps = [_grid_step(mine, theirs, max(abs(a), abs(b))) for a, b in zip(*extremes, strict=True)]
-    largest = max(norm * math.sqrt(2 * math.log(count) / count), *(abs(value) for value in extremes[1]))
-    beyond = max(math.sqrt(max(change**2 - step**2, 0.0)) for change, step in zip(changes, steps, strict=True))
+    sum_change = max(abs(moved) - uncertain * (total + norm), 0.0)
+    unscaled = min(abs(moved), abs(moved - scale * theirs.sum)) - uncertain * (2 * total + norm)
+    (own_low, own_high), (low, high), unit = _extremes(mine), _extremes(theirs), _coarser_unit(mine, theirs)
+    lower, upper = abs(own_low - low), abs(own_high - high)
+    beyond = max(
+        _beyond_step(lower, unit, max(abs(own_low), abs(low))), _beyond_step(upper, unit, max(abs(own_high), abs(high)))
+    )
+    largest = max(norm * math.sqrt(2 * math.log(count) / count), abs(low), abs(high))
     estimate = max(norm_change, beyond / (largest or norm), unscaled / (norm * math.sqrt(rows)))
-    return estimate, max(norm_change, max(*changes, sum_change / math.sqrt(count)) / norm)
+    return estimate, max(norm_change, max(lower, upper, sum_change / math.sqrt(count)) / norm)
 
 
 def _extremes(stats: TensorStats) -> tuple[float, float]:
@@ -183,7 +182,7 @@ def _extremes(stats: TensorStats) -> tuple[float, float]:
 
 def _sum_roundoff(mine: TensorStats, theirs: TensorStats) -> float:
     """Unit roundoff of what the recorder adds numbers of these dtypes in."""
-    wide = theirs.numel <= _SUMMED_APART or all(_adds_in_float64(stats.dtype) for stats in (mine, theirs))
+    wide = theirs.numel <= _SUMMED_APART or (_adds_in_float64(mine.dtype) and _adds_in_float64(theirs.dtype))
     return UNIT_ROUNDOFF["float64" if wide else "float32"]
 
 
@@ -191,10 +190,15 @@ def _adds_in_float64(dtype: str) -> bool:
     return dtype in ("float64", "complex128") or not dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _grid_step(mine: TensorStats, theirs: TensorStats, value: float) -> float:
-    """The distance between ``value`` and the next number of the coarser of both dtypes; 0 for those without a grid."""
-    u = max(UNIT_ROUNDOFF.get(stats.dtype, 0.0) for stats in (mine, theirs))
-    return 2 * u * 2.0 ** (math.frexp(value)[1] - 1) if value else 0.0
+def _coarser_unit(mine: TensorStats, theirs: TensorStats) -> float:
+    """Unit roundoff of the coarser of both dtypes; 0 for those without a grid."""
+    return max(UNIT_ROUNDOFF.get(mine.dtype, 0.0), UNIT_ROUNDOFF.get(theirs.dtype, 0.0))
+
+
+def _beyond_step(change: float, unit: float, value: float) -> float:
+    """What a change tells beyond one step of the grid of unit roundoff ``unit`` at ``value``."""
+    step = 2 * unit * 2.0 ** (math.frexp(value)[1] - 1) if value else 0.0
+    return math.sqrt(max(change**2 - step**2, 0.0))
 
 
 @dataclass(slots=True)

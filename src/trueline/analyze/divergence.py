@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from trueline.analyze.align import Alignment
 from trueline.analyze.comparison import Judgement
 from trueline.analyze.distance import Distance
-from trueline.analyze.expected import CallKey, Expectation, Expected, coarser, key_of
+from trueline.analyze.expected import Expectation, Expected, coarser
 from trueline.analyze.floors import floor_of
 from trueline.analyze.op_rounding import op_rounding_rel
 from trueline.analyze.propagation import function_of
 from trueline.analyze.rounding import UNIT_ROUNDOFF, rounding_rel
-from trueline.analyze.values import StepValues, Value
+from trueline.analyze.values import CallKey, StepValues, Value, key_of
+from trueline.schema.fact import fact
 from trueline.schema.tolerance import Tolerance
 
 LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
@@ -38,6 +39,15 @@ Measure = Callable[[Value, Value], Distance]
 
 
 @dataclass(frozen=True, slots=True)
+class _Verdict:
+    judgement: Judgement
+    distance: Distance | None
+    expectation: Expectation
+    note: str = ""
+    excess: bool = False
+
+
+@fact(eq=False)
 class Compared:
     """A pair of values, or a value without twin, in the order of execution: ``place`` counts from 0.
 
@@ -72,15 +82,6 @@ class Compared:
         if self.judgement == "propagated" and self.distance.how != "tensor":
             return None  # of a difference that is not rounding, statistics only guess the size
         return _over(self.distance.rel, self.expectation.rel)
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    judgement: Judgement
-    distance: Distance | None
-    expectation: Expectation
-    note: str = ""
-    excess: bool = False
 
 
 class Divergence:
@@ -140,9 +141,12 @@ class Divergence:
                 self._judge(value, others[value.index][0])
         for place, value in enumerate(guide.values):
             twin, reason = others.get(value.index, (None, reasons.get(value.index, "")))
-            verdict = self._judge(value, twin)
+            verdict = None if twin is None else self._by_root.get((value.root, twin.root))
+            if verdict is None or verdict.excess:
+                verdict = self._judge(value, twin)
             self.expected.seen(value)
-            self._note_inputs(value, verdict)
+            if verdict is None or verdict.judgement == "not-comparable":
+                self._note_inputs(value)
             yield self._row(place, value, twin, verdict, reason)
         for place, (value, reason) in enumerate(alone, start=len(guide.values)):
             yield self._row(place, None, value, None, reason)
@@ -155,9 +159,8 @@ class Divergence:
         param = None if root is None else self.expected.param_of(root)
         if verdict is None or other is None:
             return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
-        note = verdict.note or reason
-        told = verdict.judgement, verdict.distance, verdict.expectation, note, param, verdict.excess
-        return Compared(place, root, mine, theirs, *told)
+        told = verdict.judgement, verdict.distance, verdict.expectation, verdict.note or reason
+        return Compared(place, root, mine, theirs, *told, param, verdict.excess)
 
     def _judge(self, value: Value, twin: Value | None) -> _Verdict | None:
         """The judgement of a value; of a tensor that was seen before, the one of then."""
@@ -193,9 +196,8 @@ class Divergence:
         self._learn(value, twin, expectation, blamed)
         return blamed
 
-    def _note_inputs(self, value: Value, verdict: _Verdict | None) -> None:
-        if verdict is not None and verdict.judgement != "not-comparable":
-            return
+    def _note_inputs(self, value: Value) -> None:
+        """Of a value without a comparable twin."""
         if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
             self._unlike_calls.add(key_of(value))
 

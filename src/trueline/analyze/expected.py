@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trueline.analyze.op_rounding import op_class_of, op_rounding_rel
-from trueline.analyze.operands import lowest_apart, operand_of
+from trueline.analyze.operands import lowest_apart, size_of
 from trueline.analyze.propagation import (
     Operand,
     backward_rel,
@@ -26,7 +26,8 @@ from trueline.analyze.propagation import (
     reduction_length,
 )
 from trueline.analyze.rounding import UNIT_ROUNDOFF, rounding_rel
-from trueline.analyze.values import StepValues, Value
+from trueline.analyze.values import CallKey, StepValues, Value, key_of
+from trueline.schema.fact import fact
 
 Origin = Literal["call", "given", "param", "gradient", "wiring"]
 """Where a value comes from: a recorded call, nothing recorded, the parameters, the backward of what is not seen; or it
@@ -35,10 +36,8 @@ was seen before, beside another twin: the two runs wire their calls in different
 UNRELATED = math.sqrt(2)
 """The relative difference of two unrelated values of one size."""
 
-CallKey = tuple[int, str, str, int]
 
-
-@dataclass(frozen=True, slots=True)
+@fact()
 class Expectation:
     """What rounding explains of a value's difference, ``rel``, and which values it was made from.
 
@@ -94,24 +93,26 @@ class Expected:
         self._executed: CallKey | None = None
         self._forward_roots: dict[tuple[int, str, int, str], int] = {}
         self._latest: dict[tuple[int, str, str], int] = {}
+        self._sized: tuple[Value, tuple[float | None, float]] | None = None
+        self._around: tuple[tuple[int, str, str], list[_Called]] | None = None
+        """Where ``_open_modules`` looked last, and what it found; None once another module was called."""
 
     def of(self, value: Value, twin: Value | None) -> Expectation:
         """What to expect of a value that is seen for the first time (``root`` is its own index)."""
         expectation = self._by_origin(value, twin)
-        most = self._unrelated(value, twin)
-        return replace(expectation, rel=min(math.hypot(expectation.rel, lowest_apart(value, twin)), most))
+        rel = min(math.hypot(expectation.rel, lowest_apart(value, twin)), self._unrelated(value, twin))
+        return expectation if rel == expectation.rel else replace(expectation, rel=rel)
 
     def _by_origin(self, value: Value, twin: Value | None) -> Expectation:
         dtype = coarser(value.dtype, twin.dtype) if twin is not None else value.dtype
-        out = operand_of(value, 0.0, seen=self._reference(value, twin))
         if value.kind == "param":
-            return self._of_param(value, twin, out, dtype)
+            return self._of_param(value, twin, self._operand(value, twin, 0.0), dtype)
         if self._is_gradient(value):
-            return self._of_gradient(value, out, dtype)
-        if not value.returned:
+            return self._of_gradient(value, self._operand(value, twin, 0.0), dtype)
+        call = self._calls.get(key_of(value)) if value.returned else None
+        if call is None:
             return self._of_given(value, twin)
-        call = self._calls.get(key_of(value))
-        return self._of_call(value, twin, call, out, dtype) if call is not None else self._of_given(value, twin)
+        return self._of_call(value, twin, call, self._operand(value, twin, 0.0), dtype)
 
     def param_of(self, root: int) -> str | None:
         """The name of the parameter that a value is, None where it is none."""
@@ -129,13 +130,19 @@ class Expected:
 
     def learn(self, value: Value, twin: Value | None, rel: float, *, dtype: str, tainted: bool) -> None:
         """A value that was seen for the first time is known to differ by ``rel``."""
-        operand = operand_of(value, rel, seen=self._reference(value, twin))
-        self._known[value.root] = _Known(operand, dtype, tainted)
+        self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted)
         self._any_tainted |= tainted
         if not tainted and value.kind != "param":
             self._worst = max(self._worst, rel)
             if value.site.phase == "bwd":
                 self._worst_backward = max(self._worst_backward, rel)
+
+    def _operand(self, value: Value, twin: Value | None, rel: float) -> Operand:
+        reference = self._reference(value, twin)
+        if self._sized is None or self._sized[0] is not reference:
+            self._sized = reference, size_of(reference)  # asked for twice, before and after it is measured
+        rms, spread = self._sized[1]
+        return Operand(rel, rms, value.shape, spread, value.site.slot)
 
     def _unrelated(self, value: Value, twin: Value | None) -> float:
         """The relative difference of two values of their sizes that have nothing in common: there is none to expect
@@ -143,7 +150,9 @@ class Expected:
         """
         reference = self._reference(value, twin)
         run = twin if reference is value else value
-        one, other = (None if each is None or each.stats is None else each.stats.rms for each in (run, reference))
+        if run is None or run.stats is None or reference.stats is None:
+            return UNRELATED
+        one, other = run.stats.rms, reference.stats.rms
         return max(UNRELATED, math.hypot(1, one / other) if one and other else 0.0)
 
     def _reference(self, value: Value, twin: Value | None) -> Value:
@@ -153,34 +162,41 @@ class Expected:
 
     def seen(self, value: Value) -> None:
         """Note where a value, new or not, was taken or given; after ``learn``, and for every value of the step."""
-        key = key_of(value)
+        key, root, slot = key_of(value), value.root, value.site.slot
+        micro, phase, name, number = key
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _Called(value.api)
             if value.kind == "module":
-                self._latest[key[:3]] = key[3]
-        if value.site.phase == "fwd":
-            self._forward_roots[value.site.micro, value.site.name, value.site.call, value.site.slot] = value.root
-            uses = self._uses.setdefault(value.root, [])
+                self._latest[micro, phase, name] = number
+                self._around = None
+        if phase == "fwd":
+            self._forward_roots[micro, name, number, slot] = root
+            uses = self._uses.setdefault(root, [])
             if value.kind == "op" and not value.returned:
-                uses.append((*key, value.site.slot))
+                uses.append((*key, slot))
             elif uses and uses[-1][:4] == key:
                 uses.pop()
-        known = self._known[value.root]
-        if self._is_gradient(value):
-            if value.returned:
-                call.taken.append(value.root)
-                call.slots.append(value.site.slot)
-            elif (root := self._forward_root(value)) is not None:
-                self._gradients.setdefault(root, []).append(value.root)
-                self._arrived.add((value.site.micro, value.site.name, value.site.call, value.site.slot))
-            if value.kind == "param":
-                self._grad_roots[value.site.name] = value.root
+        if phase == "bwd" and self._is_gradient(value):
+            self._seen_gradient(value, call)
         elif not value.returned:
+            call.taken.append(root)
+            call.slots.append(slot)
+        rel = self._known[root].operand.rel
+        if rel > 0:
+            for open_call in self._open_modules(value):
+                if rel > open_call.worst_inside:
+                    open_call.worst_inside = rel
+
+    def _seen_gradient(self, value: Value, call: _Called) -> None:
+        if value.returned:
             call.taken.append(value.root)
             call.slots.append(value.site.slot)
-        for open_call in self._open_modules(value):
-            open_call.worst_inside = max(open_call.worst_inside, known.operand.rel)
+        elif (root := self._forward_root(value)) is not None:
+            self._gradients.setdefault(root, []).append(value.root)
+            self._arrived.add((value.site.micro, value.site.name, value.site.call, value.site.slot))
+        if value.kind == "param":
+            self._grad_roots[value.site.name] = value.root
 
     def is_taken(self, value: Value) -> bool:
         """Whether a call took the value: as an argument, or in backward as the gradient of what it had returned."""
@@ -235,7 +251,7 @@ class Expected:
     def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         key = key_of(value)
         if not value.returned and value.kind != "param":
-            return self._passed_back(key, value, replace(out, slot=value.site.slot), dtype)
+            return self._passed_back(key, value, out.in_slot(value.site.slot), dtype)
         sources = self._gradients.get(self._forward_root(value) or -1, [])
         if not sources:
             return self._of_early_gradient(value, out, dtype)
@@ -254,7 +270,7 @@ class Expected:
         for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
             call = self._calls.get((micro, "bwd", name, number))
             if phase == "fwd" and call is not None and call.taken and (micro, name, number, slot) not in self._arrived:
-                yield self._passed_back((micro, "bwd", name, number), value, replace(out, slot=slot), dtype)
+                yield self._passed_back((micro, "bwd", name, number), value, out.in_slot(slot), dtype)
 
     def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         """Of a value whose gradient is there before the call that used it says so."""
@@ -278,7 +294,7 @@ class Expected:
         if call is None or not call.taken:
             return self._unseen(out, dtype, key)
         taken, slots = (forward.taken, forward.slots) if forward is not None else ([], [])
-        inputs = [replace(self._known[root].operand, slot=slot) for root, slot in zip(taken, slots, strict=True)]
+        inputs = [self._known[root].operand.in_slot(slot) for root, slot in zip(taken, slots, strict=True)]
         given = self._given_to(call)
         function = function_of(call.api)
         if value.kind == "module" and not self._leaf(value):
@@ -343,14 +359,20 @@ class Expected:
 
     def _open_modules(self, value: Value) -> list[_Called]:
         """The calls of modules around a value in its phase that have not returned yet."""
-        found: list[_Called] = []
-        parts = value.module.split(".") if value.module else []
+        if not value.module:
+            return []
+        place = value.site.micro, value.site.phase, value.module
+        if self._around is None or self._around[0] != place:
+            self._around = place, list(self._latest_around(*place))
+        return self._around[1]
+
+    def _latest_around(self, micro: int, phase: str, module: str) -> Iterator[_Called]:
+        parts = module.split(".")
         for end in range(len(parts), 0, -1):
             name = ".".join(parts[:end])
-            number = self._latest.get((value.site.micro, value.site.phase, name))
+            number = self._latest.get((micro, phase, name))
             if number is not None:
-                found.append(self._calls[value.site.micro, value.site.phase, name, number])
-        return found
+                yield self._calls[micro, phase, name, number]
 
     def _leaf(self, value: Value) -> bool:
         return value.site.name in self._leaves
@@ -361,7 +383,7 @@ class Expected:
 
 def coarser(one: str, other: str) -> str:
     """Of two dtypes the one that rounds more; an integer one rounds nothing."""
-    return one if _unit(one) >= _unit(other) else other
+    return one if one == other or _unit(one) >= _unit(other) else other
 
 
 def _cast(value: Value, twin: Value | None) -> float:
@@ -392,9 +414,3 @@ def _is_float(dtype: str) -> bool:
 
 def _unit(dtype: str) -> float:
     return UNIT_ROUNDOFF.get(dtype, 0.0)
-
-
-def key_of(value: Value) -> CallKey:
-    """The call that a value belongs to."""
-    site = value.site
-    return site.micro, site.phase, site.name, site.call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from trueline.analyze.gathering import OF_BATCH
 from trueline.analyze.matching import Side
@@ -125,12 +125,11 @@ def _renaming(one: str, other: str) -> str:
     return f"{'.'.join(a)}={'.'.join(b)}"
 
 
-def aligned_places(pairs: Sequence[tuple[Value, Value]], plain: Callable[[str], str]) -> int:
-    """How many of the pairs are inside a model: neither the model as a whole, nor calls outside of it, nor the
-    optimizer's, which all models have.
+def is_inside(value: Value, plain: Callable[[str], str]) -> bool:
+    """Whether a value is inside a model: neither the model as a whole, nor a call outside of it, nor the optimizer's,
+    which all models have.
     """
-    inside = 0
-    for value, _ in pairs:
-        place = plain(value.module if value.kind == "op" else value.site.name)
-        inside += bool(place) and place != ROOT and value.site.phase not in ("opt", "comm") and value.kind != "value"
-    return inside
+    if value.site.phase in ("opt", "comm") or value.kind == "value":
+        return False
+    place = plain(value.module if value.kind == "op" else value.site.name)
+    return bool(place) and place != ROOT

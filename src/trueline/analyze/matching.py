@@ -44,7 +44,6 @@ class Side:
         gradients = set(map(id, self.gradients))
         self.executed = [call for call in self.calls if id(call) not in gradients]
         self._updated = updated(step.values, plain)
-        self.has_places = any(value.kind in ("module", "param") or value.module for value in self.values)
 
     def kind_of(self, call: Call) -> tuple[object, ...]:
         """What a call has in common with those that it may be matched with: place and kind, in words of both runs."""

@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,23 +163,26 @@ def vocabularies(
     """What turns the names of each side into those that both share: the model itself has one name, and what only one
     side has in front of the names of most of its modules and parameters (``model.``) goes away.
     """
-    names.require_use({value.site.name for side in (mine, theirs) for value in side})
-    one, other = _Names(mine, names), _Names(theirs, names)
+    one = _Names(mine, names)
+    other = one if theirs is mine else _Names(theirs, names)
+    names.require_use(one.all | other.all)
     if not one.drop_front(other.own):
         other.drop_front(one.own)
     return one.plain, other.plain
 
 
 class _Names:
-    """The names of one side. ``own`` are those of modules and parameters, as ``plain`` gives them."""
+    """The names of one side: ``all`` as recorded, ``own`` those of modules and parameters, as ``plain`` has them."""
 
     def __init__(self, values: Sequence[Value], names: NameMap) -> None:
         self._map = names
-        self._roots = {value.site.name for value in values if _is_root(value)}
         self._front = ""
         self._known: dict[str, str] = {}
-        places = {value.site.name for value in values if value.kind in ("module", "param")} - self._roots
-        self._places = places | {value.module for value in values if value.kind == "op" and value.site.phase == "fwd"}
+        named = set(map(_NAMED, values))
+        self.all = {name for name, *_ in named}
+        self._roots = {name for name, *rest in named if _is_root(name, *rest)}
+        self._places = {name for name, kind, *_ in named if kind in ("module", "param")} - self._roots
+        self._places |= {module for _, kind, module, _, phase in named if kind == "op" and phase == "fwd"}
         self.own = self._plain_places()
 
     def plain(self, name: str) -> str:
@@ -209,10 +213,13 @@ class _Names:
         return plain.removeprefix(self._front)
 
 
-def _is_root(value: Value) -> bool:
+_NAMED = attrgetter("site.name", "kind", "module", "api", "site.phase")
+"""What of a value tells what its name is of; many values share it."""
+
+
+def _is_root(name: str, kind: str, module: str, api: str, *_: str) -> bool:
     """Whether a value is one of the outermost module's call, which is named as its class is."""
-    name = value.site.name
-    return value.kind == "module" and not value.module and value.api.rsplit(".", 1)[-1] == name
+    return kind == "module" and not module and api.rsplit(".", 1)[-1] == name
 
 
 def _fronts(names: Collection[str]) -> Iterator[str]:

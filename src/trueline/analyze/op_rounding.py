@@ -13,6 +13,7 @@ kernels of other devices add in other orders). Errors of an op are the root of t
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -115,6 +116,7 @@ _NAMES: dict[OpClass, str] = {
 _CLASS_BY_NAME: dict[str, OpClass] = {name: each for each, names in _NAMES.items() for name in names.split()}
 
 
+@functools.cache
 def op_class_of(api: str, *, rows: int | None = None) -> OpClass:
     """The class of a recorded call, by the last part of its ``api`` ('torch.nn.functional.linear').
 
@@ -126,6 +128,7 @@ def op_class_of(api: str, *, rows: int | None = None) -> OpClass:
     return "matvec" if found == "matmul" and rows == 1 else found
 
 
+@functools.lru_cache(maxsize=4096)
 def op_rounding_rel(op_class: OpClass, dtype_in: str, dtype_out: str, length: int = 1, condition: float = 1.0) -> float:
     """The relative L2 error of the output to expect. See ``LAWS`` for what length and condition mean to the class.
 

@@ -1,24 +1,22 @@
-"""What the laws of propagation need to know of a recorded value; numbers that mask others do not count."""
+"""What the laws of propagation need to know of a value's numbers, of which those that mask others do not count."""
 
 from __future__ import annotations
 
 import math
 
-from trueline.analyze.propagation import Operand
 from trueline.analyze.values import Value
 from trueline.schema.formats import FORMATS
 
 
-def operand_of(value: Value, rel: float, *, seen: Value) -> Operand:
-    """What the laws of propagation need to know of a value that differs by ``rel`` and has the numbers of ``seen``."""
-    stats, slot = seen.stats, value.site.slot
+def size_of(value: Value) -> tuple[float | None, float]:
+    """``rms`` and ``spread`` of an ``Operand`` that has the numbers of ``value``."""
+    stats = value.stats
     if stats is None or not stats.finite:
-        return Operand(rel, None, value.shape, slot=slot)
-    if _is_masked(seen):
-        return Operand(rel, abs(stats.max or 0.0) or None, value.shape, slot=slot)
+        return None, 1.0
+    if _is_masked(value):
+        return abs(stats.max or 0.0) or None, 1.0
     rms, std = stats.rms, stats.std
-    spread = rms / std if rms and std else 1.0
-    return Operand(rel, rms or None, value.shape, spread=max(spread, 1.0), slot=slot)
+    return rms or None, max(rms / std if rms and std else 1.0, 1.0)
 
 
 def _is_masked(value: Value) -> bool:

@@ -10,11 +10,13 @@ Letters: r relative difference, K terms of a sum.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trueline.analyze.op_rounding import OpClass, op_class_of
+from trueline.schema.fact import fact
 
 RANDOM = frozenset(
     {
@@ -59,7 +61,7 @@ _PREFIXED = {f"{side}{name}": name for side in "ir" for name in ("add", "sub", "
 _ALIASES = {"rdiv": "div", "multiply": "mul", "divide": "div", "subtract": "sub", "concatenate": "cat"}
 
 
-@dataclass(frozen=True, slots=True)
+@fact()
 class Operand:
     """What a law must know of a value: ``rel`` its relative difference, ``rms`` of its numbers (None: not measured),
     ``spread`` the rms over the standard deviation (1 for mean zero).
@@ -76,7 +78,12 @@ class Operand:
         """Elements."""
         return math.prod(self.shape)
 
+    def in_slot(self, slot: str) -> Operand:
+        """The same value where it has another place among what a call takes."""
+        return self if slot == self.slot else Operand(self.rel, self.rms, self.shape, self.spread, slot)
 
+
+@functools.cache
 def function_of(api: str) -> str:
     """The plain name of what was called: 'add' for 'torch.Tensor.__iadd__', 'layer_norm' for 'torch.nn.LayerNorm'."""
     name = api.rsplit(".", 1)[-1]
@@ -174,6 +181,7 @@ def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Ope
     return math.hypot(_passed(given, out), _steepness(kind) * factor * own * _ratio(given, out))
 
 
+@functools.cache
 def _class_of(function: str) -> str:
     if function in _SOFTMAXES:
         return "softmax"
