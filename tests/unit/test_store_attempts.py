@@ -242,3 +242,26 @@ def test_a_torn_or_sealed_journal_is_taken_over_once(tmp_path):
     journal.write_bytes(whole)  # as if the process had died between sealing it and emptying it
     begin(tmp_path)
     assert len(list((tmp_path / "workers").glob("part-r00000-*"))) == 1
+
+
+def test_a_start_that_was_killed_as_it_began_is_gone_on_with(tmp_path, monkeypatch):
+    def die(**_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trueline.store.writer.Ledger", die)
+        with pytest.raises(KeyboardInterrupt):
+            RunWriter(tmp_path, rank=0)
+    writers, start = begin(tmp_path)
+    write(writers, [0], 0.0)
+    assert (start.attempt, start.step) == (1, 0)
+    assert Run(tmp_path).steps.tolist() == [0]
+
+
+def test_the_manifest_is_there_before_anything_else(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "trueline.store.writer.replace_file", lambda path, data: seen.append(sorted(tmp_path.iterdir()))
+    )
+    RunWriter(tmp_path, rank=0)
+    assert seen == [[]]

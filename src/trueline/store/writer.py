@@ -76,10 +76,11 @@ class RunWriter:
             claim(self.path, overwrite=overwrite)
         else:
             claim_share(self.path, rank, overwrite=overwrite)
+        os.makedirs(self.path, exist_ok=True)
+        if creates:  # first of all: what has no manifest is no Run, neither to be replaced nor to go on with
+            self._write_manifest(start.manifest or Manifest())
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
-        if creates:
-            self._write_manifest(start.manifest or Manifest())
         self._rows = self._open_ledger()
 
     def _open_ledger(self) -> Ledger:
