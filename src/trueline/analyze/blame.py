@@ -138,9 +138,9 @@ def _update_differs(found: Sequence[First]) -> Finding:
 def _first_divergence(found: Sequence[First]) -> Finding:
     step, first = found[0]
     value, why, at = value_of(first), explain(step, first), step.frame(value_of(first))
+    what = "value whose checksum differs" if _by_checksum(first) else "difference that rounding does not explain"
     claim = (
-        f"The first difference that rounding does not explain is at {value.site} "
-        f"({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
+        f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
     )
     there = {each.rank for each, row in found if each.rank is not None and value_of(row).site.name == value.site.name}
     return _finding(
@@ -152,6 +152,11 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         evidence={"why": why, "where": at, "beyond": len(found), "arguments": differing_arguments(step, first)},
         next=_next(step, first, why),
     )
+
+
+def _by_checksum(row: Compared) -> bool:
+    """Whether all that is known of a difference is that there is one."""
+    return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
 
 
 def explain(step: Step, row: Compared) -> str:
@@ -329,7 +334,7 @@ def _by(row: Compared) -> str:
     if row.distance.nonfinite_differ:
         return NONFINITE
     if row.distance.rel is None:
-        return "it cannot be compared"
+        return "by an amount that checksums do not tell" if _by_checksum(row) else "it cannot be compared"
     times = row.times
     factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
     least = "" if row.distance.how == "tensor" else "at least about "

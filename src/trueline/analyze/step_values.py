@@ -128,13 +128,13 @@ def _of_row(
     exponents: tuple[int, ...] | None,
 ) -> TensorStats | None:
     """Imported statistics that count nothing are of finite numbers where they say nothing else; of values that are not,
-    all that is known is that some are NaN or infinite: one is counted.
+    all that is known is that some are NaN or infinite: one is counted. Of some only a checksum is known.
     """
     if nan is None:
         nan = pos_inf = neg_inf = zero = subnormal = 0
         if UNCOUNTED in note:
             nan, total, total_sq = 1, 0.0, 0.0
-        elif total is None or total_sq is None:
+        elif (total is None or total_sq is None) and fingerprint is None:
             return None
     if numel is None:
         return None

@@ -111,15 +111,22 @@ class TensorStats:
         return self.numel - self.nan - self.pos_inf - self.neg_inf
 
     @property
+    def summed(self) -> bool:
+        """Whether sums are known; of imported values it may be that only a checksum, or the extremes, are: NaN stands
+        for the sums then.
+        """
+        return not math.isnan(self.sum)
+
+    @property
     def mean(self) -> float | None:
         """Mean of the finite numbers."""
-        return self.sum / self.finite if self.finite else None
+        return self.sum / self.finite if self.finite and self.summed else None
 
     @property
     def rms(self) -> float | None:
         """Root of the mean square of the finite numbers."""
         finite = self.finite
-        return math.sqrt(self.sum_sq / finite) if finite else None
+        return math.sqrt(self.sum_sq / finite) if finite and self.summed else None
 
     @property
     def norm(self) -> float:
