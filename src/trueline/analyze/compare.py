@@ -12,14 +12,15 @@ from dataclasses import replace
 
 from trueline.analyze.align import align
 from trueline.analyze.blame import blame
-from trueline.analyze.comparison import JUDGEMENTS, Comparison, Judged, StepSummary
+from trueline.analyze.comparison import Comparison, Judged, StepSummary
 from trueline.analyze.difference import describe_difference
 from trueline.analyze.differing import differing_steps
 from trueline.analyze.distance import MAX_BYTES, Distance, stats_distance, tensor_distance
-from trueline.analyze.divergence import NONFINITE, Compared, Divergence
+from trueline.analyze.divergence import Compared, Divergence, Measure
 from trueline.analyze.drift import loss_curve, told_of_losses
 from trueline.analyze.expected import coarser
-from trueline.analyze.judged_step import Step, value_of
+from trueline.analyze.judged_rows import row_of, summary_of
+from trueline.analyze.judged_step import Step
 from trueline.analyze.late import late_fault, with_late
 from trueline.analyze.naming import NameMap
 from trueline.analyze.positions import UNORDERED
@@ -27,7 +28,6 @@ from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.stored import Stored, layouts
 from trueline.analyze.values import Value
 from trueline.schema.finding import Finding, by_weight
-from trueline.schema.stats import TensorStats
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
@@ -72,44 +72,59 @@ def compare(
     recorded in both, ``AlignmentError`` where nothing of the two aligns.
     """
     mine, theirs = (each if isinstance(each, Run) else Run(each) for each in (run, ref))
+    arrangements = arrange(mine, theirs, steps=steps, ranks=ranks, names=names)
+    detailed = arrangements if steps is not None else telling(mine, theirs, arrangements)
     measure = measure_with(max_bytes, fingerprints=mine.manifest.fingerprint == theirs.manifest.fingerprint)
     judged: list[Step] = []
-    arrangements = arrange(mine, theirs, steps=steps, ranks=ranks, names=names)
-    first_step = arrangements[0].step
-    detailed = arrangements if steps is not None else telling(mine, theirs, arrangements)
     for done, each in enumerate(detailed):
         if heard is not None:
             heard(done, len(detailed))
-        tainted = any(step.first is not None for step in judged if step.step < each.step)
-        before = next((step for step in judged if (step.step, step.rank) == (each.step - 1, each.rank)), None)
-        before = before if before is not None and before.updates_alike else None
-        alignment = align(*(sides := each.read()), names or NameMap())
-        divergence = Divergence(
-            alignment,
-            sides,
-            measure=measure,
-            tolerance=tolerance,
-            moved=moved_since(mine, theirs, each.step - first_step),
-            tainted=tainted,
-            retraced=before is not None,
-        )
-        judged.append(Step(mine, each.step, each.rank, alignment, divergence.rows, before))
+        moved = moved_since(mine, theirs, each.step - arrangements[0].step)
+        step = _judged(mine, each, judged, names or NameMap(), measure=measure, tolerance=tolerance, moved=moved)
+        judged.append(step)
     findings, first = blame(mine, theirs, judged)
     late = late_fault(judged, before=first)
     if late is not None:
         findings, first, judged = with_late(findings, late.finding), late.first, list(late.steps)
     parting, parted = _losses(mine, theirs, tolerance, findings) if steps is None else ([], [])
-    rows = [_row(step, compared) for step in judged for compared in step.rows]
     return Comparison(
         run=mine.path,
         ref=theirs.path,
         findings=tuple(sorted([*findings, *parting], key=by_weight)),
-        rows=rows,
+        rows=[row_of(step, compared) for step in judged for compared in step.rows],
         steps=_summaries(arrangements, judged),
-        first=None if first is None else _described(_row(*first), first[1], max_bytes),
+        first=None if first is None else _described(row_of(*first), first[1], max_bytes),
         missing=_missing(judged),
         notes=(*parted, *_notes(mine, theirs, arrangements, len(detailed))),
     )
+
+
+def _judged(
+    run: Run,
+    each: Arrangement,
+    earlier: Sequence[Step],
+    names: NameMap,
+    *,
+    measure: Measure,
+    tolerance: Tolerance | None,
+    moved: float | None,
+) -> Step:
+    """A step of ``run`` judged, ``earlier`` ones being known; see ``Divergence``."""
+    tainted = any(step.first is not None for step in earlier if step.step < each.step)
+    before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
+    before = before if before is not None and before.updates_alike else None
+    sides = each.read()
+    alignment = align(*sides, names)
+    divergence = Divergence(
+        alignment,
+        sides,
+        measure=measure,
+        tolerance=tolerance,
+        moved=moved,
+        tainted=tainted,
+        retraced=before is not None,
+    )
+    return Step(run, each.step, each.rank, alignment, divergence.rows, before)
 
 
 def _losses(
@@ -162,27 +177,14 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Valu
             if not fingerprints:
                 one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
             width = mine.shape[-1] if mine.shape else 1
-            distance = (
-                stats_distance(one, other, rows=one.numel // max(width, 1))
-                if one.summed and other.summed
-                else checksum_distance(one, other)
-            )
-        if (distance.how == "fingerprint" and distance.equal) or mine.load is None or theirs.load is None:
+            distance = stats_distance(one, other, rows=one.numel // max(width, 1))
+        if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
             return distance
         exact, twin = nearest(mine.load(), theirs.load(), max_bytes=max_bytes)
         unordered = UNORDERED in mine.flags | theirs.flags or twin is None
         return min(distance, exact, key=_apart) if unordered and distance.rel is not None else exact
 
     return measure
-
-
-def checksum_distance(mine: TensorStats, theirs: TensorStats) -> Distance:
-    """What checksums alone tell: equal or not, and never by how much; nothing where one side has none."""
-    prints = mine.fingerprint, theirs.fingerprint
-    if mine.dtype != theirs.dtype or None in prints:
-        return Distance(None, None, "fingerprint")
-    equal = prints[0] == prints[1]
-    return Distance(equal, 0.0 if equal else None, "fingerprint", certain_rel=0.0 if equal else None)
 
 
 def nearest(mine: Stored, theirs: Stored, *, max_bytes: int) -> tuple[Distance, Stored | None]:
@@ -211,68 +213,13 @@ def _described(row: Judged, compared: Compared, max_bytes: int) -> Judged:
     return replace(row, details={**(row.details or {}), **told})
 
 
-def _row(step: Step, compared: Compared) -> Judged:
-    value = value_of(compared)
-    distance, expectation = compared.distance, compared.expectation
-    nonfinite = distance is not None and distance.nonfinite_differ
-    shown = None if distance is None or nonfinite else distance.rel
-    return Judged(
-        step=step.step,
-        rank=step.rank,
-        place=compared.place,
-        site=None if compared.mine is None else str(compared.mine.site),
-        ref_site=None if compared.theirs is None else str(compared.theirs.site),
-        judgement=compared.judgement,
-        kind=value.kind,
-        api=value.api,
-        dtype="" if compared.mine is None else compared.mine.dtype,
-        ref_dtype="" if compared.theirs is None else compared.theirs.dtype,
-        shape=value.shape,
-        measured=shown,
-        expected=None if expectation is None or shown is None else expectation.rel,
-        times=compared.times,
-        how="" if distance is None or shown is None else distance.how,
-        note=compared.note or (NONFINITE if nonfinite else ""),
-        where=step.frame(value),
-        details=None if distance is None else distance.details,
-    )
-
-
 def _summaries(arrangements: Sequence[Arrangement], judged: Sequence[Step]) -> list[StepSummary]:
     """One for each arrangement, in its order."""
-    by_place = {(step.step, step.rank): _summary(step) for step in judged}
+    by_place = {(step.step, step.rank): summary_of(step) for step in judged}
     return [
         by_place.get((each.step, each.rank)) or StepSummary(each.step, each.rank, {}, detailed=False)
         for each in arrangements
     ]
-
-
-def _summary(step: Step) -> StepSummary:
-    counts = Counter(row.judgement for row in step.rows)
-    first = step.first
-    return StepSummary(
-        step=step.step,
-        rank=step.rank,
-        counts={name: counts[name] for name in JUDGEMENTS if counts[name]},
-        first_site=None if first is None or first.mine is None else str(first.mine.site),
-        largest_times=max((row.times for row in step.rows if row.times is not None), default=None),
-        loss_rel=_loss_rel(step.rows),
-    )
-
-
-def _loss_rel(rows: Sequence[Compared]) -> float | None:
-    """Of the last number that the forward pass returned and that has a gradient of one element: the loss."""
-    losses = [
-        row
-        for row in rows
-        if row.mine is not None
-        and row.distance is not None
-        and row.mine.site.phase == "fwd"
-        and row.mine.returned
-        and row.mine.shape == ()
-        and row.mine.dtype.startswith(("float", "bfloat"))
-    ]
-    return losses[-1].distance.rel if losses and losses[-1].distance is not None else None
 
 
 def _missing(steps: Sequence[Step]) -> dict[str, int]:
@@ -283,12 +230,6 @@ def _missing(steps: Sequence[Step]) -> dict[str, int]:
 
 def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:
     notes = list(dict.fromkeys(each.note for each in arrangements if each.note))
-    kinds = mine.manifest.fingerprint, theirs.manifest.fingerprint
-    if kinds[0] != kinds[1]:
-        notes.append(
-            f"Fingerprints are of two kinds ({kinds[0]} and {kinds[1]}) and say nothing about each other: values are "
-            "compared by what else was recorded."
-        )
     left = len(arrangements) - num_detailed
     if left:
         notes.append(

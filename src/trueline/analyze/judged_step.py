@@ -71,17 +71,21 @@ class Step:
 
     def frame(self, value: Value) -> str:
         """``file:line function`` of the user's code that called; '' where no stack was taken."""
-        stack = value.stack
+        stack, site = value.stack, value.site
         if stack is None:
-            pair = self.calls.get((value.site.micro, "fwd", value.site.name, value.site.call))
-            mine = None if pair is None else pair[0]
-            stack = None if mine is None else mine.first.stack
-        if stack is None or value.site.rank not in self.run.record_ranks:
+            stack = self._stacks.get((site.micro, site.name, site.call))
+        if stack is None:
             return ""
-        key = value.site.rank, stack
-        if key not in self._frames:
-            self._frames[key] = self._user_frame(*key)
-        return self._frames[key]
+        found = self._frames.get((site.rank, stack))
+        if found is None:
+            found = self._frames[site.rank, stack] = self._user_frame(site.rank, stack)
+        return found
+
+    @cached_property
+    def _stacks(self) -> Mapping[tuple[int, str, int], int | None]:
+        """The stacks of calls of the forward pass, by micro-batch, name and number."""
+        forward = ((key, mine) for key, (mine, _) in self.calls.items() if key[1] == "fwd")
+        return {(micro, name, number): mine.first.stack if mine else None for (micro, _, name, number), mine in forward}
 
     @cached_property
     def _frames(self) -> dict[tuple[int, int], str]:
@@ -89,6 +93,8 @@ class Step:
         return {}
 
     def _user_frame(self, rank: int, stack: int) -> str:
+        if rank not in self.run.record_ranks:
+            return ""
         try:
             frames = self.run.stack_frames(rank, stack)
         except RunError:

@@ -13,6 +13,7 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from trueline.analyze.gathering import OF_BATCH, Gathered, Gathering, Part, numbers_of
@@ -188,13 +189,13 @@ def alike(parts: Sequence[TensorStats | None]) -> bool:
 def _equal(one: TensorStats, other: TensorStats) -> bool:
     if one.fingerprint is not None and other.fingerprint is not None:
         return one.fingerprint == other.fingerprint and one.shape == other.shape
-    plain = (replace(each, sum=0.0, sum_sq=0.0, exponents=None, fingerprint=None) for each in (one, other))
+    if _EXACT(one) != _EXACT(other):
+        return False
     room = _SUM_REL * max(one.norm, other.norm)
-    return (
-        next(plain) == next(plain)
-        and abs(one.sum - other.sum) <= room * math.sqrt(max(one.numel, 1))
-        and abs(one.norm - other.norm) <= room
-    )
+    return abs(one.sum - other.sum) <= room * math.sqrt(max(one.numel, 1)) and abs(one.norm - other.norm) <= room
+
+
+_EXACT = attrgetter("numel", "min", "max", "shape", "dtype", "nan", "pos_inf", "neg_inf", "zero", "subnormal")
 
 
 # -- what is done --------------------------------------------------------------------------------------------------

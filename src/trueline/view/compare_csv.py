@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from trueline.analyze.comparison import Judged
-from trueline.view.compare_rows import COLUMNS, Cell, RowColumn
+from trueline.view.compare_rows import COLUMNS, RowColumn
 from trueline.view.output import replacing
 
 _ROWS = 8192
@@ -37,16 +37,18 @@ def _texts(column: RowColumn, rows: Sequence[Judged]) -> list[str]:
     """
     shared = list(map(column.of, rows))
     keys = list(map(id, shared))
-    said = column.said
-    texts = {key: _field(said(each)) for key, each in dict(zip(keys, shared, strict=True)).items()}
+    distinct = dict(zip(keys, shared, strict=True))
+    cells = map(column.said, distinct.values())
+    texts = dict(zip(distinct, _quoted(["" if cell is None else str(cell) for cell in cells]), strict=True))
     return list(map(texts.__getitem__, keys))
 
 
-def _field(cell: Cell) -> str:
-    """A cell, in quotes where it has characters that would end it (RFC 4180, section 2)."""
-    if cell is None:
-        return ""
-    text = cell if isinstance(cell, str) else str(cell)
-    if '"' in text or "," in text or "\n" in text or "\r" in text:
-        return '"' + text.replace('"', '""') + '"'
-    return text
+def _quoted(texts: list[str]) -> list[str]:
+    """In quotes where a text has characters that would end a cell (RFC 4180, section 2)."""
+    if not _has_marks("".join(texts)):
+        return texts
+    return ['"' + text.replace('"', '""') + '"' if _has_marks(text) else text for text in texts]
+
+
+def _has_marks(text: str) -> bool:
+    return '"' in text or "," in text or "\n" in text or "\r" in text
