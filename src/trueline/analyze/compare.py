@@ -28,6 +28,7 @@ from trueline.analyze.sides import Arrangement, arrange
 from trueline.analyze.stored import Stored, layouts
 from trueline.analyze.values import Value
 from trueline.schema.finding import Finding, by_weight
+from trueline.schema.stats import TensorStats
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
@@ -177,14 +178,27 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Callable[[Valu
             if not fingerprints:
                 one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
             width = mine.shape[-1] if mine.shape else 1
-            distance = stats_distance(one, other, rows=one.numel // max(width, 1))
-        if distance.how == "fingerprint" or mine.load is None or theirs.load is None:
+            distance = (
+                stats_distance(one, other, rows=one.numel // max(width, 1))
+                if one.summed and other.summed
+                else checksum_distance(one, other)
+            )
+        if (distance.how == "fingerprint" and distance.equal) or mine.load is None or theirs.load is None:
             return distance
         exact, twin = nearest(mine.load(), theirs.load(), max_bytes=max_bytes)
         unordered = UNORDERED in mine.flags | theirs.flags or twin is None
         return min(distance, exact, key=_apart) if unordered and distance.rel is not None else exact
 
     return measure
+
+
+def checksum_distance(mine: TensorStats, theirs: TensorStats) -> Distance:
+    """What checksums alone tell: equal or not, and never by how much; nothing where one side has none."""
+    prints = mine.fingerprint, theirs.fingerprint
+    if mine.dtype != theirs.dtype or None in prints:
+        return Distance(None, None, "fingerprint")
+    equal = prints[0] == prints[1]
+    return Distance(equal, 0.0 if equal else None, "fingerprint", certain_rel=0.0 if equal else None)
 
 
 def nearest(mine: Stored, theirs: Stored, *, max_bytes: int) -> tuple[Distance, Stored | None]:
@@ -230,6 +244,12 @@ def _missing(steps: Sequence[Step]) -> dict[str, int]:
 
 def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:
     notes = list(dict.fromkeys(each.note for each in arrangements if each.note))
+    kinds = mine.manifest.fingerprint, theirs.manifest.fingerprint
+    if kinds[0] != kinds[1]:
+        notes.append(
+            f"Fingerprints are of two kinds ({kinds[0]} and {kinds[1]}) and say nothing about each other: values are "
+            "compared by what else was recorded."
+        )
     left = len(arrangements) - num_detailed
     if left:
         notes.append(
