@@ -22,35 +22,30 @@ from typing import Any
 import torch
 from benchmarks.compare.model_families import BATCH_SIZE, FAMILIES, Family
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import trueline
 from trueline.analyze.compare import compare
 from trueline.analyze.comparison import Comparison
+from trueline.testing.hidden import Hidden
 
 STEPS = 3
 RULE = "|---" * 6 + "|"
 HEAD = "| the run beside float32, one thread, AdamW in a loop | models | silent | largest times | faults | first |"
 
 
-class Hidden(TorchDispatchMode):
+class Replaced(Hidden):
     """Every second call of ``kernel`` in a step is made with what ``changed`` makes of its arguments, below what is
     recorded, from step ``since`` on.
     """
 
     def __init__(self, kernel: str, changed: Callable[[tuple[Any, ...], dict[str, Any]], Any], since: int = 0) -> None:
-        super().__init__()
+        super().__init__(kernel)
         self.step = 0
-        self._kernel, self._changed, self._since, self._calls = kernel, changed, since, 0
+        self._replaced, self._since = changed, since
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        kwargs = dict(kwargs or {})
-        if self._kernel in str(func) and "backward" not in str(func):
-            self._calls += 1
-            if self._calls % 2 == 0 and self.step >= self._since:
-                args, kwargs = self._changed(args, kwargs)
-        return func(*args, **kwargs)
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the kernel is given instead, once the step is there."""
+        return self._replaced(args, kwargs) if self.step >= self._since else (args, kwargs)
 
 
 def rescaled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -93,7 +88,7 @@ class Fault:
     """What is wrong with a run: ``plant`` gives the kernel that computes otherwise, if that; ``place`` is where."""
 
     name: str
-    plant: Callable[[Family, nn.Module], Hidden | None]
+    plant: Callable[[Family, nn.Module], Replaced | None]
     place: Callable[[Family], str]
     fits: Callable[[Family], bool]
     coarse: bool = False
@@ -154,10 +149,12 @@ CONTRASTS = (
 FAULTS = (
     Fault("weight x 1.001", scaled, lambda family: family.linear, lambda family: bool(family.linear)),
     Fault("eps 1e-2", wide_eps, lambda family: family.norm, lambda family: bool(family.norm), coarse=True),
-    Fault("scale x 1.25", lambda *_: Hidden("attention", rescaled), layer, lambda f: f.causal, in_kernel=True),
-    Fault("late scale", lambda *_: Hidden("attention", rescaled, 1), layer, lambda f: f.causal, in_kernel=True, step=1),
-    Fault("not causal", lambda *_: Hidden("attention", not_causal), layer, lambda f: f.causal, True, True),
-    Fault("hidden tanh", lambda *_: Hidden("aten.gelu", tanh), layer, lambda family: family.gelu),
+    Fault("scale x 1.25", lambda *_: Replaced("attention", rescaled), layer, lambda f: f.causal, in_kernel=True),
+    Fault(
+        "late scale", lambda *_: Replaced("attention", rescaled, 1), layer, lambda f: f.causal, in_kernel=True, step=1
+    ),
+    Fault("not causal", lambda *_: Replaced("attention", not_causal), layer, lambda f: f.causal, True, True),
+    Fault("hidden tanh", lambda *_: Replaced("aten.gelu", tanh), layer, lambda family: family.gelu),
 )
 
 

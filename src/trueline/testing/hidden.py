@@ -20,9 +20,13 @@ class Hidden(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What ``func`` returns, with other arguments where it is the kernel's turn."""
         del types
-        given = dict(kwargs or {})
+        kwargs = dict(kwargs or {})
         if self._kernel in str(func) and "backward" not in str(func):
             if self._calls % 2 and self._calls >= self._first:
-                given.update(self._changed)
+                args, kwargs = self.given(args, kwargs)
             self._calls += 1
-        return func(*args, **given)
+        return func(*args, **kwargs)
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the kernel is given instead of these arguments."""
+        return args, kwargs | self._changed
