@@ -190,10 +190,11 @@ def differing_arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]
     mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
     if mine is None or theirs is None:
         return {}
-    return _different_arguments(mine, theirs)
+    return different_arguments(mine, theirs)
 
 
-def _different_arguments(mine: Call, theirs: Call) -> dict[str, tuple[str, str]]:
+def different_arguments(mine: Call, theirs: Call) -> dict[str, tuple[str, str]]:
+    """Arguments that differ between two calls, by name or place, as JSON."""
     one, other = _flat_arguments(mine), _flat_arguments(theirs)
     absent = "not given"
     return {
@@ -211,8 +212,8 @@ def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
     for mine, theirs in steps[0].alignment.calls if steps else ():
         if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
             continue
-        for name, (one, other) in _different_arguments(mine, theirs).items():
-            if _is_fraction(one) and _is_fraction(other):
+        for name, (one, other) in different_arguments(mine, theirs).items():
+            if is_fraction(one) and is_fraction(other):
                 told.append(f"at {mine.first.site} {name} is {one} and not {other}")
     if not told:
         return []
@@ -221,7 +222,8 @@ def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
     return [_finding("structure-differs", "info", claim, [], evidence={"arguments": told[:100]})]
 
 
-def _is_fraction(text: str) -> bool:
+def is_fraction(text: str) -> bool:
+    """Whether JSON is a number with a fraction or an exponent."""
     return text.lstrip("-")[:1].isdigit() and any(mark in text for mark in ".e")
 
 

@@ -10,8 +10,10 @@ from trueline.analyze.carried import Changed, changed_between_steps
 from trueline.analyze.divergence import Compared
 from trueline.analyze.evidence import counted
 from trueline.analyze.judged_step import Step, value_of
+from trueline.analyze.other_arguments import OtherArguments, first_other_arguments
 from trueline.analyze.own_past import Unlike, unlike_own_past
 from trueline.analyze.propagation import RANDOM, function_of
+from trueline.analyze.values import Call
 from trueline.schema.finding import Finding
 
 _MAX_NAMES = 3
@@ -28,7 +30,8 @@ class Late:
 
 def late_fault(steps: Sequence[Step], *, before: First | None) -> Late | None:
     """The first value that laws do not blame and that the runs' own pasts do: a parameter that changed between two
-    steps, or a call that is unlike its past; None where there is none before the value that laws blame.
+    steps, a call that is given other arguments, or one that is unlike its past. None where there is none before the
+    value that laws blame.
     """
     if len(steps) < 2:
         return None
@@ -56,7 +59,12 @@ def _order(step: Step, row: Compared) -> tuple[int, int, int]:
 
 
 def _candidates(steps: Sequence[Step]) -> Iterator[tuple[int, Compared, Finding]]:
-    """The first change of parameters, and the first value that is unlike its past."""
+    """The first change of parameters, of arguments, and the first value that is unlike its past."""
+    other = first_other_arguments(steps)
+    if other is not None:
+        row = _returned_row(steps[other.at], other.call)
+        if row is not None:
+            yield other.at, row, _given_otherwise(steps[other.at], other, row)
     changes = changed_between_steps(steps)
     for change in changes:
         row = _param_row(steps[change.at], change.name)
@@ -80,6 +88,36 @@ def _param_row(step: Step, name: str) -> Compared | None:
     if row is None:
         return None
     return replace(row, judgement="beyond", expectation=None, note="not what the update before left of it")
+
+
+def _returned_row(step: Step, call: Call) -> Compared | None:
+    """What a call returns first, judged as beyond rounding."""
+    inside = {id(value) for value in call.values}
+    row = next((row for row in step.rows if id(row.mine) in inside and value_of(row).returned), None)
+    if row is None:
+        return None
+    return replace(row, judgement="beyond", expectation=None, note="given other arguments from this step on")
+
+
+def _given_otherwise(step: Step, other: OtherArguments, row: Compared) -> Finding:
+    value, at = value_of(row), step.frame(value_of(row))
+    told = "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in other.arguments.items())
+    claim = (
+        f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is given other "
+        f"arguments than in the reference: {told}. They agreed at each of {counted(other.num_steps, 'step')} before."
+    )
+    return Finding(
+        code="structure-differs",
+        severity="warning",
+        claim=claim,
+        ranks=value.ranks,
+        step_first=step.step,
+        step_last=step.step,
+        sites=(str(value.site),),
+        false_alarm_rate=0.0,
+        evidence={"where": at, "arguments": dict(other.arguments)},
+        next=("Look for what changes the settings of the module while it trains.", look(step, value)),
+    )
 
 
 def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, row: Compared) -> Finding:
