@@ -116,6 +116,42 @@ def test_ddp_reduces_once_for_all_micro_batches(two):
         assert grad.sum() == 48.0
 
 
+def send_buffers(rank, world):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model[1].running_mean.fill_(rank + 5.0)
+    ddp = nn.parallel.DistributedDataParallel(model)
+    model[1].running_mean.fill_(rank + 7.0)
+    return Recording(ddp, {"preset": "modules"}).step(0, lambda: ddp(torch.ones(4, 3)).sum().backward())
+
+
+def test_buffers_that_ddp_sends_are_there_before_the_forward_pass(two):
+    for rank, rows in enumerate(two.run(send_buffers)):
+        sent = [row for row in rows if row["name"] == "broadcast"]
+        forward = min(at for at, row in enumerate(rows) if row["phase"] == "fwd")
+        assert all(rows.index(row) < forward for row in sent)
+        mean_and_var = [row["sum"] for row in sent if row["dtype"] == "float32"]
+        assert mean_and_var == [16.0] * (1 if rank else 2)  # two means of 7 and two variances of 1, given by rank 0
+
+
+def send_objects(rank, world):
+    model, told = nn.Linear(1, 1), ["something" if rank == 0 else None]
+
+    def run():
+        model(torch.zeros(1, 1))
+        dist.broadcast_object_list(told, src=0)
+
+    return Recording(model, {"preset": "modules"}).step(0, run), told
+
+
+def test_objects_are_recorded_as_the_bytes_that_are_sent(two):
+    results = two.run(send_objects)
+    (sent, told), (received, told_too) = results
+    assert told == told_too == ["something"]
+    content = [row for row in comm_of(sent) if row["dtype"] == "uint8"]
+    assert [row["slot"] for row in content] == ["in0", "out0"]
+    assert len({row["sum"] for rows in (sent, received) for row in comm_of(rows) if row["dtype"] == "uint8"}) == 1
+
+
 def reduce_shards(rank, world, shape):
     """Rows of one step under FSDP2, and this rank's own gradients, layer by layer, by a twin."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -27,6 +27,8 @@ from trueline.capture.world import is_initialised
 
 CHANGED = "changed before anybody waited for it where that is seen"
 
+_DDP = nn.parallel.DistributedDataParallel.__module__
+
 _ONE_SIDED = {"send": (True, False), "recv_": (False, True), "recv_any_source_": (False, True)}
 """Operators that give a value or get one, and have one argument for both: whether it is given, whether it is got."""
 
@@ -37,7 +39,7 @@ _RANKS = {"root_rank": "root", "dst": "to", "src": "from"}
 @dataclass(eq=False)
 class _Pending:
     """A collective under way. ``versions`` are those of the results where whoever changes them next leaves a trace
-    there: a backend that has to copy its results changes them too.
+    there: a backend that has to copy its results changes them too. ``by_ddp``: DDP waits for it, in C++.
     """
 
     token: Any
@@ -84,8 +86,9 @@ class Collectives:
         self._texts.clear()
 
     def begin_pass(self) -> None:
-        """A forward pass of the model begins."""
+        """A forward pass of the model begins; DDP has waited for the buffers that it sends just before."""
         with Guard(self._session):
+            self._take(lambda pending: pending.by_ddp)
             self._buckets.begin()
 
     # -- while a collective runs -----------------------------------------------------------------------------------
@@ -103,7 +106,8 @@ class Collectives:
             text = self._described(op, args, place, group, bucket)
             token = self._begin(name.removesuffix("_"), text, given, frame)
             if token is not None:
-                return _Pending(token, got, _versions(got) if place == 1 else (), by_ddp=bucket is not None)
+                by_ddp = bucket is not None or (frame is not None and frame.f_globals.get("__name__") == _DDP)
+                return _Pending(token, got, _versions(got) if place == 1 else (), by_ddp=by_ddp)
         return None
 
     def has_begun(self, token: _Pending | None, result: Any) -> None:

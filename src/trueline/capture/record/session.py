@@ -250,7 +250,7 @@ class Session:
         seen, phase = self._functions_too if owner is None else self._modules_too, self._phase_now()
         if not seen or self._quiet or not self._selection.enters(phase, name):
             return was_on, None
-        self._note_compiled(name)
+        self._note_compiled(path_of(func) if owner is None else name)
         call = self._call(phase, name, kind="op" if owner is None else "module", api=path_of(func), frame=frame)
         call.module, call.flags = module, flagged(call.flags, "compiled")
         slots, call.args = self._described(args, kwargs)
