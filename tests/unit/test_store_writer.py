@@ -1,5 +1,6 @@
 """Where a Run may be written, what is refused, and what happens when the disk says no."""
 
+import contextlib
 import errno
 import math
 import os
@@ -19,7 +20,8 @@ from trueline.store.writer import RunWriter
 
 
 def files_in(path):
-    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    """What a reader looks at."""
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and file.suffix != ".tmp")
 
 
 def write_run(path, num_steps=1, **settings):
@@ -302,6 +304,25 @@ def test_a_full_disk_keeps_what_it_took(small_disk, seal_steps):
     assert set(taken) <= set(run.steps.tolist())
     assert not [text for text in run.problems if not text.startswith("rank 0")]
     assert run.stack("param_grad_norms")[1].all()
+
+
+def test_a_full_disk_still_takes_the_finding_that_says_so(small_disk):
+    writer = RunWriter(small_disk / "run", rank=0)
+    writer.write({"step": 0, "loss": 1.0})
+    with open(small_disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    said = Finding(code="watch-degraded", severity="warning", claim="The disk is full.")
+    writer.write(said)
+    assert Run(small_disk / "run").live_findings == [said]
+
+
+def test_nothing_is_left_of_the_room_that_was_kept(tmp_path):
+    writer = RunWriter(tmp_path, rank=0)
+    assert (tmp_path / "journal" / ".rank-00000-reserve.tmp").stat().st_size == 4096
+    assert Run(tmp_path).problems == ["rank 0: it left nothing in this Run of 1 workers"]
+    writer.close()
+    assert list((tmp_path / "journal").iterdir()) == []
 
 
 def test_a_read_only_disk_is_an_os_error_and_its_run_stays(small_disk):

@@ -71,6 +71,11 @@ def records_journal_name(rank: int) -> str:
     return f"rank-{rank:05d}-records.tlj"
 
 
+def reserve_name(rank: int) -> str:
+    """The file under ``journal/`` that keeps room on the disk for the last Finding of ``rank``."""
+    return f".rank-{rank:05d}-reserve{TEMPORARY_SUFFIX}"
+
+
 def rank_folder(rank: int) -> str:
     """The folder of ``rank`` under ``records/`` and ``tensors/``."""
     return f"rank-{rank:05d}"

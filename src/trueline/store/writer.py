@@ -32,6 +32,7 @@ from trueline.store.leftovers import end_last_line, first_sequence, seal_leftove
 from trueline.store.parts import encode_part
 from trueline.store.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.records import encode_records
+from trueline.store.reserve import Reserve
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
 
 
@@ -81,6 +82,7 @@ class RunWriter:
             self._write_manifest(start.manifest or Manifest())
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
+        self._reserve = Reserve(os.path.join(self.path, layout.JOURNAL_DIR, layout.reserve_name(rank)))
         self._rows = self._open_ledger()
 
     def _open_ledger(self) -> Ledger:
@@ -159,6 +161,7 @@ class RunWriter:
                 self._records.close()
                 self._take_notices()
         finally:
+            self._reserve.give_up()
             self._rows.close()
 
     def _write_manifest(self, manifest: Manifest) -> None:
@@ -193,11 +196,20 @@ class RunWriter:
     def _write_finding(self, finding: Finding) -> None:
         line = _json_bytes(finding.to_json(), indent=None)
         path = os.path.join(self.path, layout.findings_name(self._rank))
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            append(fd, line, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
+            _append_line(path, line)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._reserve.give_up():
+                raise
+            _append_line(path, line)
+
+
+def _append_line(path: str, line: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        append(fd, line, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
 
 
 def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:
