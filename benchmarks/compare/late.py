@@ -10,6 +10,7 @@ was recorded, and takes it from there the next time.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import warnings
@@ -36,7 +37,9 @@ def main() -> None:
     parser.add_argument("--faulty", type=int, default=1, help="seeds with each fault")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--depth", default="stats", choices=("stats", "fingerprint", "tensor"))
-    parser.add_argument("--only", default="", help="ways with this in their name")
+    parser.add_argument(
+        "--only", default="", help="ways with this in their name; torch.compile only so, as it takes minutes a seed"
+    )
     parser.add_argument("--runs", type=Path, help="keep recorded Runs here, and use those that are there")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -47,7 +50,7 @@ def main() -> None:
         records = Records(chosen.runs or Path(folder), chosen)
         try:
             for way in WAYS:
-                if way is not PLAIN and chosen.only.lower() in way.name.lower():
+                if way is not PLAIN and (chosen.only.lower() in way.name.lower() if chosen.only else not way.compiled):
                     print(row(way, chosen, records, missed), flush=True)
         finally:
             records.stop()
@@ -66,11 +69,14 @@ class Records:
         name = f"{chosen.depth}_{way.name}_{seed}_{fault}_{since}".replace(" ", "-")
         out = self._folder / name
         if not out.exists():
-            given = (str(out), way.name, seed, chosen.steps, chosen.depth, fault, since)
+            part = self._folder / "unfinished"
+            shutil.rmtree(part, ignore_errors=True)
+            given = (str(part), way.name, seed, chosen.steps, chosen.depth, fault, since)
             if way.world_size == 1:
                 train(0, 1, *given)
             else:
                 self._pools.setdefault(way.world_size, Ranks(way.world_size)).run(train, *given)
+            part.rename(out)
         return out
 
     def stop(self) -> None:
