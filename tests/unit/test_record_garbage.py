@@ -26,7 +26,7 @@ def test_a_recorded_row_keeps_about_one_object_for_the_collector():
             kept = len(gc.get_objects()) - before
         finally:
             gc.enable()
-        num_rows = session._buffer._num_rows
+        num_rows = session._buffer.num_rows
         session.close_step()
     assert num_rows > 200
     assert kept < OBJECTS_A_ROW * num_rows

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Slots = list[tuple[str, Tensor]]
+Slots = Sequence[tuple[str, Tensor]]
 
 MAX_DEPTH = 4
 """Containers inside containers that are opened: deeper ones are named by their type."""

@@ -9,8 +9,6 @@ Letters: M measured rows, S statistics, E exponent bins.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -20,53 +18,21 @@ from torch import Tensor
 
 from trueline.capture.host_copy import HostCopy
 from trueline.capture.record.arguments import Slots
+from trueline.capture.record.calls import Call, flagged
+from trueline.capture.record.places import StepRows
+from trueline.capture.record.unwritten import Arrival, Unwritten
 from trueline.capture.record.values import PLAIN, opened, stored
 from trueline.schema.plan import Plan
-from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
+from trueline.schema.records import STAT_NAMES, StackRecord, TensorRecord
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.device_pass import stats_and_fingerprint
 
 _MEASURED_FIRST = 2_048
-_MAX_SHAPES = 4096
-"""Shapes of which equal ones are kept once."""
 
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
 _STRIDED = torch.strided
 _functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """One call of a module or operator; its rows share all that is said here."""
-
-    micro: int
-    phase: str
-    name: str
-    index: int
-    kind: str
-    api: str = ""
-    module: str = ""
-    args: str | None = None
-    """Taken by the first of its rows."""
-    stack: int | None = None
-    flags: str = ""
-
-
-def flagged(flags: str, flag: str) -> str:
-    """Column ``flags`` with one more; '' adds none."""
-    return f"{flags},{flag}" if flags and flag else flags or flag
-
-
-_CALL = {name: attrgetter(name) for name in ("micro", "name", "kind", "api", "module", "stack")} | {
-    "call": attrgetter("index")
-}
-"""Columns that all rows of a Call share, and where they are in it."""
-
-_ROW = ("phase", "slot", "flags", "dtype", "shape", "numel", "args", "mesh", "same_as", "tensor", "note")
-"""What a row has of its own, behind its Call. The rows of a step are one long list: thousands of tuples that live until
-its end would set off Python's garbage collector, which then looks at all of them.
-"""
 
 
 class StepBuffer:
@@ -78,9 +44,7 @@ class StepBuffer:
         self._meter = measure.HostMeter()
         self._stats_MS = np.empty((_MEASURED_FIRST, len(STAT_NAMES)))
         self._held: list[int] = []
-        self._texts: dict[torch.dtype, str] = {}
-        self._shapes: dict[torch.Size, torch.Size] = {}
-        self._before: dict[str, tuple[Any, ...]] = {}
+        self._rows = StepRows()
         self.follow(plan)
         self.begin(0)
 
@@ -97,10 +61,7 @@ class StepBuffer:
     def begin(self, step: int) -> None:
         """Nothing has been seen of ``step`` yet."""
         self.step = step
-        self._rows: list[Any] = []
-        self._num_rows = 0
-        if len(self._shapes) > _MAX_SHAPES:
-            self._shapes.clear()
+        self._rows.begin()
         self._measured: list[int] = []
         self._fingerprint_M: list[int] = []
         self._exponents_M: list[Any] = []
@@ -129,46 +90,66 @@ class StepBuffer:
 
     def see(self, call: Call, slots: Slots, *, phase: str | None = None, note: str | None = None) -> None:
         """Add the rows of values of a call, and measure those that were not yet. ``note``: why they must not be."""
-        rows, texts, shapes, phase = self._rows, self._texts, self._shapes, phase or call.phase
+        phase, measures = phase or call.phase, self._measures and note is None
         for slot, x in slots:
-            flags, mesh, whole, local, why = call.flags, None, _WHOLE, x, note
             if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_meta or _functorch_wrapped(x):
-                seen = opened(x)
-                local, mesh, whole, why = seen.local, seen.mesh, seen.whole, note or seen.note
-                if seen.pending_sum:
-                    flags = flagged(flags, "pending_sum")
-            same_as = tensor = numel = None
-            dtype = x.dtype
-            if why is None and self._measures and local is not None:
-                numel = 2 * local.numel() if dtype.is_complex else local.numel()
-                key = self._key(local, mesh)
-                if key is not None and local is not x:
-                    # What is done in place to a DTensor leaves no trace in the version of its local part.
-                    key = (*key, None if x.is_inference() else x._version)
-                same_as = self._known.get(key) if key is not None else None
-                if same_as is None:
-                    if key is not None:
-                        self._known[key] = self._num_rows
-                    tensor = self._measure(local.detach(), call, phase, slot, whole)
-            shape = x.shape if local is None else local.shape
-            shape = shapes.setdefault(shape, shape)
-            text = texts.get(dtype) or self._text(dtype)
-            rows += (call, phase, slot, flags, text, shape, numel, call.args, mesh, same_as, tensor, why)
-            call.args = None
-            self._num_rows += 1
+                self._see_wrapped(call, phase, slot, x, note)
+                continue
+            same_as = numel = None
+            if measures:
+                numel = x.numel()
+                same_as = self._measure_once(x, self._key(x, None), call, phase, slot)
+            self._rows.add((call, phase, slot, x.dtype, x.shape, numel, call.flags, None, note), same_as=same_as)
+
+    def _see_wrapped(self, call: Call, phase: str, slot: str, x: Tensor, note: str | None) -> None:
+        """The same for a tensor that has its values in others, or none at all."""
+        seen = opened(x)
+        local, why, same_as, numel = seen.local, note or seen.note, None, None
+        flags = flagged(call.flags, "pending_sum" if seen.pending_sum else "")
+        if why is None and self._measures and local is not None:
+            numel = local.numel()
+            key = self._key(local, seen.mesh)
+            if key is not None and local is not x:
+                # What is done in place to a DTensor leaves no trace in the version of its local part.
+                key = (*key, None if x.is_inference() else x._version)
+            same_as = self._measure_once(local, key, call, phase, slot, whole=seen.whole)
+        shape = x.shape if local is None else local.shape
+        self._rows.add((call, phase, slot, x.dtype, shape, numel, flags, seen.mesh, why), same_as=same_as)
+
+    def _measure_once(
+        self,
+        x: Tensor,
+        key: tuple[Any, ...] | None,
+        call: Call,
+        phase: str,
+        slot: str,
+        whole: Mapping[str, Any] = _WHOLE,
+    ) -> int | None:
+        """The row that has the numbers of ``x`` already; None where they are measured here, for the row that is next.
+        ``whole`` says of what it is a shard.
+        """
+        if key is not None:
+            row = len(self._rows)
+            same_as = self._known.setdefault(key, row)
+            if same_as != row:
+                return same_as
+        self._measure(x, whole)
+        if self._stores:
+            self._store(x.detach(), f"{call.micro}.{phase}.{call.name}#{call.index}:{slot}")
+        return None
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing was recorded of the step."""
-        return not self._rows
+    def num_rows(self) -> int:
+        """Rows of the step until now."""
+        return len(self._rows)
 
     def finish(self, stacks: list[StackRecord]) -> Unwritten:
         """The step is over: what is to be written of it, once its numbers have reached the host."""
-        arrivals = [_Arrival(found) for found in self._on_device.values()]
+        arrivals = [Arrival(found) for found in self._on_device.values()]
         num_M = len(self._measured)
         finished = Unwritten(
             step=self.step,
-            columns=self._columns(),
+            columns=self._rows.columns(),
             measured_M=np.array(self._measured, dtype=np.int32),
             stats_MS=self._stats_MS[:num_M].copy() if self._measures else None,
             fingerprint_M=np.array(self._fingerprint_M, dtype=np.uint64) if self._fingerprints else None,
@@ -181,8 +162,11 @@ class StepBuffer:
         return finished
 
     def _key(self, x: Tensor, mesh: str | None) -> tuple[Any, ...] | None:
-        if x.is_inference():
-            return None  # has no version
+        """What a value is known by within the step; None for one whose changes leave no trace."""
+        try:
+            version = x._version
+        except RuntimeError:
+            return None  # made in inference mode
         storage = x.untyped_storage()
         address = storage._cdata
         changes = self._storages.get(address)
@@ -190,30 +174,27 @@ class StepBuffer:
             changes = self._storages[address] = 0
             self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
         if x.is_contiguous() or (not self._orders and _is_dense(x)):
-            return (address, changes, x._version, x.storage_offset(), x.numel(), x.dtype, mesh)
-        return (address, changes, x._version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
+            return (address, changes, version, x.storage_offset(), x.numel(), x.dtype, mesh)
+        return (address, changes, version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
 
-    def _measure(self, x: Tensor, call: Call, phase: str, slot: str, whole: Mapping[str, Any]) -> str | None:
-        """Measure and perhaps store a value; the key of what was stored. ``whole`` says of what it is a shard."""
+    def _measure(self, x: Tensor, whole: Mapping[str, Any]) -> None:
+        """Measure a value for the row that is next. ``whole`` says of what it is a shard."""
         index = len(self._measured)
-        self._measured.append(self._num_rows)
+        self._measured.append(len(self._rows))
         if index == len(self._stats_MS):
             self._stats_MS = np.concatenate([self._stats_MS, np.empty_like(self._stats_MS)])
-        if self._on_host(x):
-            if self._fingerprints:
-                self._fingerprint_M.append(self._meter.all_into(x, self._stats_MS[index], **whole))
-            else:
-                self._meter.stats_into(x, self._stats_MS[index])
-            if self._exponents:
-                self._exponents_M.append(np.asarray(measure.exponents_of(x)))
+        if not self._on_host(x):
+            self._measure_on_device(index, x.detach(), whole)
+            return
+        if self._fingerprints:
+            self._fingerprint_M.append(self._meter.all_into(x, self._stats_MS[index], **whole))
         else:
-            self._measure_on_device(index, x, whole)
-        if not self._stores:
-            return None
-        return self._store(x, f"{call.micro}.{phase}.{call.name}#{call.index}:{slot}")
+            self._meter.stats_into(x, self._stats_MS[index])
+        if self._exponents:
+            self._exponents_M.append(np.asarray(measure.exponents_of(x)))
 
     def _on_host(self, x: Tensor) -> bool:
-        return x.device.type == "cpu"
+        return x.is_cpu
 
     def _measure_on_device(self, index: int, x: Tensor, whole: Mapping[str, Any]) -> None:
         stats_S, fingerprint = stats_and_fingerprint(x, fingerprint=self._fingerprints, whole=whole)
@@ -226,36 +207,23 @@ class StepBuffer:
             self._exponents_M.append(np.zeros(256, dtype=np.int64))
         self._on_device.setdefault(x.device, []).append((index, found))
 
-    def _store(self, x: Tensor, key: str) -> str | None:
+    def _store(self, x: Tensor, key: str) -> None:
+        """Store a value of the row that is next, unless the cap is reached."""
         part = x[: self._first_rows] if self._first_rows is not None and x.dim() > 0 else x
         num_bytes = part.numel() * part.element_size()
         if self._bytes_stored + num_bytes > self._max_bytes:
-            return None
-        taken = stored(part, step=self.step, key=f"{key}/{self._num_rows}")
+            return
+        row = len(self._rows)
+        taken = stored(part, step=self.step, key=f"{key}/{row}")
         if taken is None:
-            return None
+            return
         self._bytes_stored += num_bytes
         copy, record = taken
         if copy is None:
             self._write(record)
         else:
             self._tensors.append((copy, record))
-        return record.key
-
-    def _text(self, dtype: torch.dtype) -> str:
-        text = self._texts[dtype] = str(dtype).removeprefix("torch.")
-        return text
-
-    def _columns(self) -> dict[str, tuple[Any, ...]]:
-        """Columns of equal length; one that equals that of the step before is the same object."""
-        calls = self._rows[:: 1 + len(_ROW)]
-        columns = {name: tuple(map(take, calls)) for name, take in _CALL.items()}
-        columns |= {name: tuple(self._rows[place :: 1 + len(_ROW)]) for place, name in enumerate(_ROW, start=1)}
-        for name, values in columns.items():
-            if self._before.get(name) == values:
-                columns[name] = self._before[name]
-        self._before = columns
-        return columns
+        self._rows.stored(row, record.key)
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -267,61 +235,3 @@ def _is_dense(x: Tensor) -> bool:
                 return False
             filled *= size
     return True
-
-
-@dataclass(eq=False)
-class Unwritten:
-    """A step between its end and the arrival of its numbers on the host."""
-
-    step: int
-    columns: dict[str, tuple[Any, ...]]
-    measured_M: np.ndarray
-    stats_MS: np.ndarray | None
-    fingerprint_M: np.ndarray | None
-    exponents_ME: np.ndarray | None
-    arrivals: list[_Arrival]
-    tensors: list[tuple[HostCopy, TensorRecord]]
-    stacks: list[StackRecord]
-
-    def ready(self) -> bool:
-        """Whether everything is on the host; never blocks."""
-        return all(copy.ready() for copy in self._copies())
-
-    def wait(self) -> None:
-        """Block until everything is on the host."""
-        for copy in self._copies():
-            copy.wait()
-
-    def records(self) -> list[Record]:
-        """What is to be written, in the order that a Sink wants."""
-        for arrival in self.arrivals:
-            arrival.fill("stats", self.stats_MS)
-            arrival.fill("fingerprint", self.fingerprint_M)
-            arrival.fill("exponents", self.exponents_ME)
-        step = StepRecords(
-            step=self.step,
-            columns=self.columns,
-            measured_M=self.measured_M,
-            stats_MS=self.stats_MS,
-            fingerprint_M=self.fingerprint_M,
-            exponents_ME=self.exponents_ME,
-        )
-        return [*(record for _, record in self.tensors), *self.stacks, step]
-
-    def _copies(self) -> list[HostCopy]:
-        return [arrival.copy for arrival in self.arrivals] + [copy for copy, _ in self.tensors]
-
-
-class _Arrival:
-    """Numbers of one device on their way to the host, and the measured rows that they belong to."""
-
-    def __init__(self, found: list[tuple[int, dict[str, Tensor]]]) -> None:
-        self._indices = np.array([index for index, _ in found], dtype=np.int64)
-        names = found[0][1]
-        self.copy = HostCopy({name: torch.stack([tensors[name] for _, tensors in found]) for name in names})
-
-    def fill(self, name: str, target: np.ndarray | None) -> None:
-        """Put what was measured under ``name`` into its place."""
-        if target is not None:
-            arrived = self.copy.host[name].numpy()
-            target[self._indices] = arrived.view(np.uint64) if target.dtype == np.uint64 else arrived

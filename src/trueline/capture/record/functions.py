@@ -114,6 +114,29 @@ class FunctionCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._record(function, func, args, kwargs, frame)
 
+    def is_on(self) -> bool:
+        """Whether it is on the stack of modes of this thread."""
+        return self in torch.overrides._get_current_function_mode_stack()
+
+    def take_off(self) -> bool:
+        """Take it off the stack where it is the innermost; whether it was."""
+        depth = torch._C._len_torch_function_stack()  # type: ignore[attr-defined]
+        innermost = depth > 0 and torch._C._get_function_stack_at(depth - 1) is self  # type: ignore[attr-defined]
+        if innermost:
+            torch.overrides._pop_mode()
+        return innermost
+
+    def remove(self) -> bool:
+        """Take it off the stack, wherever in it it is now; whether it was there."""
+        above: list[TorchFunctionMode] = []
+        if not self.is_on():
+            return False
+        while (top := torch.overrides._pop_mode()) is not self:
+            above.append(top)
+        for other in reversed(above):
+            torch.overrides._push_mode(other)
+        return True
+
 
 class BackwardCalls:
     """Keeps ``mode`` on while autograd's engine runs, so that what runs inside it is seen: recomputation, and backward
@@ -141,7 +164,7 @@ class BackwardCalls:
     def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         outermost = not in_backward()
         try:
-            if not self._sees_functions or is_on(self._mode) or is_tracing():
+            if not self._sees_functions or self._mode.is_on() or is_tracing():
                 return run(*args, **kwargs)
             with self._mode:
                 return run(*args, **kwargs)
@@ -164,23 +187,6 @@ def _is_inside(frame: FrameType | None) -> bool:
 def is_tracing() -> bool:
     """Whether a compiler traces with tensors that hold no values."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
-
-
-def is_on(mode: TorchFunctionMode) -> bool:
-    """Whether ``mode`` is on the stack of modes of this thread."""
-    return mode in torch.overrides._get_current_function_mode_stack()
-
-
-def remove(mode: TorchFunctionMode) -> bool:
-    """Take ``mode`` off the stack of modes, wherever in it it is now; whether it was there."""
-    above: list[TorchFunctionMode] = []
-    if not is_on(mode):
-        return False
-    while (top := torch.overrides._pop_mode()) is not mode:
-        above.append(top)
-    for other in reversed(above):
-        torch.overrides._push_mode(other)
-    return True
 
 
 def foreign_note() -> str | None:

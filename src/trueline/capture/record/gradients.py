@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trueline.capture.record.buffer import Call
+from trueline.capture.record.calls import Call
 
 Places = list[Any]
 """A call and a slot of it, the next call and slot, and so on: flat, as pairs are objects more to collect."""

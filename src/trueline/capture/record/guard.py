@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +18,28 @@ class Fails(Protocol):
 
 
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+_FunctionsUnseen = torch._C.DisableTorchFunction
+
+
+def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of something that ``Fails``, as if ``Guard`` were around it, for a tenth of the time: None where it
+    failed.
+    """
+
+    @functools.wraps(method)
+    def run(self: Fails, *args: Any) -> Any:
+        if _num_dispatch_modes():
+            with Guard(self):
+                return method(self, *args)
+            return None
+        try:
+            with _FunctionsUnseen():
+                return method(self, *args)
+        except Exception as error:
+            self.fail(error)
+        return None
+
+    return run
 
 
 class Guard:

@@ -18,16 +18,18 @@ from torch import Tensor, nn
 
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.record import arguments
-from trueline.capture.record.buffer import Call, StepBuffer, Unwritten, flagged
+from trueline.capture.record.buffer import StepBuffer
+from trueline.capture.record.calls import Call, Calls
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
-from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note, is_on, remove
+from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
 from trueline.capture.record.gradients import GradientHooks, Places
-from trueline.capture.record.guard import Guard
+from trueline.capture.record.guard import Guard, guarded
 from trueline.capture.record.modules import ModuleCalls, in_backward
 from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks, frame_of_update
-from trueline.capture.record.values import PLAIN, is_under_way
+from trueline.capture.record.unwritten import Unwritten
+from trueline.capture.record.values import apart
 from trueline.capture.world import is_initialised
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
@@ -69,6 +71,7 @@ class Session:
         self.follow(plan)
         self._stacks = Stacks()
         self._described = arguments.Described()
+        self._calls = Calls()
         self._mode = FunctionCalls(self._function)
         self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
         self._collectives = Collectives(model, begin=self._begin_collective, end=self._see_sent, session=self)
@@ -78,7 +81,7 @@ class Session:
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
         self._update: tuple[FrameType, int] | None = None
-        self._quiet = 0
+        self._quiet = self._taken_off = 0
         self._open = False
 
     def follow(self, plan: Plan | None) -> None:
@@ -104,11 +107,10 @@ class Session:
         if self._open or not self.wants(step):
             return
         self._open = True
-        self._micro = -1
         self._phase, self._scope = "fwd", ""
         self._running = []
         self._root = unwrap(self._model)
-        self._counts: dict[str, int] = {}
+        self._calls.begin()
         self._selection.begin()
         self._buffer.begin(step)
         self._gradients = GradientHooks(self._gradient)
@@ -138,20 +140,20 @@ class Session:
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
                 if self._selection.enters("param", name):
-                    self._buffer.see(self._call("param", name, kind="param"), [("value", param)])
+                    self._buffer.see(self._calls.next("param", name, "param"), [("value", param)])
                 if param.grad is not None and self._selection.enters("grad", name):
-                    self._buffer.see(self._call("grad", name, kind="param"), [("grad", param.grad)])
+                    self._buffer.see(self._calls.next("grad", name, "param"), [("grad", param.grad)])
         self._phase, self._scope = "opt", optimizer
 
     def close_step(self) -> None:
         """The step is over: write it as soon as its numbers are on the host."""
-        remove(self._mode)
+        self._mode.remove()
         if not self._open:
             return
         self._collectives.finish()
         self._unhook()
         with Guard(self):
-            if self._buffer.empty:
+            if not self._buffer.num_rows:
                 self._note(self._selection.nothing_of(self._buffer.step))
                 return
             stacks, self._stacks.new = self._stacks.new, []
@@ -169,7 +171,7 @@ class Session:
 
     def detach(self) -> None:
         """Write what is left, also of a step that no update has ended: an evaluation, or the one that raised."""
-        if self._open and not self._buffer.empty:
+        if self._open and self._buffer.num_rows:
             self.close_step()
         self._unhook()
         self.drain(wait=True)
@@ -179,16 +181,20 @@ class Session:
         if not self._open or not self._selection.enters("save", name):
             return
         with Guard(self):
-            call = self._call("save", name, kind="value", frame=sys._getframe(2))
+            call = self._calls.next("save", name, "value", stack=self._stack(sys._getframe(2)))
             self._see(call, [("value", value)])
 
     def pause(self) -> None:
         """Calls until ``resume`` are the watcher's own and not recorded."""
         self._quiet += 1
+        self._taken_off += self._open and self._mode.take_off()
 
     def resume(self) -> None:
         """See ``pause``."""
         self._quiet -= 1
+        if self._taken_off and not self._quiet:
+            self._taken_off = 0
+            self._push()
 
     # -- what the hooks call ---------------------------------------------------------------------------------------
 
@@ -202,15 +208,8 @@ class Session:
         stack = self._stack(frame)
         compiled = name in self._modules.compiled  # asking the module itself costs an exception
         if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
-            with Guard(self):
-                kind = type(unwrap(module) if compiled else module)
-                call = self._call("fwd", name, kind="module", api=f"{kind.__module__}.{kind.__qualname__}")
-                call.module = self._running[-1].name if self._running else ""
-                call.stack = stack
-                if compiled:
-                    call.flags = flagged(call.flags, "compiled")
-                slots, call.args = self._described(args, kwargs)
-                self._see(call, slots)
+            made = unwrap(module) if compiled else module
+            call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
         self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
 
     def _leave(self, name: str, module: nn.Module, output: Any) -> None:
@@ -220,18 +219,26 @@ class Session:
             pass
         call = ended.call
         if call is not None and output is not None:
-            with Guard(self):
-                self._see(call, arguments.outputs(output))
+            self._end_call(call, output)
         self._selection.leaves(name)
         if ended.pushed and in_backward():
-            remove(self._mode)
+            self._mode.remove()
             return
         if not self._running:
             self._leave_model()
 
+    @guarded
+    def _begin_module(self, name: str, module: nn.Module, stack: int | None, flag: str, args: Any, kwargs: Any) -> Call:
+        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        within = self._running[-1].name if self._running else ""
+        call = self._calls.next("fwd", name, "module", path, within, stack, flag)
+        slots, call.args = self._described(args, kwargs)
+        self._see(call, slots)
+        return call
+
     def _begin_pass(self, module: nn.Module) -> None:
         if module is self._root and not in_backward():
-            self._micro += module.training and torch.is_grad_enabled()
+            self._calls.micro += module.training and torch.is_grad_enabled()
             self._phase = "fwd"
             self._collectives.begin_pass()
 
@@ -240,7 +247,7 @@ class Session:
     ) -> tuple[bool, Call | None]:
         """One call, unless it is that of a module already; and whether our mode, now off, is to be on again after."""
         module = self._running[-1].name if self._running else self._scope
-        was_on, owner = remove(self._mode), owner_of(func)
+        was_on, owner = self._mode.remove(), owner_of(func)
         if self._running and module in self._modules.compiled:
             return was_on, None
         if owner is not None:
@@ -251,8 +258,8 @@ class Session:
         if not seen or self._quiet or not self._selection.enters(phase, name):
             return was_on, None
         self._note_compiled(path_of(func) if owner is None else name)
-        call = self._call(phase, name, kind="op" if owner is None else "module", api=path_of(func), frame=frame)
-        call.module, call.flags = module, flagged(call.flags, "compiled")
+        kind = "op" if owner is None else "module"
+        call = self._calls.next(phase, name, kind, path_of(func), module, self._stack(frame), "compiled")
         slots, call.args = self._described(args, kwargs)
         self._see(call, slots)
         return was_on, call
@@ -273,49 +280,60 @@ class Session:
         kwargs: dict[str, Any],
         frame: FrameType,
     ) -> Any:
-        module = self._running[-1].name if self._running else self._scope
-        name = f"{module}.{function.name}" if module else function.name
-        phase = self._phase_now()
-        if not self._open or self._quiet or not self._selection.enters(phase, name):
+        if not self._open or self._quiet or (begun := self._begin_function(function, args, kwargs, frame)) is None:
             return func(*args, **kwargs)
-        call, waits = None, []
-        with Guard(self):
-            call = self._call(phase, name, kind="op", api=function.api)
-            call.module, call.stack = module, self._stack(frame)
-            call.flags = flagged(call.flags, function.flags)
-            slots, call.args = self._described(args, kwargs)
-            waits = [(slot, x) for slot, x in slots if type(x) not in PLAIN and is_under_way(x)]
-            self._see(call, slots if not waits else [(slot, x) for slot, x in slots if not is_under_way(x)])
         result = func(*args, **kwargs)
-        if call is not None and self._open:
-            with Guard(self):
-                note = "memory that is not initialised" if function.uninitialised else None
-                self._see(call, waits)
-                self._see(call, arguments.outputs(result), note=note)
-        self._selection.leaves(name)
+        call, waits = begun
+        if self._open:
+            note = "memory that is not initialised" if function.uninitialised else None
+            self._end_call(call, result, waits, note)
+        self._selection.leaves(call.name)
         return result
 
+    @guarded
+    def _begin_function(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> tuple[Call, arguments.Slots] | None:
+        """The call, and what it was given that is not there before it waits; None where it is not recorded."""
+        module, phase = self._running[-1].name if self._running else self._scope, self._phase_now()
+        name = f"{module}.{function.name}" if module else function.name
+        if not self._selection.enters(phase, name):
+            return None
+        call = self._calls.next(phase, name, "op", function.api, module, self._stack(frame), function.flags)
+        slots, call.args = self._described(args, kwargs)
+        there, waits = apart(slots)
+        self._see(call, there)
+        return call, waits
+
+    @guarded
+    def _end_call(self, call: Call, output: Any, waits: arguments.Slots = (), note: str | None = None) -> None:
+        if waits:
+            self._see(call, waits)
+        self._see(call, arguments.outputs(output), note)
+
     def _see(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
-        if call.phase in self._selection.phases:
+        phases = self._selection.phases
+        if call.phase in phases:
             self._buffer.see(call, slots, note=note)
-        if "bwd" in self._selection.phases and torch.is_grad_enabled():
+        if "bwd" in phases and torch.is_grad_enabled():
             for slot, x in slots:
                 if x.requires_grad:
                     self._gradients.watch(x, call, slot)
 
+    @guarded
     def _gradient(self, places: Places, gradient: Tensor) -> None:
         self._phase = "grad"
-        with Guard(self):
-            for call, slot in zip(places[::2], places[1::2], strict=True):
-                self._buffer.see(call, [(slot, gradient)], phase="bwd")
+        flat = iter(places)
+        for call, slot in zip(flat, flat, strict=True):
+            self._buffer.see(call, ((slot, gradient),), phase="bwd")
 
     def _begin_collective(self, op: str, args: str, slots: arguments.Slots, frame: FrameType | None) -> Call | None:
         module = self._running[-1].name if self._running else ""
         name = f"{module}.{op}" if module else op
         if not self._open or self._quiet or not self._selection.enters("comm", name):
             return None
-        call = self._call("comm", name, kind="collective", api=f"torch.distributed.{op}", frame=frame)
-        call.module, call.args = module, args
+        call = self._calls.next("comm", name, "collective", f"torch.distributed.{op}", module, self._stack(frame))
+        call.args = args
         self._see_sent(call, slots)
         return call
 
@@ -328,7 +346,7 @@ class Session:
 
     def _push(self) -> bool:
         """Whether our mode was put on the stack of modes: it may be there already, and not every level needs it."""
-        if not self._functions_too or is_on(self._mode):
+        if not self._functions_too or self._mode.is_on():
             return False
         self._mode.__enter__()
         return True
@@ -336,7 +354,7 @@ class Session:
     def _leave_model(self) -> None:
         """Outside of the model the mode stays on for the loss and the update, unless it could get into the way."""
         if note := foreign_note():
-            remove(self._mode)
+            self._mode.remove()
             self._note(note)
 
     def _phase_now(self) -> str:
@@ -344,19 +362,8 @@ class Session:
             return self._phase
         return "fwd" if self._running else "bwd"
 
-    def _call(self, phase: str, name: str, *, kind: str, api: str = "", frame: FrameType | None = None) -> Call:
-        micro = max(self._micro, 0)
-        key = f"{micro}/{phase}/{name}"  # a text, which Python's garbage collector need not look at
-        index = self._counts.get(key, 0)
-        self._counts[key] = index + 1
-        flags = "" if torch.is_grad_enabled() or phase not in ("fwd", "save") else "no_grad"
-        if phase == "fwd" and in_backward():
-            flags = "recomputed"
-        stack = self._stack(frame) if frame is not None else None
-        return Call(micro, phase, name, index, kind, api=api, stack=stack, flags=flags)
-
-    def _stack(self, frame: FrameType) -> int | None:
-        if not self._plan.stacks:
+    def _stack(self, frame: FrameType | None) -> int | None:
+        if frame is None or not self._plan.stacks:
             return None
         return self._stacks.take(frame, self._running[-1].within if self._running else self._update)
 
@@ -364,7 +371,7 @@ class Session:
         for name, param in unwrap(self._model).named_parameters():
             name = clean_name(name)
             if type(param) is nn.Parameter and self._selection.wants(name):
-                self._gradients.watch(param, Call(0, "bwd", name, 0, "param"), "grad")
+                self._gradients.watch(param, self._calls.next("bwd", name, "param"), "grad")
 
     def _note_compiled(self, name: str) -> None:
         self._note(f"{name} is compiled: what runs inside it is not seen, only what goes in and comes out.")
@@ -378,7 +385,7 @@ class Session:
         self._open = False
         self._running = []
         self._update = None
-        remove(self._mode)
+        self._mode.remove()
         self._backward.detach()
         self._modules.detach()
         self._collectives.detach()

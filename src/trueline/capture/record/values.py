@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from trueline.capture.host_copy import HostCopy
+from trueline.capture.record.arguments import Slots
 from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord
 from trueline.tensor.measure import unmeasurable
 
@@ -39,6 +42,15 @@ class Seen(NamedTuple):
 def is_under_way(x: Tensor) -> bool:
     """Whether ``x`` is the result of a collective that nobody has waited for: the next call that takes it will."""
     return _arrived(x._local_tensor if isinstance(x, DTensor) else x) is None
+
+
+def apart(slots: Slots) -> tuple[Slots, Slots]:
+    """The values that are there, and those that nobody has waited for."""
+    for _, x in slots:
+        if type(x) not in PLAIN and is_under_way(x):
+            waits = [is_under_way(x) for _, x in slots]
+            return list(itertools.compress(slots, map(operator.not_, waits))), list(itertools.compress(slots, waits))
+    return slots, ()
 
 
 def opened(x: Tensor) -> Seen:
