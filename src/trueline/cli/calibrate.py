@@ -76,7 +76,7 @@ def _print_tolerance(console: Console, tolerance: Tolerance, target: str) -> Non
             where = f" at {site}" if largest else ""
             say(f"Step {step}: they differ by {middle:.2g} in the median, by {largest:.2g} at most{where}.")
     _print_kinds(console, tolerance)
-    for line in (*tolerance.notes, *_chances(tolerance)):
+    for line in (*tolerance.notes, *_chances(tolerance), _losses(tolerance)):
         say(line)
     say(f"Tolerance: {target}")
 
@@ -124,3 +124,15 @@ def _chances(tolerance: Tolerance) -> list[str]:
             f"Left out in turn, each Run stayed within {tolerance.spread:.2g} times the others' floor everywhere."
         )
     return lines
+
+
+def _losses(tolerance: Tolerance) -> str:
+    from trueline.analyze.evidence import counted
+
+    if not tolerance.losses:
+        return "No step has a loss in all of them, so that nothing can be said of how fast those of a run part."
+    least = 1 / (len(tolerance.runs) + 1)
+    return (
+        f"Their losses at {counted(len(tolerance.loss_steps), 'step')} say how fast those of a run may part; that a "
+        f"run like them is the furthest has a chance of up to {least:.0%}."
+    )
