@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 
 import pytest
 import torch
@@ -331,6 +332,25 @@ def test_a_value_that_a_collective_has_changed_is_measured_again_and_others_are_
         seen += [row for row in rows if row["name"] == "allreduce" and row["slot"] == "out0"]
         assert [row["sum"] for row in seen] == [rank + 1.0, rank + 1.0, 3.0, 3.0, 3.0]
         assert [row["name"] for row in seen if row["measured"]] == ["abs", "allreduce", "allreduce"]
+
+
+def save_in_the_background(rank, world):
+    group = dist.new_group()
+
+    def run():
+        model(torch.zeros(1, 1))
+        thread = threading.Thread(target=dist.all_reduce, args=(values(rank),), kwargs={"group": group})
+        thread.start()
+        dist.broadcast(values(rank), src=0)
+        thread.join()
+
+    model = nn.Linear(1, 1)
+    return Recording(model, {"preset": "modules"}).step(0, run)
+
+
+def test_collectives_of_other_threads_are_not_part_of_the_step(two):
+    for rows in two.run(save_in_the_background):
+        assert {row["name"] for row in comm_of(rows)} == {"broadcast"}
 
 
 def leave_under_way(rank, world):

@@ -7,6 +7,7 @@ does, when the backward pass ends; at the latest at the end of the step, if it i
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -70,9 +71,11 @@ class Collectives:
         self._wait = Patch(dist.Work, "wait", self._waited) if dist.is_available() else None
         self._pending: list[_Pending] = []
         self._texts: dict[Any, str] = {}
+        self._thread = 0
 
     def attach(self) -> None:
         """Listen; nothing where no group was made."""
+        self._thread = threading.get_ident()
         if is_initialised() and self._wait is not None:
             dispatched.add(self)
             self._wait.put()
@@ -94,7 +97,9 @@ class Collectives:
     # -- while a collective runs -----------------------------------------------------------------------------------
 
     def begins(self, op: Any, args: tuple[Any, ...], frame: FrameType | None) -> _Pending | None:
-        """See ``Listener``."""
+        """See ``Listener``. What another thread does, such as saving a checkpoint, is not part of the step."""
+        if threading.get_ident() != self._thread and not in_backward():
+            return None
         with Guard(self._session):
             name = op._schema.name.removeprefix("c10d::")
             place = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
