@@ -53,12 +53,17 @@ def distances(values_TNC: Floats) -> Floats:
     first, second = np.triu_indices(num_workers, k=1)
     total, count = np.zeros((num_steps, len(first))), np.zeros((num_steps, len(first)))
     for c in range(num_columns):
-        gap_TP = np.abs(values_TNC[:, first, c] - values_TNC[:, second, c])
+        column_TN = np.ascontiguousarray(values_TNC[:, :, c])
+        gap_TP = column_TN.take(first, axis=1)
+        gap_TP -= column_TN.take(second, axis=1)
+        np.abs(gap_TP, out=gap_TP)
         unit_T = _typical(gap_TP)
         with np.errstate(divide="ignore", invalid="ignore"):
-            square_TP = np.square(gap_TP / unit_T[:, None])
-        measured_TP = np.isfinite(square_TP)
-        total += np.where(measured_TP, square_TP, 0.0)
+            gap_TP /= unit_T[:, None]
+            np.square(gap_TP, out=gap_TP)
+        measured_TP = np.isfinite(gap_TP)
+        gap_TP[~measured_TP] = 0.0
+        total += gap_TP
         count += measured_TP
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(count == count.max(axis=1, keepdims=True, initial=1), np.sqrt(total / count), np.nan)
@@ -68,7 +73,7 @@ def log_e_values(distances_TP: Floats) -> Floats:
     """[T, P, B] natural logs of the e-values of every pair and bet; 0 where a pair was not measured, or is the only
     one.
     """
-    return np.log(_e_values(distances_TP))
+    return np.moveaxis(np.log(_e_values(distances_TP)), 0, -1)
 
 
 def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
@@ -78,18 +83,23 @@ def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
     workers and 10,000 steps fit in memory.
     """
     num_pairs = math.comb(values_TNC.shape[1], 2)
-    state, best = np.zeros((num_pairs, len(CLOSENESS))), np.zeros(num_pairs)
+    state_BP, best_P = np.zeros((len(CLOSENESS), num_pairs)), np.zeros(num_pairs)
     for block in _blocks(values_TNC):
-        for e_PB in _e_values(distances(block)):
-            state = np.minimum((state + 1) * e_PB ** (1 / memory_ratio), _HIGHEST)
-            best = np.maximum(best, state.mean(axis=1))
+        e_BTP = _e_values(distances(block))
+        if memory_ratio != 1.0:
+            np.power(e_BTP, 1 / memory_ratio, out=e_BTP)
+        for t in range(e_BTP.shape[1]):
+            state_BP += 1
+            state_BP *= e_BTP[:, t]
+            np.minimum(state_BP, _HIGHEST, out=state_BP)
+            np.maximum(best_P, state_BP.mean(axis=0), out=best_P)
     with np.errstate(divide="ignore"):
-        return np.log(best)
+        return np.log(best_P)
 
 
 def log_e_of_pairs(values_TNC: Floats, chosen: Sequence[int]) -> Floats:
     """[T, K, B] natural logs of the e-values of K pairs, given by their positions in ``pairs_of``."""
-    blocks = [np.log(_e_values(distances(block))[:, list(chosen)]) for block in _blocks(values_TNC)]
+    blocks = [log_e_values(distances(block))[:, list(chosen)] for block in _blocks(values_TNC)]
     return np.concatenate(blocks) if blocks else np.zeros((0, len(chosen), len(CLOSENESS)))
 
 
@@ -103,16 +113,23 @@ def closeness(values_TNC: Floats, first: int, second: int) -> float:
 
 
 def _e_values(distances_TP: Floats) -> Floats:
+    """[B, T, P]"""
     measured = np.isfinite(distances_TP)
     count = np.count_nonzero(measured, axis=1)[:, None]
-    judged = measured & (count > 1)
-    out = np.ones((*distances_TP.shape, len(CLOSENESS)))
+    unjudged = ~(measured & (count > 1))
+    e_BTP = np.empty((len(CLOSENESS), *distances_TP.shape))
     square_TP = np.square(np.where(measured, np.minimum(distances_TP, 1e9), np.inf))
     for b, close in enumerate(CLOSENESS):
-        f = 1 / (1 + square_TP / close**2)
+        e_TP = e_BTP[b]
+        np.divide(square_TP, close**2, out=e_TP)
+        e_TP += 1
+        np.divide(1, e_TP, out=e_TP)
         with np.errstate(divide="ignore", invalid="ignore"):
-            out[..., b] = np.where(judged, f * count / f.sum(axis=1, keepdims=True), 1.0)
-    return out
+            total_T1 = e_TP.sum(axis=1, keepdims=True)
+            e_TP *= count
+            e_TP /= total_T1
+        e_TP[unjudged] = 1.0
+    return e_BTP
 
 
 def _blocks(values_TNC: Floats) -> list[Floats]:
