@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trueline.analyze.divergence import NONFINITE, Compared
-from trueline.analyze.evidence import counted
+from trueline.analyze.evidence import counted, named_some
 from trueline.analyze.judged_step import Step, value_of
 from trueline.analyze.optimizer_settings import settings_differ
 from trueline.analyze.propagation import RANDOM, function_of
@@ -88,10 +88,9 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
     step, first = found[0]
     names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
     num_params = len({row.param for row in step.rows} | set(names)) - 1
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     claim = (
         f"{len(names)} of {counted(num_params, 'parameter')} {'differs' if len(names) == 1 else 'differ'} from the "
-        f"reference at step {step.step}, before any update that was compared: {shown}, {_by(first)}."
+        f"reference at step {step.step}, before any update that was compared: {named_some(names)}, {_by(first)}."
     )
     load = "Load the same checkpoint into both runs, or seed both before the model is made."
     return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
@@ -106,7 +105,7 @@ def _updated_otherwise(found: Sequence[First]) -> Finding:
     claim = (
         f"The update at step {step.before.step} differs from the reference: all parameters and gradients are equal "
         f"there, and at step {step.step} {counted(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} not: "
-        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}, {_by(first)}."
+        f"{named_some(names)}, {_by(first)}."
     )
     if alone is not None and alone.lonely:
         claim += f" {value_of(alone).site.name} is {alone.note}."
@@ -247,8 +246,7 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     params = [found for found in lonely if value_of(found[1]).site.phase == "param"]
     if params:
         names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        claim += f" Among them {counted(len(names), 'parameter')}: {', '.join(names[:3])}{more}."
+        claim += f" Among them {counted(len(names), 'parameter')}: {named_some(names)}."
     severity = "warning" if params else "info"
     shown = (params or lonely)[:3]
     return [_finding("site-missing", severity, claim, shown, evidence={"reasons": dict(reasons)})]
