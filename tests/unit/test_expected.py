@@ -135,3 +135,26 @@ def test_a_gradient_that_calls_add_to_is_as_far_off_as_any_part_of_it_seen_or_no
     said = expectations(making.done, learned={"bwd/up:out0": 1e-3})
     assert said["bwd/gate:in0"].rel < 1e-5
     assert 0.5e-3 < said["bwd/relu:out0"].rel < 4e-3
+
+
+def test_counts_of_decisions_that_agree_leave_nothing_undecided() -> None:
+    """The experts that a router chose agree; how many tokens each has, and where they begin, is not comparable of
+    shares of a batch, and no reason to expect other outputs.
+    """
+    chosen, x, y = np.arange(8), draw(8, 4), draw(8, 6, seed=1)
+    counts, begin = np.full(4, 2, np.float32), np.arange(4)
+    making = Making().call("m.sub.float", "torch.Tensor.float", (chosen,), chosen.astype(np.float32))
+    making.call("m.sub.histc", "torch.histc", (chosen,), counts)
+    making.call("m.sub.cumsum", "torch.cumsum", (counts,), begin)
+    making.call("m.sub.grouped_mm", "torch.nn.functional.grouped_mm", (x, begin), y)
+    unmeasured, expected = {"histc", "cumsum"}, Expected(making.done)
+    said = {}
+    for value in making.done.values:
+        name = value.site.name.removeprefix("m.sub.")
+        if not expected.knows(value.root):
+            said[name] = expected.of(value, value)
+            rel = said[name].rel if name in unmeasured else 0.0
+            expected.learn(value, value, rel, dtype=value.dtype, tainted=False)
+        expected.seen(value)
+    assert said["cumsum"].rel == 0.0
+    assert said["grouped_mm"].rel < 10 * ROUNDING

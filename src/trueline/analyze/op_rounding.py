@@ -95,7 +95,8 @@ _NAMES: dict[OpClass, str] = {
     "exact": "getitem view view_as reshape transpose permute t T flatten unflatten squeeze unsqueeze expand expand_as "
     "repeat chunk split unbind select narrow cat stack concat embedding relu relu6 hardtanh leaky_relu clamp max min "
     "amax amin maximum minimum argmax argmin topk sort gather index_select take clone contiguous detach abs neg sign "
-    "where masked_fill zeros_like ones_like copy triu tril roll flip pad max_pool1d max_pool2d max_pool3d",
+    "where masked_fill zeros_like ones_like copy triu tril roll flip pad max_pool1d max_pool2d max_pool3d "
+    "histc bincount one_hot searchsorted bucketize",
     "rounded": "add radd sub rsub mul rmul div rdiv truediv rtruediv sqrt to float half bfloat16 double type dropout "
     "square",
     "activation": "gelu silu tanh sigmoid exp expm1 log log1p log2 softplus sin cos erf pow rsqrt reciprocal mish elu "
