@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import array
 import itertools
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,11 @@ def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """
     if pa.types.is_list(kind):
         return _lists(values, kind)
-    make, nothing = (_texts, "") if pa.types.is_string(kind) else (_numbers, 0)
+    if pa.types.is_string(kind):
+        return _texts(values, kind)
     if isinstance(values, np.ndarray) or None not in values:
-        return make(values, kind, None)
-    absent_N = np.fromiter((value is None for value in values), np.bool_, len(values))
-    return make([nothing if value is None else value for value in values], kind, absent_N)
+        return _numbers(values, kind, None)
+    return _numbers([0 if value is None else value for value in values], kind, _absent(values))
 
 
 def lists_from(elements: pa.Array, ends_N: NDArray[np.int32], *, absent_N: NDArray[np.bool_]) -> pa.Array:
@@ -90,24 +91,32 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, (float, np.floating)) and float(value).is_integer() else value
 
 
-def _texts(values: Sequence[Any], kind: pa.DataType, absent_N: NDArray[np.bool_] | None) -> pa.Array:
-    encoded = list(map(str.encode, values))
-    buffers = [_valid(absent_N), _ends(map(len, encoded), len(encoded)), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(kind, len(encoded), buffers)
+def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    absent_N = _absent(values)
+    encoded = list(map(str.encode, (value for value in values if value is not None)))
+    lengths_N = np.zeros(len(values), np.int32)
+    lengths_N[~absent_N] = np.fromiter(map(len, encoded), np.int32, len(encoded))
+    buffers = [_valid(absent_N), _ends(lengths_N), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def _lists(values: Sequence[Any], kind: pa.ListType) -> pa.Array:
-    absent_N = np.fromiter((value is None for value in values), np.bool_, len(values))
+    absent_N = _absent(values)
     lists = [() if value is None else value for value in values] if absent_N.any() else values
     elements = lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists))
-    buffers = [_valid(absent_N), _ends(map(len, lists), len(lists))]
+    buffers = [_valid(absent_N), _ends(np.fromiter(map(len, lists), np.int32, len(lists)))]
     return pa.Array.from_buffers(kind, len(values), buffers, children=[from_values(elements, kind.value_type)])
 
 
-def _ends(lengths: Iterable[int], num: int) -> pa.Buffer:
-    """Where each of so many texts or lists ends, after the 0 at which the first begins."""
-    ends = np.zeros(num + 1, np.int32)
-    np.cumsum(np.fromiter(lengths, np.int32, num), out=ends[1:])
+def _absent(values: Sequence[Any]) -> NDArray[np.bool_]:
+    """[N] whether each is None."""
+    return np.fromiter(map(operator.is_, values, itertools.repeat(None)), np.bool_, len(values))
+
+
+def _ends(lengths_N: NDArray[np.int32]) -> pa.Buffer:
+    """Where each of the texts or lists ends, after the 0 at which the first begins."""
+    ends = np.zeros(len(lengths_N) + 1, np.int32)
+    np.cumsum(lengths_N, out=ends[1:])
     return pa.py_buffer(ends)
 
 

@@ -21,6 +21,7 @@ MAX_KNOWN = 4096
 MAX_TEXT = 200
 """Characters of a text, and elements of a list, that are kept."""
 
+_json = json.JSONEncoder(separators=(",", ":")).encode
 _IN = tuple(f"in{index}" for index in range(64))
 _OUT = tuple(f"out{index}" for index in range(64))
 
@@ -108,7 +109,7 @@ def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         "args": [_plain(value, f"in{index}", 0) for index, value in enumerate(args)],
         "kwargs": {name: _plain(value, name, 0) for name, value in kwargs.items()},
     }
-    return json.dumps(plain, separators=(",", ":"))
+    return _json(plain)
 
 
 def _key(value: Any) -> Any:

@@ -80,7 +80,7 @@ def eager_modules(model: nn.Module, compiled: list[str]) -> list[tuple[str, nn.M
             return
         seen.add(id(module))
         name = clean_name(prefix) if prefix else type(unwrap(module)).__name__
-        if hasattr(module, "_orig_mod"):
+        if "_orig_mod" in module._modules:  # looking for the attribute costs an exception
             compiled.append(name)
             found.append((name, module))
             return
