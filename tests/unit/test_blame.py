@@ -20,7 +20,7 @@ from trueline.analyze.values import StepValues
 
 def run_of(**optimizer: Any) -> Any:
     env = {0: SimpleNamespace(optimizer={"groups": [optimizer]})} if optimizer else {}
-    return SimpleNamespace(path="runs/a", env=env, record_ranks=())
+    return SimpleNamespace(path="runs/a", env=env, record_ranks=(), has_records=False)
 
 
 def step_of(mine: StepValues, theirs: StepValues, *, before: Step | None = None, **settings: Any) -> Step:
