@@ -55,8 +55,10 @@ FEWEST_ELEMENTS = 16
 """Of a value that is judged."""
 
 LEAST_MEAN = 0.3
-"""The k largest jumps are taken to exceed the next one by so much on average at least: a past that hardly moved may
-yet. Those of healthy pairs do by 0.1 to 0.5 (``benchmarks/compare/late``)."""
+"""The k largest jumps are taken to exceed the next one by so much on average at least, a factor of 1.35: a past that
+hardly moved, as one of views and of values that are all but equal, may yet. ``benchmarks/compare/late`` has how many
+healthy pairs are told of with it.
+"""
 
 VISIBLE = 16 * UNIT_ROUNDOFF["float32"]
 """What statistics do not show of a difference, relative: by so much may sums that the recorder took be off
