@@ -20,8 +20,10 @@ SCRIPT = """
 import os, signal, sys, torch, torch.distributed as dist
 from torch import nn
 dies_at, alone = int(sys.argv[1]), "RANK" not in os.environ
-if not alone:
-    dist.init_process_group("gloo")
+if not alone:  # torchrun 2.13 hands the addresses of the dead on to the next start, unless they have names of their own
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    own = dist.PrefixStore("start" + os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group("gloo", store=own, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
 rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
