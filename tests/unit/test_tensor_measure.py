@@ -1,7 +1,11 @@
 """Every dtype, size and layout is measured as a plain loop over its numbers would, on the host and on a device."""
 
 import math
+import os
+import shutil
+import sysconfig
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ from trueline.tensor.measure import (
     num_measured,
     unmeasurable,
 )
-from trueline.tensor.native import NATIVE
+from trueline.tensor.native import NATIVE, SWITCH
 
 NUMPY, KERNEL = HostMeter(None), HostMeter(NATIVE)
 DTYPES = sorted(MEASURABLE, key=str)
@@ -321,3 +325,11 @@ def test_a_subclass_that_only_adds_names_is_measured():
     x = torch.randn(5).as_subclass(Named)
     assert unmeasurable(x) is None
     assert_same(measured(x), x.as_subclass(torch.Tensor))
+
+
+@pytest.mark.skipif(os.environ.get(SWITCH) == "0", reason="it is turned off")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+@pytest.mark.skipif(not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="Python has no headers here")
+def test_the_kernel_is_built_where_it_can_be():
+    """Or all tests of it would pass by being skipped."""
+    assert NATIVE is not None
