@@ -1,6 +1,6 @@
 """Run the parts of this benchmark and rewrite their sections in benchmarks/compare/README.md.
 
-    python -m benchmarks.compare [faults] [ranks] [contrasts] [models] [speed]
+    python -m benchmarks.compare [faults] [ranks] [contrasts] [late] [drift] [models] [speed]
 
 Each can be run by itself, with options: ``python -m benchmarks.compare.ranks --help``.
 """
@@ -20,6 +20,8 @@ PARTS = {
     "faults": ("Eight planted faults, beside msProbe", "faults"),
     "ranks": ("Other ranks", "ranks --seeds 20 --steps 2"),
     "contrasts": ("Another precision, order of sums or compiler", "contrasts --seeds 20"),
+    "late": ("Faults that begin late", "late"),
+    "drift": ("Losses that part", "drift --seeds 6 --steps 100"),
     "models": ("Models computed another way", "models"),
     "speed": ("Time and memory, beside msProbe", "speed --rounds 3"),
 }
