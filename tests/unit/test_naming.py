@@ -221,6 +221,12 @@ def test_the_side_that_has_the_parts_is_merged_whichever_it_is():
     assert {each.site.name for each in theirs.values} >= {"attn.qkv_proj", "attn.qkv_proj.linear"}
 
 
+def test_a_merge_that_was_made_fits_its_names_and_one_without_parts_is_refused():
+    vocabularies(fused(apart(), WHOLE, QKV)[0].values, WHOLE.values, QKV)
+    with pytest.raises(InputError, match=r"'q_prj' in 'q_prj,k_prj=qkv_proj' matches no name .* Did you mean 'q_proj'"):
+        fused(apart(), WHOLE, NameMap.load("q_prj,k_prj=qkv_proj"))
+
+
 def test_nothing_is_merged_where_both_sides_have_the_parts():
     step = apart()
     assert fused(step, apart(), QKV)[0] is step

@@ -24,6 +24,8 @@ Key = tuple[object, ...]
 
 def fused(mine: StepValues, theirs: StepValues, names: NameMap) -> tuple[StepValues, StepValues]:
     """Both sides with the merges of ``names``, each made where one side has the parts and the other the whole."""
+    if names.checked[1] and mine.values and theirs.values:
+        names.require_parts(_pieces(mine, names) | _pieces(theirs, names))
     for merge in names.merges:
         one, other = _pieces(mine, names), _pieces(theirs, names)
         if merge.whole in other and merge.whole not in one and set(merge.parts) <= one:

@@ -79,9 +79,17 @@ class NameMap:
             if not any(rename.fits(name) or rename.fits(whole) for name, whole in zip(plain, names, strict=True)):
                 raise InputError(_unused(self.given, rename.old, pieces))
         for merge in merges:
+            if merge.whole in pieces and not pieces & set(merge.parts):
+                continue  # it was made, or ``require_parts`` has refused it
             missing = next((part for part in merge.parts if part not in pieces), None)
             if missing is not None or merge.whole not in pieces:
                 raise InputError(_unused(self.given, missing or merge.whole, pieces))
+
+    def require_parts(self, pieces: set[str]) -> None:
+        """Raise ``InputError`` for a merge none of whose parts are among ``pieces`` of names, before it is made."""
+        for merge in self.checked[1]:
+            if not pieces & set(merge.parts):
+                raise InputError(_unused(self.given, merge.parts[0], pieces))
 
 
 _KEYS = ("rename", "merge", "built_in")
