@@ -152,12 +152,15 @@ def test_large_float32_norm_is_right_where_a_flat_one_is_wrong():
     assert one(x.numel()).measure([(0, x)]).norm2.item() == pytest.approx(truth, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("numel", [10, NORM_CHUNK + 2000])
-def test_nan_and_inf_show_in_the_norm(numel):
-    for bad in (math.nan, math.inf):
-        x = torch.ones(numel)
+def test_nan_and_inf_show_in_the_norm_and_the_sketch(numel, dtype):
+    for bad in (math.nan, math.inf, -math.inf):
+        x = torch.ones(numel, dtype=dtype)
         x[-1] = bad
-        assert not math.isfinite(one(numel).measure([(0, x)]).norm2.item())
+        measured = one(numel).measure([(0, x)])
+        assert not math.isfinite(measured.norm2.item())
+        assert (~measured.sketches[0].isfinite()).nonzero().tolist() == [[(numel - 1) % K]]
 
 
 def test_signs_are_the_same_everywhere_and_differ_by_name():

@@ -34,13 +34,14 @@ INLINE d4 wide_bf16(const void *x)
     return WIDE(AS(f4, bits));
 }
 
-/* A finite float16: its exponent is biased by 112 less than that of float32. A subnormal m · 2⁻²⁴ is what 2⁻¹⁴ grows by
- * where m is put into its mantissa. */
+/* The exponent of a float16 is biased by 112 less than that of float32, and once more where it is the largest, that of
+ * infinity and NaN. A subnormal m · 2⁻²⁴ is what 2⁻¹⁴ grows by where m is put into its mantissa. */
 INLINE d4 wide_f16(const void *x)
 {
     u32x4 half = __builtin_convertvector(TAKE(u16x4, x), u32x4), size = half & 0x7FFF;
     u32x4 base = {113u << 23, 113u << 23, 113u << 23, 113u << 23};
-    u32x4 small = (u32x4)(size < 0x400), normal = (size << 13) + (112u << 23);
+    u32x4 small = (u32x4)(size < 0x400), endless = (u32x4)(size >= 0x7C00);
+    u32x4 normal = (size << 13) + (112u << 23) + (endless & (112u << 23));
     f4 grown = AS(f4, (size << 13) + base) - AS(f4, base);
     u32x4 bits = (AS(u32x4, grown) & small) | (normal & ~small) | ((half & 0x8000) << 16);
     return WIDE(AS(f4, bits));
