@@ -51,3 +51,21 @@ def test_parameters_have_the_statistics_and_fingerprints_of_the_host():
     for a, b in zip(on_device.steps[0], on_host.steps[0], strict=True):
         assert site(a) == site(b)
         assert (a["min"], a["max"], a["zero"], a["fingerprint"]) == (b["min"], b["max"], b["zero"], b["fingerprint"])
+
+
+def test_values_of_several_streams_arrive():
+    torch.manual_seed(0)
+    model, aside, made = nn.Linear(64, 64).cuda(), torch.cuda.Stream(), []
+    x = torch.randn(4096, 64, device="cuda")
+
+    def run():
+        model(x)
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            made.append((x @ x.T)[:, :64].contiguous())
+            model(made[0])
+        torch.cuda.current_stream().wait_stream(aside)
+
+    rows = Recording(model, {"preset": "modules"}).step(0, run)
+    found = [row["max"] for row in rows if (row["phase"], row["slot"]) == ("fwd", "in0")]
+    assert found == [x.double().max().item(), made[0].double().max().item()]

@@ -20,7 +20,7 @@ from trueline.capture.host_copy import HostCopy
 from trueline.capture.record.arguments import Slots
 from trueline.capture.record.calls import Call, flagged
 from trueline.capture.record.places import StepRows
-from trueline.capture.record.unwritten import Arrival, Unwritten
+from trueline.capture.record.unwritten import Arrival, Queue, Unwritten, queue_of
 from trueline.capture.record.values import PLAIN, opened, stored
 from trueline.schema.plan import Plan
 from trueline.schema.records import STAT_NAMES, StackRecord, TensorRecord
@@ -65,7 +65,7 @@ class StepBuffer:
         self._measured: list[int] = []
         self._fingerprint_M: list[int] = []
         self._exponents_M: list[Any] = []
-        self._on_device: dict[torch.device, list[tuple[int, dict[str, Tensor]]]] = {}
+        self._on_device: dict[Queue, list[tuple[int, dict[str, Tensor]]]] = {}
         self._tensors: list[tuple[HostCopy, TensorRecord]] = []
         self.forget()
 
@@ -145,7 +145,7 @@ class StepBuffer:
 
     def finish(self, stacks: list[StackRecord]) -> Unwritten:
         """The step is over: what is to be written of it, once its numbers have reached the host."""
-        arrivals = [Arrival(found) for found in self._on_device.values()]
+        arrivals = [Arrival(found, queue) for queue, found in self._on_device.items()]
         num_M = len(self._measured)
         finished = Unwritten(
             step=self.step,
@@ -205,7 +205,7 @@ class StepBuffer:
         if self._exponents:
             found["exponents"] = measure.exponents_of(x)
             self._exponents_M.append(np.zeros(256, dtype=np.int64))
-        self._on_device.setdefault(x.device, []).append((index, found))
+        self._on_device.setdefault(queue_of(x), []).append((index, found))
 
     def _store(self, x: Tensor, key: str) -> None:
         """Store a value of the row that is next, unless the cap is reached."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +58,26 @@ class Unwritten:
         return [arrival.copy for arrival in self.arrivals] + [copy for copy, _ in self.tensors]
 
 
-class Arrival:
-    """Numbers of one device on their way to the host, and the measured rows that they belong to."""
+Queue = tuple[torch.device, torch.cuda.Stream | None]
+"""Where a value was measured: a device, and its stream where it is a CUDA device."""
 
-    def __init__(self, found: list[tuple[int, dict[str, Tensor]]]) -> None:
+
+def queue_of(x: Tensor) -> Queue:
+    """Where work on ``x`` is queued now."""
+    return x.device, torch.cuda.current_stream(x.device) if x.is_cuda else None
+
+
+class Arrival:
+    """Numbers of one queue on their way to the host, and the measured rows that they belong to. They stay on the stream
+    that made them (FSDP2 reduces on a stream of its own), which is neither waited for nor read too early by another.
+    """
+
+    def __init__(self, found: list[tuple[int, dict[str, Tensor]]], queue: Queue) -> None:
         self._indices = np.array([index for index, _ in found], dtype=np.int64)
         names = found[0][1]
-        self.copy = HostCopy({name: torch.stack([tensors[name] for _, tensors in found]) for name in names})
+        _, stream = queue
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            self.copy = HostCopy({name: torch.stack([tensors[name] for _, tensors in found]) for name in names})
 
     def fill(self, name: str, target: np.ndarray | None) -> None:
         """Put what was measured under ``name`` into its place."""
