@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from benchmarks.compare.changes import UP, WIDTH, infinite, not_causal, scaled, tanh, wide_eps
+from torch import nn
 
 from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM
 
-WIDTH = 64
 BATCH_SIZE = 8
-UP = "blocks.1.mlp.0"
 KINDS = ("statistics", "tensors")
 CONFIGS = {"statistics": "statistics", "tensors": "tensor"}
 """The name of the task in the settings of msProbe."""
@@ -94,33 +92,6 @@ def _by_msprobe(model: nn.Module, kind: str, out: Path) -> Callable[[Callable[[]
     return step
 
 
-def _scaled(factor: float) -> Callable[[nn.Module], object]:
-    return lambda model: model.get_parameter(f"{UP}.weight").data.mul_(factor)
-
-
-def _infinite(model: nn.Module) -> None:
-    model.get_parameter(f"{UP}.weight").data[3, 5] = float("inf")
-
-
-def _tanh(model: nn.Module) -> None:
-    model.get_submodule("blocks.1.mlp.1").approximate = "tanh"
-
-
-def _wide_eps(model: nn.Module) -> None:
-    model.get_submodule("blocks.1.norm_attn").eps = 1e-2
-
-
-def _not_causal(model: nn.Module) -> None:
-    block = model.get_submodule("blocks.1")
-
-    def attention(x_BLD: Tensor) -> Tensor:
-        qkv_BHLK = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in block.qkv(x_BLD).chunk(3, -1))
-        mixed_BHLK = functional.scaled_dot_product_attention(*qkv_BHLK, is_causal=False)
-        return block.out(mixed_BHLK.transpose(1, 2).flatten(-2))
-
-    block._attention = attention
-
-
 _GELU = (
     "fwd/blocks.1.mlp.1.gelu#0",
     "fwd/blocks.1.mlp.1#0",
@@ -139,16 +110,16 @@ _NORM = (
 
 CONTROL = Planted("none (control)")
 FAULTS = (
-    Planted("tanh GELU by argument", _GELU, change=_tanh),
+    Planted("tanh GELU by argument", _GELU, change=tanh),
     Planted("tanh GELU hidden in the kernel", _GELU, inside=lambda: Hidden("aten.gelu", approximate="tanh")),
     Planted(
         "attention scale x 1.25 hidden",
         _ATTENTION,
         inside=lambda: Hidden("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5),
     ),
-    Planted("one weight x 1.001", _LINEAR, change=_scaled(1.001)),
-    Planted("one weight x 1.00001", _LINEAR, change=_scaled(1.00001)),
-    Planted("attention not causal", _ATTENTION, change=_not_causal),
-    Planted("eps of an RMSNorm 1e-2", _NORM, change=_wide_eps),
-    Planted("+inf in a weight", _LINEAR, change=_infinite),
+    Planted("one weight x 1.001", _LINEAR, change=scaled(1.001)),
+    Planted("one weight x 1.00001", _LINEAR, change=scaled(1.00001)),
+    Planted("attention not causal", _ATTENTION, change=not_causal),
+    Planted("eps of an RMSNorm 1e-2", _NORM, change=wide_eps),
+    Planted("+inf in a weight", _LINEAR, change=infinite),
 )

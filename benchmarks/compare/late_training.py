@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from benchmarks.compare.faults_planted import UP, WIDTH
-from torch import Tensor, nn
-from torch.nn import functional
+from benchmarks.compare.changes import UP, WIDTH, infinite, not_causal, scaled, tanh, wide_eps
+from torch import nn
 
 from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM
@@ -55,33 +54,6 @@ class Way:
     inside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 
 
-def _scaled(factor: float) -> Callable[[nn.Module], object]:
-    return lambda model: model.get_parameter(f"{UP}.weight").data.mul_(factor)
-
-
-def _infinite(model: nn.Module) -> None:
-    model.get_parameter(f"{UP}.weight").data[3, 5] = float("inf")
-
-
-def _tanh(model: nn.Module) -> None:
-    model.get_submodule("blocks.1.mlp.1").approximate = "tanh"
-
-
-def _wide_eps(model: nn.Module) -> None:
-    model.get_submodule("blocks.1.norm_attn").eps = 1e-2
-
-
-def _not_causal(model: nn.Module) -> None:
-    block = model.get_submodule("blocks.1")
-
-    def attention(x_BLD: Tensor) -> Tensor:
-        qkv_BHLK = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in block.qkv(x_BLD).chunk(3, -1))
-        mixed_BHLK = functional.scaled_dot_product_attention(*qkv_BHLK, is_causal=False)
-        return block.out(mixed_BHLK.transpose(1, 2).flatten(-2))
-
-    block._attention = attention
-
-
 def _hidden_tanh(step: int) -> AbstractContextManager[Any]:
     return Hidden("aten.gelu", first=CALLS * step, approximate="tanh")
 
@@ -91,14 +63,14 @@ def _hidden_scale(step: int) -> AbstractContextManager[Any]:
 
 
 FAULTS = (
-    Late("tanh GELU by argument", GELU, begin=_tanh),
+    Late("tanh GELU by argument", GELU, begin=tanh),
     Late("tanh GELU hidden in the kernel", GELU, inside=_hidden_tanh, hidden=True),
     Late("attention scale x 1.25 hidden", ATTENTION, inside=_hidden_scale, hidden=True),
-    Late("one weight x 1.001", LINEAR, begin=_scaled(1.001), small=True),
-    Late("one weight x 1.00001", LINEAR, begin=_scaled(1.00001), small=True),
-    Late("attention not causal", ATTENTION, begin=_not_causal),
-    Late("eps of an RMSNorm 1e-2", NORM, begin=_wide_eps),
-    Late("+inf in a weight", LINEAR, begin=_infinite),
+    Late("one weight x 1.001", LINEAR, begin=scaled(1.001), small=True),
+    Late("one weight x 1.00001", LINEAR, begin=scaled(1.00001), small=True),
+    Late("attention not causal", ATTENTION, begin=not_causal),
+    Late("eps of an RMSNorm 1e-2", NORM, begin=wide_eps),
+    Late("+inf in a weight", LINEAR, begin=infinite),
 )
 
 

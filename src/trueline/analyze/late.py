@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from trueline.analyze.blame import First, differing_arguments, explain, look
 from trueline.analyze.carried import Changed, changed_between_steps
 from trueline.analyze.divergence import Compared
-from trueline.analyze.evidence import counted
+from trueline.analyze.evidence import counted, named_some
 from trueline.analyze.judged_step import Step, value_of
 from trueline.analyze.other_arguments import OtherArguments, first_other_arguments
 from trueline.analyze.own_past import Unlike, unlike_own_past
 from trueline.analyze.propagation import RANDOM, function_of
 from trueline.analyze.values import Call
 from trueline.schema.finding import Finding
-
-_MAX_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -124,12 +122,11 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
     step = steps[first.at]
     same = [each for each in changes if (each.at, each.in_reference) == (first.at, first.in_reference)]
     names = list(dict.fromkeys(each.name for each in same))
-    shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - 3} more" if len(names) > _MAX_NAMES else "")
     where = ("in the reference", "in the run") if first.in_reference else ("in the run", "in the reference")
     by = "NaN or infinities came or went" if first.rel is None else f"by at least about {first.rel:.2g} of its norm"
     claim = (
         f"{counted(len(names), 'parameter')} changed between the update of step {step.step - 1} and step {step.step} "
-        f"{where[0]} and not {where[1]}: {shown}, {by}."
+        f"{where[0]} and not {where[1]}: {named_some(names)}, {by}."
     )
     return Finding(
         code="weight-differs",
