@@ -166,7 +166,7 @@ def start_and_wait_for_training(folder, data):
     )
     parent = psutil.Process(running.pid)
     while running.poll() is None:
-        journals = list((folder / "out").glob("s1-1/journal/*"))
+        journals = list((folder / "out").glob("s1-1/journal/*.tlj"))
         sealed = len(list((folder / "out").glob("s1-1/workers/*")))
         if len(journals) == 2 and (sealed > 1 or all(journal.stat().st_size > 10_000 for journal in journals)):
             break
