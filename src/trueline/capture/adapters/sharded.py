@@ -81,8 +81,8 @@ class StagesAdapter(ShardedAdapter):
 
 
 def _differ(model: nn.Module, process_group: dist.ProcessGroup | None) -> bool:
-    """Whether ranks hold parameters of other names or shapes; another dtype alone is a fault of one rank's settings. All
-    of them ask at the same point: they meet through the store, as a collective of theirs might need a device.
+    """Whether ranks hold parameters of other names or shapes. (Another dtype alone is a fault of one rank's settings.)
+    All of them ask at the same point: they meet through the store, as a collective of theirs might need a device.
     """
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     held = repr([(name, tuple(param.shape)) for name, param in model.named_parameters()])
