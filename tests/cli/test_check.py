@@ -48,6 +48,15 @@ def test_nothing_found_is_exit_code_0(runs):
     assert f"Nothing found in 8 checks; {NUM_CHECKS - 8} checks could not run." in done.stdout
 
 
+def test_checks_that_could_not_run_for_one_reason_share_a_line(trueline, runs):
+    text = trueline("check", runs / "healthy").stdout
+    told = " ".join(text[text.index("Not checked:") :].split())
+    names = json.loads(trueline("check", runs / "healthy", "--json").stdout)["checks_not_run"]
+    for why in {entry["why"] for entry in names}:
+        together = ", ".join(entry["check"] for entry in names if entry["why"] == why)
+        assert told.count(f"{together}: {why}") == 1
+
+
 def test_findings_are_exit_code_1_and_say_where(trueline, runs):
     done = trueline("check", runs / "faulty")
     text = " ".join(done.stdout.split())

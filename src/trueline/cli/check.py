@@ -45,16 +45,16 @@ def command(
 
 def print_report(console: Console, report: CheckReport) -> None:
     """Print what was found, what is to know about the Run, and what was not checked."""
+    from rich.padding import Padding
+    from rich.text import Text
+
     for finding in report.findings:
         _print_finding(console, finding)
-    for title, lines in (
-        ("About this Run", list(report.notes)),
-        ("Not checked", [f"{entry.check}: {entry.why}" for entry in report.checks_not_run]),
-    ):
+    for title, lines in (("About this Run", report.notes), ("Not checked", _not_checked(report))):
         if lines:
             console.print(f"{title}:", style="bold")
             for line in lines:
-                console.print(f"  {line}", markup=False, highlight=False)
+                console.print(Padding(Text(line), (0, 0, 0, 2)))
             console.print()
     console.print(_summary(report), style="bold", markup=False, highlight=False)
 
@@ -88,6 +88,14 @@ def _numbers(finding: Finding) -> list[str]:
     if finding.sites:
         lines.append("at " + ", ".join(finding.sites[:3]) + (" ..." if len(finding.sites) > 3 else ""))
     return lines
+
+
+def _not_checked(report: CheckReport) -> list[str]:
+    """A line for each reason, with all checks that did not run for it."""
+    from trueline.view.wording import by_reason
+
+    left_out = by_reason((entry.check, entry.why) for entry in report.checks_not_run)
+    return [f"{', '.join(checks)}: {why}" for checks, why in left_out]
 
 
 def _summary(report: CheckReport) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trueline.schema.finding import Finding
-from trueline.view.wording import counted, listed, ranks_words, steps_words
+from trueline.view.wording import by_reason, counted, listed, ranks_words, steps_words
 
 Status = Literal["out", "suspect", "clear", "unknown"]
 WORDS: dict[Status, str] = {
@@ -45,10 +45,7 @@ class Verdict:
     @property
     def unchecked_by_reason(self) -> list[tuple[list[str], str]]:
         """``unchecked`` with the checks that did not run for the same reason together."""
-        by_reason: dict[str, list[str]] = {}
-        for code, why in self.unchecked:
-            by_reason.setdefault(why, []).append(code)
-        return [(codes, why) for why, codes in by_reason.items()]
+        return by_reason(self.unchecked)
 
     @property
     def line(self) -> str:

@@ -118,3 +118,11 @@ def seconds_words(seconds: float) -> str:
 def clipped(text: str, length: int) -> str:
     """``text``, or its beginning and an ellipsis, ``length`` characters in all."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def by_reason(left_out: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
+    """(what, why) with all that has the same reason together."""
+    together: dict[str, list[str]] = {}
+    for what, why in left_out:
+        together.setdefault(why, []).append(what)
+    return [(names, why) for why, names in together.items()]
