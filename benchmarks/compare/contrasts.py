@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.compare.threads import two_threads
 from torch import nn
 from torch.nn import functional
 
@@ -137,21 +138,12 @@ def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model)
 
 
-@contextlib.contextmanager
-def threads() -> Iterator[None]:
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(1)
-
-
 CONTRASTS = (
     Contrast("none"),
     Contrast("bfloat16 beside float32", dtype=torch.bfloat16, coarse=True),
     Contrast("bfloat16 autocast", inside=lambda: torch.autocast("cpu", torch.bfloat16), coarse=True),
     Contrast("float64 beside float32", dtype=torch.float64),
-    Contrast("two threads", inside=threads),
+    Contrast("two threads", inside=two_threads),
     Contrast("no oneDNN", inside=lambda: torch.backends.mkldnn.flags(enabled=False)),
     Contrast("linears in halves", change=halved),
     Contrast("torch.compile", change=compiled, coarse=True),

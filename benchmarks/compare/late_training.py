@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from benchmarks.compare.changes import UP, WIDTH, infinite, not_causal, scaled, tanh, wide_eps
+from benchmarks.compare.threads import two_threads
 from torch import nn
 
 from trueline.testing.hidden import Hidden
@@ -72,16 +73,6 @@ FAULTS = (
     Late("eps of an RMSNorm 1e-2", NORM, begin=wide_eps),
     Late("+inf in a weight", LINEAR, begin=infinite),
 )
-
-
-@contextlib.contextmanager
-def two_threads() -> Iterator[None]:
-    """Two threads, then one."""
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(1)
 
 
 PLAIN = Way("again")

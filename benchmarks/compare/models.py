@@ -14,13 +14,14 @@ import contextlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.compare.model_families import BATCH_SIZE, FAMILIES, Family
+from benchmarks.compare.threads import two_threads
 from torch import nn
 
 import trueline
@@ -94,15 +95,6 @@ class Fault:
     coarse: bool = False
     in_kernel: bool = False
     step: int = 0
-
-
-@contextlib.contextmanager
-def two_threads() -> Iterator[None]:
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(1)
 
 
 def eager(model: nn.Module) -> None:

@@ -61,11 +61,8 @@ def trained(model, batch, *, recorded):
     return losses, recording.steps[-1]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_module_and_gradient_is_recorded_and_training_is_the_same(name):
-    torch.manual_seed(0)
-    model, batch = MODELS[name]()
-    twin = copy.deepcopy(model)
+def rows_of_whole_twin(model, twin, batch):
+    """The rows of a recorded step of ``twin``, which has all its modules and trains as ``model`` does unrecorded."""
     bare, _ = trained(model, batch, recorded=False)
     losses, rows = trained(twin, batch, recorded=True)
     assert losses == bare
@@ -74,6 +71,15 @@ def test_every_module_and_gradient_is_recorded_and_training_is_the_same(name):
     ran = {row["name"] for row in rows if row["kind"] == "module"}
     missing = {key for key, module in twin.named_modules() if key and key not in ran}
     assert {type(twin.get_submodule(key)).__name__ for key in missing} <= {"ModuleList"}
+    return rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_module_and_gradient_is_recorded_and_training_is_the_same(name):
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    twin = copy.deepcopy(model)
+    rows = rows_of_whole_twin(model, twin, batch)
     backward = {row["name"] for row in rows if row["phase"] == "bwd"}
     assert {key for key, param in twin.named_parameters() if param.grad is None and key not in backward} == set()
     assert {row["note"] for row in rows} <= {None, "memory that is not initialised"}
@@ -133,14 +139,7 @@ def test_models_that_accelerate_wraps_in_autocast_are_recorded_whole(name):
     torch.manual_seed(0)
     model, batch = MODELS[name]()
     twin = wrapped_as_accelerate_does(copy.deepcopy(model))
-    bare, _ = trained(wrapped_as_accelerate_does(model), batch, recorded=False)
-    losses, rows = trained(twin, batch, recorded=True)
-    assert losses == bare
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(a, b)
-    ran = {row["name"] for row in rows if row["kind"] == "module"}
-    missing = {key for key, module in twin.named_modules() if key and key not in ran}
-    assert {type(twin.get_submodule(key)).__name__ for key in missing} <= {"ModuleList"}
+    rows = rows_of_whole_twin(wrapped_as_accelerate_does(model), twin, batch)
     root = {row["slot"]: row["dtype"] for row in rows if row["name"] == type(twin).__name__ and row["phase"] == "fwd"}
     assert root["out.logits"] == "float32"
     returned = {row["dtype"] for row in rows if row["name"].endswith("proj.linear") and row["slot"] == "out0"}

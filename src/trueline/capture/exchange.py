@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import hashlib
 import logging
 import pickle
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from trueline.capture.world import is_initialised
+from trueline.capture.world import is_initialised, meeting
 
 _log = logging.getLogger(__name__)
 
@@ -95,11 +94,8 @@ def _connected(ranks: tuple[int, ...], rank: int) -> dist.ProcessGroupGloo:
     It is none of torch's list: the names that torch gives to the groups of the user depend on how many are in there,
     and where one was destroyed, a later one of the same ranks may get its name and meet at its old addresses.
     """
-    store = dist.distributed_c10d._get_default_store()
-    name = f"trueline/{hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()}"
-    others_before = store.add(f"{name}/came", 1) - 1
-    meeting = dist.PrefixStore(f"{name}/{others_before // len(ranks)}", store)
-    return dist.ProcessGroupGloo(meeting, ranks.index(rank), len(ranks), timeout=datetime.timedelta(minutes=10))
+    store = meeting(ranks, purpose="team")
+    return dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), timeout=datetime.timedelta(minutes=10))
 
 
 @dataclass

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import torch.distributed as dist
 
 
@@ -13,3 +16,13 @@ def is_initialised() -> bool:
 def world_size(process_group: dist.ProcessGroup | None = None) -> int:
     """Ranks of ``process_group`` (None: of the default group); 1 where none is initialised."""
     return dist.get_world_size(process_group) if is_initialised() else 1
+
+
+def meeting(ranks: Sequence[int], *, purpose: str) -> dist.PrefixStore:
+    """A place of its own in the store of the default group, the same on each of ``ranks`` that comes as often as they
+    do for ``purpose``.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    name = f"trueline/{purpose}/{hashlib.sha1(repr(tuple(ranks)).encode(), usedforsecurity=False).hexdigest()}"
+    others_before = store.add(f"{name}/came", 1) - 1
+    return dist.PrefixStore(f"{name}/{others_before // len(ranks)}", store)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import ManualAdapter
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.world import world_size
+from trueline.capture.world import meeting, world_size
 
 PRECEDENCE = 15
 
@@ -86,11 +86,9 @@ def _differ(model: nn.Module, process_group: dist.ProcessGroup | None) -> bool:
     """
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     held = repr([(name, tuple(param.shape)) for name, param in model.named_parameters()])
-    store = dist.distributed_c10d._get_default_store()
-    name = f"trueline/models/{hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()}"
-    meeting = (store.add(f"{name}/came", 1) - 1) // len(ranks)
-    store.set(f"{name}/{meeting}/{dist.get_rank()}", hashlib.sha256(held.encode()).hexdigest())
-    return len({store.get(f"{name}/{meeting}/{rank}") for rank in ranks}) > 1
+    store = meeting(ranks, purpose="models")
+    store.set(str(dist.get_rank()), hashlib.sha256(held.encode()).hexdigest())
+    return len({store.get(str(rank)) for rank in ranks}) > 1
 
 
 class DataParallelShards(ManualAdapter):
