@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 TIMEOUT_S = 60.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (
@@ -40,6 +42,12 @@ _FLAGS = (
 def chromium_path() -> str | None:
     """The first Chromium or Chrome on the PATH."""
     return next((found for name in _NAMES if (found := shutil.which(name))), None)
+
+
+NEEDS_BROWSER = pytest.mark.skipif(
+    chromium_path() is None and not os.environ.get("CI"), reason="no Chromium or Chrome is on the PATH"
+)
+"""Of tests that look at a page. In continuous integration they fail where there is no browser: a skip is no pass."""
 
 
 class BrowserPage:

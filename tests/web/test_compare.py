@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.made_comparison import FAULT, made_comparison
-from tests.web.browser import BrowserPage, chromium_path
+from tests.web.browser import NEEDS_BROWSER, BrowserPage
 from tests.web.test_report import middle_of, require_fitting
 
 from trueline.view.compare_page import write_page
 from trueline.view.compare_story import story_of
 
-pytestmark = pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is on the PATH")
+pytestmark = NEEDS_BROWSER
 
 SHOWN = "[...document.querySelectorAll('#telling tbody tr')].filter((row) => row.checkVisibility()).length"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tests.synthetic_runs import write_run
-from tests.web.browser import BrowserPage, chromium_path
+from tests.web.browser import NEEDS_BROWSER, BrowserPage
 
 from trueline.schema.finding import Finding
 from trueline.view.report import write_report
 
-pytestmark = pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is on the PATH")
+pytestmark = NEEDS_BROWSER
 
 NUM_STEPS = 40
 FINDING = Finding(
