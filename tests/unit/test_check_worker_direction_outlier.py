@@ -99,6 +99,19 @@ def test_workers_whose_samples_are_equal_are_not_told_again(tmp_path, equal):
     assert [finding.ranks for finding in found] == ([] if equal else [(1,), (2,)])
 
 
+@pytest.mark.parametrize("by", ["losses", "digests"])
+def test_the_third_of_three_is_not_off_where_the_others_are_copies(tmp_path, by):
+    series = _with_copies(3, (1, 2))
+    assert [finding.ranks for finding in judge(series)] == [(0,)]
+    if by == "losses":
+        series.loss[:, 2] = series.loss[:, 1] + 0.001 * np.random.default_rng(5).standard_normal(len(series.loss))
+    rows = rows_of(series)
+    for (step, rank), row in rows.items():
+        if by == "digests":
+            row["sample_digests"] = np.array([1 + 10 * step + min(rank, 1)], dtype=np.uint64)
+    assert worker_direction_outlier.check(write_run(tmp_path, rows)) == []
+
+
 def test_healthy_workers_are_silent():
     assert judge(noisy_workers(8, 1000, num_groups=3)) == []
 

@@ -29,6 +29,7 @@ from trueline.analyze.kept import kept
 from trueline.analyze.memory import Memory
 from trueline.analyze.outliers import named_outliers
 from trueline.analyze.promise import Promise, Statistic
+from trueline.analyze.samples import share_in_common
 from trueline.analyze.series import WorkerSeries
 
 MAX_PAIRED_WORKERS = 64
@@ -54,7 +55,10 @@ PAIR_STATISTICS = ("losses", "gradient norms", "directions", "losses, norms and 
 
 @dataclass(frozen=True)
 class Copies:
-    """Workers [ranks] that are too close, how close and since when; steps are optimizer steps."""
+    """Workers [ranks] that are too close, how close and since when; steps are optimizer steps.
+
+    ``unless`` are the other ranks, where there are too few of them to say that it is not these that are off.
+    """
 
     ranks: tuple[int, ...]
     statistic: str
@@ -65,6 +69,7 @@ class Copies:
     alarm: Alarm
     rate: float
     interval: tuple[float, float] | None = None
+    unless: tuple[int, ...] = ()
 
 
 @kept
@@ -135,16 +140,16 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
     for statistic, rows, values_RMC in pair_columns(series, members):
         memory = memory_among(series, "loss", members)  # of three workers or more, that of all they show
         above = _above(pairs.heights(values_RMC, memory_ratio=memory.ratio), threshold)
-        off = _far_off(series, promise, members, rows) if above else {}
+        off = _far_off(series, promise, members, rows, statistic) if above else {}
         for p, alarm in _pair_alarms(values_RMC, above, off, threshold, memory):
             window = slice(alarm.first, alarm.last + 1)
             measured = pairs.closeness(values_RMC[window], *every[p])
-            if measured <= CLOSE and _parts_allow(series, members, every[p], rows[window]):
+            if measured <= CLOSE and _third_allows(series, members, every[p], rows[window]):
                 first, second = every[p]
                 ranks = (series.ranks[members[first]], series.ranks[members[second]])
-                found.append(
-                    _copies((series, rows, promise), ranks, statistic, measured, alarm, ("pairs", among), None)
-                )
+                close = _copies((series, rows, promise), ranks, statistic, measured, alarm, ("pairs", among), None)
+                third = tuple(series.ranks[n] for n in members if series.ranks[n] not in ranks)
+                found.append(replace(close, unless=third) if len(third) == 1 and measured > 0 else close)
     return _connected(found)
 
 
@@ -159,14 +164,13 @@ def _pair_alarms(
     """The pairs that alarm, also without the other workers that are ``off`` (place, and row from which on).
 
     A worker that is far from all others takes its share of the bets with it: of N workers and one that is far, each
-    other pair wins N / (N - 2) times too much at every step. Where fewer than three workers are left there is nothing
-    to compare a pair with, and all are kept.
+    other pair wins N / (N - 2) times too much at every step. Where only the pair is left there is nothing to compare
+    it with, and its bets neither win nor lose.
     """
     every = pairs.pairs_of(values_RMC.shape[1])
     by_absent: dict[frozenset[int], list[int]] = {}
     for p in above:
-        absent = frozenset(off) - set(every[p])
-        by_absent.setdefault(absent if values_RMC.shape[1] - len(absent) > 2 else frozenset(), []).append(p)
+        by_absent.setdefault(frozenset(off) - set(every[p]), []).append(p)
     found: dict[int, Alarm] = {}
     for absent, chosen in by_absent.items():
         rest_RMC = values_RMC.copy()
@@ -178,13 +182,21 @@ def _pair_alarms(
     return [(p, found[p]) for p in above if p in found]
 
 
-def _far_off(series: WorkerSeries, promise: Promise, members: tuple[int, ...], rows: Ints) -> dict[int, int]:
-    """The places among ``members`` of outliers that are known by name, and the row from which on each is one."""
+def _far_off(
+    series: WorkerSeries, promise: Promise, members: tuple[int, ...], rows: Ints, statistic: str
+) -> dict[int, int]:
+    """The places among ``members`` of outliers that are known by name, and the row from which on each is one.
+
+    Of three workers, the direction alone names the one that is no copy of the other two: that does not count in losses
+    and norms, which two copies share and a third worker that is off in direction alone leaves as they are.
+    """
+    turned = len(members) > 3 or "directions" in statistic
     off: dict[int, int] = {}
     for outlier in named_outliers(series, promise):
         for worker in set(outlier.workers) & set(members):
             place, row = members.index(worker), int(np.searchsorted(rows, outlier.first))
-            off[place] = min(row, off.get(place, row))
+            if turned or outlier.quantity != "direction":
+                off[place] = min(row, off.get(place, row))
     return off
 
 
@@ -240,13 +252,25 @@ def num_pair_detectors(series: WorkerSeries) -> int:
     return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in alike_groups(series)), 1)
 
 
-def _parts_allow(series: WorkerSeries, members: tuple[int, ...], pair: tuple[int, int], indices: Ints) -> bool:
-    """Whether the losses of parts, where there are enough, do not say that the pair is as far apart as different
-    samples are: of three workers the third may be the one that is off.
+def apart_by_digest(series: WorkerSeries, one: int, other: int, *, first: int, last: int) -> bool:
+    """Whether digests say that two workers [positions] shared less than ``CLOSE`` of their samples in these steps."""
+    if series.consumed is None:
+        return False
+    share = share_in_common(series.consumed, one, other, first=first, last=last)
+    return share is not None and share < CLOSE
+
+
+def _third_allows(series: WorkerSeries, members: tuple[int, ...], pair: tuple[int, int], indices: Ints) -> bool:
+    """Whether a pair may be told: of three workers the third may be the one that is off, and then the losses of parts,
+    where there are enough, say that the pair is as far apart as different samples are, or digests that it read such.
     """
-    two = parts_of(series, tuple(members[m] for m in pair))
-    spread = parts.spread_ratio(two, indices.tolist())
-    return len(members) > 3 or spread is None or spread.low <= CLOSE
+    if len(members) > 3:
+        return True
+    one, other = (members[m] for m in pair)
+    first, last = int(series.steps[indices[0]]), int(series.steps[indices[-1]])
+    spread = parts.spread_ratio(parts_of(series, (one, other)), indices.tolist())
+    near = spread is None or spread.low <= CLOSE
+    return near and not apart_by_digest(series, one, other, first=first, last=last)
 
 
 def _connected(found: Sequence[Copies]) -> list[Copies]:
@@ -261,6 +285,7 @@ def _connected(found: Sequence[Copies]) -> list[Copies]:
         replace(
             max(closes, key=lambda close: close.alarm.log_height),
             ranks=tuple(sorted(ranks)),
+            unless=tuple(sorted({rank for close in closes for rank in close.unless} - ranks)),
             first=min(close.first for close in closes),
             last=max(close.last for close in closes),
         )

@@ -7,6 +7,7 @@ that occur twice or more), N workers.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,9 +84,9 @@ def find_duplicates(samples: Samples) -> Duplicates | None:
     return _describe(samples, strongest.start(int(np.argmax(log_e))), log_e=float(log_e.max()))
 
 
-def told_by_digests(run: Run, finding: Finding) -> bool:
-    """Whether the ranks of a Finding are workers of which digests say, over some of its steps, that they consumed the
-    same samples: then `duplicate-data` has said it, exactly.
+def told_by_digests(run: Run, finding: Finding, ranks: Collection[int]) -> bool:
+    """Whether ``ranks`` are workers of which digests say, over some steps of a Finding, that they consumed the same
+    samples: then `duplicate-data` has said it, exactly.
     """
     try:
         samples = consumed_samples(run)
@@ -96,7 +97,7 @@ def told_by_digests(run: Run, finding: Finding) -> bool:
         return False
     meets = found.step_first <= finding.step_last and finding.step_first <= found.step_last
     groups = [{samples.ranks[worker] for worker in group} for group in found.groups]
-    return meets and any(set(finding.ranks) <= group for group in groups)
+    return meets and any(set(ranks) <= group for group in groups)
 
 
 def reveals_of(samples: Samples) -> list[Reveal]:

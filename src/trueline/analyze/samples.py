@@ -124,6 +124,19 @@ def consumed_samples(run: Run) -> Samples:
     )
 
 
+def share_in_common(samples: Samples, one: int, other: int, *, first: int, last: int) -> float | None:
+    """The fraction of the samples that worker ``one`` consumed from step ``first`` to ``last`` of which ``other``
+    consumed an equal one in the same step; None where either left none.
+    """
+    within = (samples.step >= first) & (samples.step <= last)
+    mine, theirs = (np.flatnonzero(within & (samples.worker == worker)) for worker in (one, other))
+    if not len(mine) or not len(theirs):
+        return None
+    both = np.concatenate([mine, theirs])
+    group = first_equal(samples.step[both], samples.digest[both])
+    return float(np.isin(group[: len(mine)], group[len(mine) :]).mean())
+
+
 def first_equal(block: Ints, digest: NDArray[np.uint64]) -> Ints:
     """[n] for each slot the index of the first slot of equal block and digest."""
     order = np.lexsort((digest, block))

@@ -68,6 +68,8 @@ class WorkerSeries:
     """Positions (0 to N-1) that are meant to be alike, by group; empty: all are. A worker in none is not compared."""
     allowance: Floats = field(default_factory=_absent)
     """[T, N]"""
+    consumed: Samples | None = None
+    """What the workers read, where digests were left; its workers are ``ranks``."""
 
     def __post_init__(self) -> None:
         """Fill what was left out."""
@@ -122,6 +124,7 @@ def series_of(run: Run) -> WorkerSeries:
         parts=_parts(run, ranks),
         declared=_declared(run, ranks),
         allowance=np.zeros(num_TN.shape) if samples is None else _allowance(run, samples, num_TN),
+        consumed=samples,
     )
 
 

@@ -33,8 +33,11 @@ little more alike than chance. Steps at which a worker reads again what only it 
 By the workers' values, from three workers on: the distances of all pairs of workers are exchangeable, so that no pair
 should be the closest one again and again (`analyze/pairs.py`). Distances are looked at in the loss, in the log gradient
 norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is named only if it
-is no more than half as far apart as it is from the nearer half of the other workers, lasting differences taken out; a
-third worker that is off does not make the other two a pair, nor do outliers that are known by name: they are left out.
+is no more than half as far apart as it is from the nearer half of the other workers, lasting differences taken out.
+Outliers that are known by name are left out, and where only the pair is left nothing is said of it: a third worker that
+is off makes no copies of the other two. Of three workers where none is known to be off, two that are close are two
+copies or a third that is noisy: the finding says so and concerns all three, unless the losses of parts, or digests of
+the samples, show that the two read different samples; then there is none.
 
 Bitwise equal losses: three steps or more, with losses that change and are not rounded to 16 bits, at which all workers
 recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
@@ -45,8 +48,8 @@ Where digests of the samples show the same, `duplicate-data` reports it, and thi
 What it may miss
 ----------------
 With two workers and without losses of parts, copies that dropout hides cannot be seen: close or not close has no
-measure. With three, a pair may also look close because the third worker is noisier; where losses of parts tell, they
-decide, and otherwise the claim says what was measured and no more. Pairs are looked at up to 64 workers of a group.
+measure. Pairs are looked at up to 64 workers of a group. Samples that are changed on the fly differ by digest, so that
+with four workers or more copies are told beside digests that differ.
 Batches that are balanced on purpose (the same number of each class in each batch, stratified diffusion times) may be
 so much more alike than a random draw that all workers are reported.
 
@@ -71,6 +74,7 @@ from trueline.analyze.copies import (
     PLACES,
     WHOLE,
     Copies,
+    apart_by_digest,
     copies_among,
     num_pair_detectors,
     pair_columns,
@@ -97,7 +101,11 @@ of half-precision gradients."""
 def check(run: Run) -> list[Finding]:
     """Findings of workers that are too close together; raises ``CannotTell`` with too few steps or workers."""
     findings = judge(series_of(run), promise_of(run))
-    return [finding for finding in findings if finding.severity == "info" or not told_by_digests(run, finding)]
+    return [
+        finding
+        for finding in findings
+        if finding.severity == "info" or not told_by_digests(run, finding, finding.ranks)
+    ]
 
 
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
@@ -109,7 +117,7 @@ def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
         if finding is not None:
             findings.append(finding)
             continue
-        findings += [_finding(close) for close in copies_among(series, promise, members)]
+        findings += [_finding(series, close) for close in copies_among(series, promise, members)]
     if not findings:
         _require_enough(series, promise, groups)
     return findings
@@ -173,13 +181,14 @@ def _resolved(values: Floats) -> Bools:
     return (scaled != np.round(scaled)) & np.isfinite(values)
 
 
-def _finding(close: Copies) -> Finding:
+def _finding(series: WorkerSeries, close: Copies) -> Finding:
     claim, expected, unit = _words(close)
+    ranks = tuple(sorted(close.ranks + close.unless))
     return Finding(
         code=CODE,
         severity="warning",
         claim=claim,
-        ranks=close.ranks,
+        ranks=ranks,
         step_first=close.first,
         step_last=close.last,
         sites=sites_of(close.first, close.ranks[:2], phase="loss", names=("all",)),
@@ -193,12 +202,26 @@ def _finding(close: Copies) -> Finding:
             "log_height": close.alarm.log_height,
             "threshold": close.alarm.threshold,
             "crossed_step": close.crossed,
+            "undecided": bool(close.unless),
         },
-        next=(
-            f"Compare the samples that {ranks_text(close.ranks[:2])} read at step {close.first}: are they the same?",
-            "Give each rank its own shard: a DistributedSampler, or a seed of the shuffle that does not depend on the "
-            "rank together with an offset that does.",
-        ),
+        next=_advice(series, close),
+    )
+
+
+def _advice(series: WorkerSeries, close: Copies) -> tuple[str, ...]:
+    one, other = (series.ranks.index(rank) for rank in close.ranks[:2])
+    two = ranks_text(close.ranks[:2])
+    if apart_by_digest(series, one, other, first=close.first, last=close.last):
+        return (
+            f"The inputs of {two} differ by digest: if they are made of the same rows (augmented, or behind a prefix "
+            "of each rank's own), give each rank its own shard.",
+            f"If the rows differ, look for what else {two} share and others do not: a cache, labels, a loss.",
+        )
+    return (
+        f"Compare the samples that {two} read at step {close.first}: are they the same?",
+        "Give each rank its own shard: a DistributedSampler, or a seed of the shuffle that does not depend on the "
+        "rank together with an offset that does.",
+        *(f"If they are not, {ranks_text(close.unless)} is the one to look at." for _ in close.unless),
     )
 
 
@@ -222,7 +245,10 @@ def _words(close: Copies) -> tuple[str, float, str]:
     times = f"{close.measured:.2f} times as far from each other as from other ranks"
     if close.measured == 0:
         times = "equal, while other ranks differ,"
-    claim = f"{capitalized(ranks)} are {times} since step {first} ({close.statistic})."
+    claim = f"{capitalized(ranks)} are {times} since step {first} ({close.statistic})"
+    if close.unless:
+        claim += f"; three workers alone cannot say whether these are copies or {ranks_text(close.unless)} is off"
+    claim += "."
     return claim, 1.0, "distances between the workers, in that to other workers"
 
 

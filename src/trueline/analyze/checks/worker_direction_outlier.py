@@ -17,8 +17,9 @@ exchangeability of workers at each step, added up over every start. No cosine is
 training cosines near zero are, and then all workers have them. The whole gradient has a sixth of the promise
 (`false_alarms` per 10,000 healthy steps over all statistical checks), all parameter groups together a twelfth. A worker
 whose gradient is scaled blurs the others' cosines; where `worker-scale` explains the difference, it is not repeated.
-Workers that read the same samples agree better with the mean of the others, for one of these is a copy; where
-`dispersion-low` or `duplicate-data` names them, it is not repeated either.
+Workers that read the same samples agree better with the mean of the others, for one of these is a copy, and a worker
+that is no copy of the others agrees less; where `dispersion-low` or `duplicate-data` names the copies, it is not
+repeated either.
 
 What it may miss
 ----------------
@@ -37,6 +38,7 @@ from trueline.analyze.alike import alike_groups
 from trueline.analyze.copies import copies_among
 from trueline.analyze.duplicates import told_by_digests
 from trueline.analyze.effects import mean_of_workers
+from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.outlier_finding import gradient_finding, place_of, subject, when
 from trueline.analyze.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.promise import Promise, promise_of
@@ -53,7 +55,7 @@ NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
     found = judge(series_of(run), promise_of(run))
-    return [finding for finding in found if not (_higher(finding) and told_by_digests(run, finding))]
+    return [finding for finding in found if not told_by_digests(run, finding, _who_agrees(run, finding))]
 
 
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
@@ -65,9 +67,11 @@ def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
     return [_finding(series, outlier) for outlier in left]
 
 
-def _higher(finding: Finding) -> bool:
-    """Whether the ranks agree better with the others than these do, as those that read the same samples must."""
-    return finding.measured is not None and finding.expected is not None and finding.measured > finding.expected
+def _who_agrees(run: Run, finding: Finding) -> set[int]:
+    """The ranks that agree better with the others, as those that read the same samples must."""
+    ranks = set(finding.ranks)
+    higher = finding.measured is not None and finding.expected is not None and finding.measured > finding.expected
+    return ranks if higher else set(data_parallel_ranks(run)) - ranks
 
 
 def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool:
@@ -75,11 +79,8 @@ def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool
 
     Where half of the workers or more stand out, these are copies, or all that are none.
     """
-    workers = outlier.workers
-    if effect_of(outlier, series.cosine).value <= 0:
-        if not outlier.undecided:
-            return False
-        workers = outlier.others
+    higher = effect_of(outlier, series.cosine).value > 0
+    workers = outlier.workers if higher else outlier.others
     first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
     ranks = {series.ranks[worker] for worker in workers}
     groups = [members for members in alike_groups(series) if set(workers) <= set(members)]
