@@ -12,6 +12,7 @@ from tests.cli import in_process
 from torch import nn
 
 import trueline as library
+from trueline.schema.documents import decode
 from trueline.schema.tolerance import Tolerance
 
 Trueline = Callable[..., tuple[int, str, str]]
@@ -69,7 +70,7 @@ def test_calibrate_writes_the_file_and_says_what_is_in_it(trueline: Trueline, ru
 def test_json_is_the_file(trueline: Trueline, runs: list[Path], tmp_path: Path) -> None:
     code, printed, _ = trueline(*runs[:2], "-o", tmp_path / "t.json", "--json")
     assert code == 0
-    assert json.loads(printed, parse_constant=pytest.fail) == json.loads((tmp_path / "t.json").read_text())
+    assert json.loads(printed, parse_constant=pytest.fail) == decode((tmp_path / "t.json").read_bytes())[0]
 
 
 def test_a_file_is_replaced_only_when_told(trueline: Trueline, runs: list[Path], tmp_path: Path) -> None:

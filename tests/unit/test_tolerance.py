@@ -148,8 +148,8 @@ def test_exchangeable_runs_exceed_the_floor_no_more_often_than_is_said(num_runs:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is no JSON"),
-        ("[]", "it has no key 'schema'"),
+        ("{", "is damaged"),
+        ("[]", "it holds a list, expected an object"),
         ('{"preset": "mix"}', "it has no key 'schema'"),
         ('{"schema": 9}', "has schema 9, and this version of Trueline reads 1 to 2"),
         ('{"schema": 1}', "is damaged at runs: Field required"),

@@ -55,24 +55,36 @@ class Finding:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Finding:
-        """The inverse of ``to_json``; unknown keys are ignored, so that older readers read newer findings."""
+        """The inverse of ``to_json``; unknown keys are ignored, so that older readers read newer findings.
+
+        Raises ``KeyError`` for a key that every Finding has, ``ValueError`` or ``TypeError`` for what cannot be one.
+        """
+        if document["severity"] not in SEVERITIES:
+            raise ValueError(f"'{document['severity']}' is no severity")
 
         def items(key: str) -> Sequence[Any]:
             return cast(Sequence[Any], document.get(key) or ())
 
+        def number(key: str) -> float | None:
+            value = document.get(key)
+            return value if value is None or isinstance(value, int) else float(value)
+
+        def step(key: str) -> int | None:
+            return None if document.get(key) is None else int(document[key])
+
         return cls(
             code=str(document["code"]),
-            severity=cast(Severity, document["severity"]),
+            severity=document["severity"],
             claim=str(document["claim"]),
             ranks=tuple(int(rank) for rank in items("ranks")),
-            step_first=document.get("step_first"),
-            step_last=document.get("step_last"),
+            step_first=step("step_first"),
+            step_last=step("step_last"),
             sites=tuple(str(site) for site in items("sites")),
-            measured=document.get("measured"),
-            expected=document.get("expected"),
+            measured=number("measured"),
+            expected=number("expected"),
             unit=str(document.get("unit") or ""),
-            false_alarm_rate=document.get("false_alarm_rate"),
-            evidence=cast(Mapping[str, Any], document.get("evidence") or {}),
+            false_alarm_rate=number("false_alarm_rate"),
+            evidence=dict(cast(Mapping[str, Any], document.get("evidence") or {})),
             next=tuple(str(line) for line in items("next")),
         )
 

@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
+from trueline.schema.documents import decode, sealed
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import Plan
 
@@ -33,27 +34,31 @@ def revision_path(run: str, revision: int) -> str:
 def read_changes(path: str) -> dict[str, Any]:
     """The keys and values in a plan file, not yet validated; keys that are not there stay as they are.
 
-    Raises ``PlanError`` for what is no JSON object, ``OSError`` where the file cannot be read.
+    Raises ``PlanError`` for what is no JSON object, or a copy that is damaged, ``OSError`` where the file cannot be
+    read.
     """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        text = file.read()
-    todo = "Expected a JSON object of keys; correct or remove it."
+    with open(path, "rb") as file:
+        data = file.read()
     try:
-        content: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"Plan file '{path}' cannot be parsed: {error}. {todo}") from None
-    if not isinstance(content, dict):
-        raise PlanError(f"Plan file '{path}' holds {type(content).__name__}. {todo}")
-    return cast(dict[str, Any], content)
+        return decode(data)[0]
+    except ValueError as error:
+        raise PlanError(
+            f"Plan file '{path}' cannot be parsed: {error}. Expected a JSON object of keys; correct or remove it."
+        ) from None
 
 
 def write_plan(path: str, plan: Plan) -> None:
-    """Put ``plan`` at ``path``, whole or not at all. Raises ``OSError``; whatever was there before stays then."""
+    """Put ``plan`` at ``path``, whole or not at all; copies, which nobody edits, have a checksum.
+
+    Raises ``OSError``; whatever was there before stays then.
+    """
+    text = _text(plan.model_dump(mode="json"))
+    data = text.encode("utf-8", "backslashreplace") if os.path.basename(path) == PLAN_FILE else sealed(text)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(_text(plan.model_dump(mode="json")))
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

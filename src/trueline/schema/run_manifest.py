@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,10 +10,20 @@ SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
 
 
+def unknown_keys(model: BaseModel) -> list[str]:
+    """What a file has and this version has no word for, as ``key.inner``: it was kept, and nothing else."""
+    found = list(model.model_extra or ())
+    for name, value in model:
+        for inner in cast(list[Any], value) if isinstance(value, list) else [value]:
+            if isinstance(inner, BaseModel):
+                found += [f"{name}.{key}" for key in unknown_keys(inner)]
+    return found
+
+
 class PlanRevision(BaseModel):
     """A Plan that was taken up while the job ran, by all ranks before ``step`` began; ``revision`` counts from 1."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     revision: int
     step: int
@@ -25,7 +35,7 @@ class Attempt(BaseModel):
     recorded of them is left out. ``plan`` is what it was given.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     step: int = 0
     started_at: str = Field(default="", description="ISO 8601, UTC")
@@ -38,7 +48,7 @@ class Manifest(BaseModel):
     where ranks hold one model together, the first of them stands for all.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     schema_version: int = SCHEMA_VERSION
     trueline_version: str = ""
@@ -69,6 +79,8 @@ class Manifest(BaseModel):
 class GroupSpec(BaseModel):
     """A set of parameters that share one norm and one sketch, so that a Finding can say where."""
 
+    model_config = ConfigDict(extra="allow")
+
     name: str
     params: list[str]
     numel: int = 0
@@ -77,7 +89,7 @@ class GroupSpec(BaseModel):
 class RankEnv(BaseModel):
     """`env/rank-00003.json`: what one rank is, and the names behind the list columns of its rows."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     rank: int = 0
     world_size: int = 1

@@ -9,10 +9,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from trueline.schema.documents import CHECKSUM, decode, sealed
 from trueline.schema.errors import InputError
 
 TOLERANCE_SCHEMA = 2
@@ -70,15 +71,18 @@ class Tolerance(BaseModel):
         if os.path.isdir(name):
             raise InputError(f"The tolerance '{name}' is a directory. {todo}")
         try:
-            with open(name, encoding="utf-8") as file:
-                content: Any = json.load(file)
+            with open(name, "rb") as file:
+                content, _ = decode(file.read())
         except OSError as error:
             raise InputError(f"The tolerance '{name}' cannot be read: {error.strerror or error}. {todo}") from None
         except ValueError as error:
-            raise InputError(f"The tolerance '{name}' is no JSON: {error}. {todo}") from None
-        if not isinstance(content, dict) or "schema" not in content:
+            raise InputError(
+                f"The tolerance '{name}' is damaged: {error}. {todo} If it was edited on purpose, remove its key "
+                f"'{CHECKSUM}'."
+            ) from None
+        if "schema" not in content:
             raise InputError(f"'{name}' is no tolerance: it has no key 'schema'. {todo}")
-        version = cast(dict[str, Any], content)["schema"]
+        version = content["schema"]
         if version not in range(1, TOLERANCE_SCHEMA + 1):
             raise InputError(
                 f"The tolerance '{name}' has schema {version!r}, and this version of Trueline reads "
@@ -97,8 +101,8 @@ class Tolerance(BaseModel):
         temporary = os.path.join(os.path.dirname(name), f".{os.path.basename(name)}.{os.getpid()}.tmp")
         try:
             try:
-                with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-                    file.write(self.to_text())
+                with open(temporary, "wb") as file:
+                    file.write(sealed(self.to_text()))
                 os.replace(temporary, name)
             finally:
                 if os.path.exists(temporary):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 
 from fsspec.implementations.local import LocalFileSystem
 
+from trueline.schema.documents import decode
 from trueline.schema.errors import ResumeError, RunError
 from trueline.schema.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
 from trueline.schema.start import Job, Start
@@ -80,8 +80,8 @@ def _require_same_job(path: str, manifest: Manifest, job: Job, *, rank: int) -> 
 def _params_of(path: str, rank: int) -> list[str]:
     """The parameters that ``rank`` watched; empty where it did not say, or what it said is damaged."""
     try:
-        with open(os.path.join(path, layout.ENV_DIR, layout.env_name(rank)), encoding="utf-8") as file:
-            return [str(name) for name in json.load(file)["params"]]
+        with open(os.path.join(path, layout.ENV_DIR, layout.env_name(rank)), "rb") as file:
+            return [str(name) for name in decode(file.read())[0]["params"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -58,7 +58,7 @@ def _is_run(path: str, names: list[str]) -> bool:
     if all(map(layout.belongs_to_run, names)) and layout.JOURNAL_DIR in names:
         return True
     try:
-        with open(os.path.join(path, layout.MANIFEST), encoding="utf-8", errors="replace") as file:
+        with open(os.path.join(path, layout.MANIFEST), "rb") as file:
             read_manifest(file.read(), path)
     except RunError:
         return False

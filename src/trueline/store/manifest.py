@@ -31,10 +31,10 @@ def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
     if layout.MANIFEST not in names:
         raise RunError(_not_a_run(fs, root, path, names))
     try:
-        text = fs.cat_file(posixpath.join(root, layout.MANIFEST)).decode("utf-8", errors="replace")
+        data = fs.cat_file(posixpath.join(root, layout.MANIFEST))
     except OSError as error:
         raise RunError(f"The manifest.json of '{path}' cannot be read ({error}). Check its permissions.") from None
-    return read_manifest(text, path)
+    return read_manifest(data, path)
 
 
 def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pydantic import ValidationError
 
+from trueline.schema.documents import CHECKSUM, decode
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
 
 OLDEST_VERSION = 1
 
+_RETIRED = ("resumed_from",)
+"""Keys of older manifests that no longer mean anything."""
 
-def read_manifest(text: str, where: str) -> Manifest:
-    """The Manifest in the text of a ``manifest.json``, of this or any older schema version.
+
+def read_manifest(data: bytes, where: str) -> Manifest:
+    """The Manifest in the bytes of a ``manifest.json``, of this or any older schema version.
 
     Raises ``RunError`` where it is damaged, is not Trueline's, or comes from a newer Trueline.
     """
     try:
-        document: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+        document, _ = decode(data)
+    except ValueError as error:
         raise RunError(
-            f"The manifest.json of '{where}' is damaged ({error}), so the Run cannot be opened. "
-            "Restore the file, or record again."
+            f"The manifest.json of '{where}' is damaged ({error}), so the Run cannot be opened. Restore the file, or, "
+            f"if it was edited on purpose, remove its key '{CHECKSUM}'."
         ) from None
-    if not isinstance(document, dict) or not isinstance(document.get("schema_version"), int):
+    for key in _RETIRED:
+        document.pop(key, None)
+    if not isinstance(document.get("schema_version"), int):
         raise RunError(
             f"'{where}' is not a Trueline Run: its manifest.json has no 'schema_version'. Pass a directory that "
             "trueline.watch or `trueline run` wrote."

@@ -6,7 +6,6 @@ T steps, N ranks, K values of a list column, R rows.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import posixpath
 import re
@@ -17,16 +16,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import ValidationError
 
 from trueline.schema.errors import RunError
-from trueline.schema.finding import SEVERITIES, Finding
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
-from trueline.store import layout
+from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
-from trueline.store.listing import names_in
 from trueline.store.manifest import open_manifest
 from trueline.store.pieces import read_pieces
 from trueline.store.record_reader import RecordReader, site_of
@@ -69,8 +66,9 @@ class Run:
         self.unclosed = self._pieces.unclosed
         self._rows = MergeOrder(*(column.to_numpy() for column in self._pieces.columns(["step", "rank"]).columns))
         self._columns: dict[str, pa.Array] = {}
-        self.env = self._read_env()
-        self.live_findings = self._read_findings()
+        self.problems += name_unknown("manifest.json", unknown_keys(self.manifest))
+        self.env = read_env(self._fs, self._root, self.problems)
+        self.live_findings = read_findings(self._fs, self._root, self.problems)
         self.ranks = sorted({int(rank) for rank in np.unique(self._rows.ranks)} | set(self.env))
         self.steps = np.unique(self._rows.steps)
         self._name_missing_ranks()
@@ -319,37 +317,6 @@ class Run:
         measured_TN[self._step_index, self._rank_index] = measured_R
         return values_TN, measured_TN
 
-    def _read_env(self) -> dict[int, RankEnv]:
-        env: dict[int, RankEnv] = {}
-        for name in names_in(self._fs, posixpath.join(self._root, layout.ENV_DIR)):
-            rank = layout.env_rank(name)
-            if rank is None:
-                continue
-            try:
-                text = self._fs.cat_file(posixpath.join(self._root, layout.ENV_DIR, name))
-                env[rank] = RankEnv.model_validate(json.loads(text))
-            except (OSError, ValueError, ValidationError) as error:
-                reason = str(error).split("\n", 1)[0]
-                self.problems.append(f"env/{name}: it is damaged ({reason}) and was skipped")
-        return env
-
-    def _read_findings(self) -> list[Finding]:
-        findings: list[Finding] = []
-        for name in names_in(self._fs, self._root):
-            if layout.findings_rank(name) is None:
-                continue
-            try:
-                lines = self._fs.cat_file(posixpath.join(self._root, name)).split(b"\n")
-            except OSError as error:
-                self.problems.append(f"{name}: it cannot be read ({error}) and was skipped")
-                continue
-            for number, line in enumerate(lines, start=1):
-                try:
-                    findings += [_finding(line)] if line else []
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    self.problems.append(f"{name}: line {number} is damaged and was skipped")
-        return findings
-
     def _name_missing_ranks(self) -> None:
         for rank in range(self.world_size):
             if rank not in self.ranks:
@@ -363,13 +330,6 @@ def _known(column: str, columns: Sequence[str] = WORKER_SCHEMA.names) -> None:
         near = difflib.get_close_matches(column, columns, n=1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
         raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(columns)}.")
-
-
-def _finding(line: bytes) -> Finding:
-    finding = Finding.from_json(json.loads(line))
-    if finding.severity not in SEVERITIES:
-        raise ValueError(finding.severity)
-    return finding
 
 
 def _flat(lists: pa.Array) -> np.ndarray:

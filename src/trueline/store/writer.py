@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from trueline.schema import documents
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
@@ -114,7 +114,7 @@ class RunWriter:
         if manifest is not None:
             self._write_manifest(manifest)
         path = os.path.join(self.path, layout.ENV_DIR, layout.env_name(self._rank))
-        replace_file(path, _json_bytes(env.model_dump()))
+        replace_file(path, documents.encode(env.model_dump()))
 
     def write(self, record: Record) -> None:
         """Take a piece of a row or a Finding, which survive a SIGKILL from the moment this returns, or what is recorded
@@ -165,7 +165,7 @@ class RunWriter:
             self._rows.close()
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        replace_file(os.path.join(self.path, layout.MANIFEST), _json_bytes(manifest.model_dump()))
+        replace_file(os.path.join(self.path, layout.MANIFEST), documents.encode(manifest.model_dump()))
 
     def _write_row(self, record: Mapping[str, Any]) -> None:
         row = {name: value for name, value in record.items() if value is not None}
@@ -194,7 +194,7 @@ class RunWriter:
             self._records.raise_error()
 
     def _write_finding(self, finding: Finding) -> None:
-        line = _json_bytes(finding.to_json(), indent=None)
+        line = documents.encode(finding.to_json(), indent=None)
         path = os.path.join(self.path, layout.findings_name(self._rank))
         try:
             _append_line(path, line)
@@ -214,12 +214,3 @@ def _append_line(path: str, line: bytes) -> None:
 
 def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:
     return encode_part(merge_batches(batches))
-
-
-def _json_bytes(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
-    return json.dumps(document, indent=indent, default=_plain, ensure_ascii=False).encode() + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and arrays of NumPy as plain ones; anything else a framework puts into a dict as its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,61 @@
+"""JSON objects that Trueline writes, as documents or as lines: the last key of each is the CRC32 of all that stands
+before it, so that a flipped bit is damage, and never another answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+CHECKSUM = "crc32"
+_SEAL = re.compile(rb'(?:(?<=\{)|,)\s*"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
+_SEAL_BYTES = 64
+"""No seal is longer, so that only the end of a document is searched."""
+
+
+def encode(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
+    """The document, which ends with its checksum and the end of a line. A byte that was no UTF-8 (which Python has as a
+    lone surrogate) is escaped as JSON does it, and reads back as it was.
+    """
+    return sealed(json.dumps(document, indent=indent, default=_plain, ensure_ascii=False))
+
+
+def sealed(text: str) -> bytes:
+    """The text of a JSON object, laid out on lines or on one, with the checksum as its last key."""
+    body = text.rstrip().removesuffix("}").rstrip().encode("utf-8", "backslashreplace")
+    space, end = (b"\n ", b"\n}\n") if b"\n" in body else (b" ", b"}\n")
+    comma = b"" if body.endswith(b"{") else b","
+    return body + comma + space + f'"{CHECKSUM}": "{zlib.crc32(body):08x}"'.encode() + end
+
+
+def decode(data: bytes) -> tuple[dict[str, Any], bool]:
+    """The object without its checksum, and whether it had one: those of older versions, and files that people wrote,
+    have none. Raises ``ValueError`` for what is no JSON object, or not what was written.
+    """
+    document = parsed(data)
+    if not isinstance(document, dict):
+        raise ValueError(f"it holds a {type(document).__name__}, expected an object")
+    found = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
+    if found is None and CHECKSUM in document:
+        raise ValueError(f"'{CHECKSUM}' is not its last key, or no checksum")
+    if found is not None and (crc := zlib.crc32(data[: found.start()])) != int(found[1], 16):
+        raise ValueError(f"it has CRC32 {crc:08x} where {found[1].decode()} was written")
+    content = cast(dict[str, Any], document)
+    content.pop(CHECKSUM, None)
+    return content, found is not None
+
+
+def parsed(data: str | bytes) -> Any:
+    """What JSON says, whoever wrote it. Raises ``ValueError``, also where it is nested deeper than can be read."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as plain ones; anything else a framework puts into a dict as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

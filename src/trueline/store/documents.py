@@ -1,0 +1,88 @@
+"""The JSON documents of a Run beside its manifest: what each rank said about itself, and what live checks found.
+
+A document that is damaged is skipped as a whole: one of its values may be another than was written, and would be
+evidence against a rank.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection
+from dataclasses import fields
+
+from fsspec import AbstractFileSystem
+from pydantic import ValidationError
+
+from trueline.schema.documents import decode
+from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import RankEnv, unknown_keys
+from trueline.store import layout
+from trueline.store.listing import names_in
+
+_FINDING_KEYS = frozenset(field.name for field in fields(Finding))
+
+
+def read_env(fs: AbstractFileSystem, root: str, problems: list[str]) -> dict[int, RankEnv]:
+    """What each rank said about itself; ``problems`` names files that are damaged and keys that are unknown."""
+    env: dict[int, RankEnv] = {}
+    for name in names_in(fs, posixpath.join(root, layout.ENV_DIR)):
+        rank = layout.env_rank(name)
+        if rank is None:
+            continue
+        try:
+            env[rank] = env_of(fs.cat_file(posixpath.join(root, layout.ENV_DIR, name)))
+        except (OSError, ValueError) as error:
+            problems.append(f"env/{name}: it is damaged ({error}) and was skipped")
+        else:
+            problems += name_unknown(f"env/{name}", unknown_keys(env[rank]))
+    return env
+
+
+def env_of(data: bytes) -> RankEnv:
+    """What a file under ``env/`` says. Raises ``ValueError``."""
+    try:
+        return RankEnv.model_validate(decode(data)[0])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"'{'.'.join(map(str, first['loc']))}': {first['msg'].lower()}") from None
+
+
+def read_findings(fs: AbstractFileSystem, root: str, problems: list[str]) -> list[Finding]:
+    """What live checks said, in order per rank; lines that are damaged are named in ``problems``."""
+    findings: list[Finding] = []
+    for name in filter(lambda name: layout.findings_rank(name) is not None, names_in(fs, root)):
+        try:
+            data = fs.cat_file(posixpath.join(root, name))
+        except OSError as error:
+            problems.append(f"{name}: it cannot be read ({error}) and was skipped")
+            continue
+        found, told = findings_of(data)
+        findings += found
+        problems += [f"{name}: {problem}" for problem in told]
+    return findings
+
+
+def findings_of(data: bytes) -> tuple[list[Finding], list[str]]:
+    """The Findings in a file, and what had to be skipped. A line without its end was being written."""
+    findings: list[Finding] = []
+    problems = [] if data else ["it is empty, and is written with its first line: what it held is gone"]
+    *lines, rest = data.split(b"\n")
+    if rest:
+        problems.append("its last line is incomplete (killed, or writing just now) and was skipped")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            document, _ = decode(line)
+            findings.append(Finding.from_json(document))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            problems.append(f"line {number} is damaged ({error}) and was skipped")
+        else:
+            problems += name_unknown(f"line {number}", sorted(set(document) - _FINDING_KEYS))
+    return findings, problems
+
+
+def name_unknown(where: str, keys: Collection[str]) -> list[str]:
+    """A line on keys that this version has no word for, if there are any."""
+    told = ", ".join(f"'{key}'" for key in keys)
+    return [f"{where}: this version does not know {told} (of a newer Trueline, or damage)"] if keys else []
