@@ -27,7 +27,7 @@ def test_report_writes_the_file_and_says_the_verdict(
     code, printed, _ = trueline(monkeypatch, capsys, "report", run_path, "-o", out)
 
     assert code == 0
-    assert printed == f"exp: Out of step: rank 1, since step 10.\nReport: {out}\n"
+    assert printed == f"exp: Fault found: rank 1, since step 10; 1 finding.\nReport: {out}\n"
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

@@ -75,7 +75,10 @@ def test_a_path_is_as_good_as_an_open_run(tmp_path):
 def test_the_document_has_the_fields_of_the_contract(tmp_path):
     document = check(healthy_run(tmp_path)).to_json()
 
-    assert list(document) == ["schema", "run", "findings", "checks_run", "checks_not_run", "notes"]
+    assert list(document) == [
+        *("schema", "run", "verdict", "judged", "incidents"),
+        *("findings", "checks_run", "checks_not_run", "notes"),
+    ]
     assert document["schema"] == 1
     assert json.loads(json.dumps(document)) == document
 
@@ -94,17 +97,68 @@ def test_a_run_of_a_few_steps_is_read(tmp_path):
     assert check(healthy_run(tmp_path, num_steps=1)).exit_code == 0
 
 
-def test_one_worker_runs_what_needs_no_second(tmp_path):
+def test_one_worker_runs_what_needs_no_second_and_cannot_be_told(tmp_path):
     report = check(healthy_run(tmp_path, num_ranks=1, num_steps=60))
 
     assert report.checks_run == ("grad-spike", "loss-spike", "worker-nonfinite")
-    others = [entry.why for entry in report.checks_not_run if entry.check not in RECORDED]
-    assert all("one worker" in why or "own shard" in why for why in others)
+    others = [entry for entry in report.checks_not_run if entry.check not in RECORDED]
+    assert {entry.reason for entry in others} == {"one-worker"}
+    assert report.exit_code == 3
+    assert report.verdict.line == (
+        "Cannot tell: there is one rank, so none could be compared with another; looked at and without a finding: "
+        "whether losses and gradients are finite and whether loss or gradients jump."
+    )
+
+
+def test_what_is_found_on_one_worker_is_told(tmp_path):
+    rows = healthy_rows(1, 9)
+    rows[5, 0]["loss"] = float("nan")
+    report = check(write_run(tmp_path, rows))
+    assert (report.exit_code, report.verdict.status) == (1, "out")
+
+
+def test_ranks_that_are_taken_for_a_pipeline_cannot_be_told(tmp_path):
+    envs = {rank: rank_env(rank, 4, replica_key=f"stage {rank}", buffer_key=f"stage {rank}") for rank in range(4)}
+    run = write_run(tmp_path, healthy_rows(4, 60), envs=envs, adapter="sharded", data_parallel_ranks=[0])
+    report = check(run)
+    assert len(report.checks_run) <= 3
+    assert report.exit_code == 3
+    assert report.verdict.line == "Cannot tell: no two of 4 ranks could be compared with each other."
 
 
 def test_an_empty_run_cannot_be_told(tmp_path):
     report = check(write_run(tmp_path, {}))
     assert (report.checks_run, report.exit_code) == ((), 3)
+    assert report.verdict.line == "Cannot tell: no step was recorded."
+
+
+def test_samples_alone_are_not_enough(tmp_path):
+    rows = {(step, rank): {"epoch": 0, "sample_digests": [2 * step + rank]} for step in range(60) for rank in range(2)}
+    report = check(write_run(tmp_path, rows))
+    assert "duplicate-data" in report.checks_run
+    assert report.exit_code == 3
+    assert "could not be judged" in report.verdict.line
+
+
+def test_every_check_belongs_to_a_question_and_gives_its_reason(tmp_path):
+    assert all(each.question != "other" for each in registry.installed_checks())
+    report = check(healthy_run(tmp_path, num_ranks=2, num_steps=6))
+    reason = {entry.check: entry.reason for entry in report.checks_not_run}
+    assert {code: reason[code] for code in RECORDED} == dict.fromkeys(RECORDED, "not-recorded")
+    assert reason["worker-loss-outlier"] == reason["loss-spike"] == "too-few-steps"
+
+
+def test_recorded_steps_that_were_asked_for_and_are_not_there_are_a_lack(tmp_path):
+    report = check(write_run(tmp_path, healthy_rows(2, 6), plan={"preset": "mix"}))
+    assert {entry.reason for entry in report.checks_not_run if entry.check in RECORDED} == {"no-data"}
+
+
+def test_a_question_that_no_check_asks_is_refused(monkeypatch):
+    module = types.SimpleNamespace(CODE="mine", NEEDS=(), QUESTION="weather", check=list)
+    entry = types.SimpleNamespace(name="mine", value="mine", load=lambda: module)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    with pytest.raises(InputError, match="Check 'mine' has the QUESTION 'weather'"):
+        registry.installed_checks()
 
 
 def test_a_worker_that_died_is_noted(tmp_path):
@@ -149,8 +203,9 @@ def test_a_check_that_fails_leaves_the_others_alone(tmp_path, monkeypatch):
     report = check(healthy_run(tmp_path))
 
     assert set(EXACT) <= set(report.checks_run)
-    assert report.checks_not_run[0].check == "mine"
-    assert "ZeroDivisionError: of mine" in report.checks_not_run[0].why
+    (mine,) = (entry for entry in report.checks_not_run if entry.check == "mine")
+    assert "ZeroDivisionError: of mine" in mine.why
+    assert mine.reason == "failed"
 
 
 def test_checks_are_found_without_entry_points(monkeypatch):

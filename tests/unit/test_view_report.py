@@ -54,7 +54,7 @@ def test_finding_is_told_in_the_verdict_the_table_and_the_charts(tmp_path: Path)
     text = Words(document).text
 
     for words in (
-        "Out of step: rank 1, since step 10.",
+        "Fault found: rank 1, since step 10; 1 finding.",
         "Rank 1 consumed 71 samples that other ranks consumed too.",
         "shard-overlap",
         "10–39",
@@ -70,7 +70,7 @@ def test_finding_is_told_in_the_verdict_the_table_and_the_charts(tmp_path: Path)
 def test_clean_run_says_so_and_that_its_workers_were_judged(tmp_path: Path) -> None:
     text = Words(report_on(tmp_path, write_run(tmp_path / "exp"))).text
 
-    assert "The checks that ran found no worker out of step." in text
+    assert "The checks that ran found no fault." in text
     assert "None of them judges" not in text
     assert re.search(r"Checked\. \d+ checks? over steps 0–39 on 4 ranks: .*worker-loss-outlier", text)
     assert "judged by the order and the distances of the workers over all steps" in text
@@ -79,8 +79,8 @@ def test_clean_run_says_so_and_that_its_workers_were_judged(tmp_path: Path) -> N
 def test_clean_run_that_is_too_short_says_that_its_workers_were_not_judged(tmp_path: Path) -> None:
     text = Words(report_on(tmp_path, write_run(tmp_path / "exp", num_steps=4))).text
 
-    assert "None of them judges whether one worker’s loss" in text
-    assert "No check that judges whether one worker’s loss" in text
+    assert "None of them judges whether one rank’s loss" in text
+    assert "No check that judges whether one rank’s loss" in text
     assert "4 steps have losses to compare" in text
 
 
@@ -102,7 +102,7 @@ def test_runs_stand_side_by_side_under_their_names(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", seed=1), write_run(tmp_path / "b", seed=2, findings=(OVERLAP,))]
     document = report_on(tmp_path, *runs)
 
-    assert "Out of step: b; no fault found: a." in Words(document).text
+    assert "Fault found: b; no fault found: a." in Words(document).text
     assert {"loss-0", "loss-1", "cosine_mean-0", "cosine_mean-1"} <= set(numbers_of(document)["charts"])
 
 

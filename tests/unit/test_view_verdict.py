@@ -2,73 +2,128 @@
 
 import pytest
 
+from trueline.analyze.check_run import CheckReport
 from trueline.schema.finding import Finding
+from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
 from trueline.view.verdict import Verdict, headline, verdict
 
 OVERLAP = Finding("shard-overlap", "error", "Rank 0 shares samples.", (0,), 10, 149, next=("Set one seed.",))
 DRIFT = Finding("replica-drift", "error", "Rank 2 drifts.", (2,), 4, 149, next=("Broadcast.", "Look."))
 SEED = Finding("rank-config-differs", "warning", "Seeds differ.", (0,), 0, None, next=("Set one seed.",))
 STREAMS = Finding("rng-streams", "info", "Streams are equal.", (0, 1, 2, 3), 0, 9)
+QUESTION_OF: dict[str, Question] = {
+    **dict.fromkeys(("shard-overlap",), "data"),
+    **dict.fromkeys(("replica-drift",), "replicas"),
+    **dict.fromkeys(("worker-loss-outlier", "worker-silent"), "workers"),
+    **dict.fromkeys(("worker-nonfinite",), "nonfinite"),
+}
+EXACT = ("shard-overlap", "worker-silent", "worker-nonfinite")
 
 
-def of(
-    *findings: Finding, checks: tuple[str, ...] = ("shard-overlap",), num_steps: int = 150, ranks: int = 4
-) -> Verdict:
-    return verdict(
-        findings,
-        checks_run=checks,
-        checks_not_run=[("replica-drift", "no digests")],
-        ranks=range(ranks),
+def report_of(*findings: Finding, checks: tuple[str, ...] = EXACT, num_steps: int = 150, ranks: int = 4) -> CheckReport:
+    judged = Judged(
+        asked_of(checks, [NotRun("replica-drift", "no digests")], QUESTION_OF),
+        ranks=tuple(range(ranks)),
+        world_size=ranks,
         num_steps=num_steps,
-        step_range=(0, num_steps - 1) if num_steps else None,
+        steps=(0, num_steps - 1) if num_steps else None,
     )
+    return CheckReport("exp", findings, judged)
 
 
-def test_errors_say_who_since_when_and_what_to_do() -> None:
+def of(*findings: Finding, **facts) -> Verdict:
+    return verdict(report_of(*findings, **facts))
+
+
+def test_errors_say_who_since_when_and_what_to_do():
     said = of(DRIFT, OVERLAP, SEED)
 
     assert said.status == "out"
-    assert said.line == "Out of step: ranks 0 and 2, since step 4."
-    assert said.what == "Rank 2 drifts. 1 more finding below."
+    assert said.line == "Fault found: rank 2, since step 4; 3 findings in 3 incidents."
+    assert said.what == "Rank 2 drifts. 2 more findings below."
     assert said.next == ("Broadcast.", "Set one seed.")
 
 
-def test_warnings_alone_are_only_probable() -> None:
-    assert of(SEED, STREAMS).line == "Probably out of step: rank 0, since step 0."
+def test_warnings_alone_are_only_probable():
+    assert of(SEED, STREAMS).line == "Probable fault: rank 0, since step 0; 1 finding."
 
 
-def test_information_is_no_fault() -> None:
+def test_what_concerns_all_ranks_or_none_says_so():
+    everyone = Finding("x", "error", "All are.", (0, 1, 2, 3), 3)
+    nobody = Finding("x", "error", "Something is.")
+    assert of(everyone).line == "Fault found: all 4 ranks, since step 3; 1 finding."
+    assert of(nobody).line == "Fault found: 1 finding."
+
+
+def test_information_is_no_fault():
     assert of(STREAMS).status == "clear"
-    assert of(STREAMS).ranks == ""
+    assert of(STREAMS).where == ""
 
 
-def test_clean_run_says_what_was_checked_and_what_was_not() -> None:
+def test_clean_run_says_what_was_checked_and_what_was_not():
     said = of()
 
-    assert said.line == "No fault found."
-    assert "None of them judges whether one worker’s loss" in said.what
-    assert said.checked == "1 check over steps 0–149 on 4 ranks: shard-overlap."
+    assert said.line == (
+        "No fault found in 150 steps of 4 ranks; could not be judged: whether gradients are averaged and replicas stay "
+        "equal."
+    )
+    assert "None of them judges whether one rank’s loss" in said.what
+    assert said.checked == "3 checks over steps 0–149 on 4 ranks: shard-overlap, worker-nonfinite and worker-silent."
     assert said.unchecked_by_reason == [(["replica-drift"], "no digests")]
 
 
-def test_clean_run_with_judged_workers_does_not_disclaim() -> None:
-    assert "None of them judges" not in of(checks=("worker-loss-outlier",)).what
+def test_clean_run_with_judged_workers_does_not_disclaim():
+    assert "None of them judges" not in of(checks=(*EXACT, "worker-loss-outlier")).what
 
 
-@pytest.mark.parametrize(("checks", "num_steps"), [((), 150), (("shard-overlap",), 0), ((), 0)])
-def test_nothing_checked_is_not_called_clean(checks: tuple[str, ...], num_steps: int) -> None:
-    assert of(checks=checks, num_steps=num_steps).status == "unknown"
+@pytest.mark.parametrize(
+    ("checks", "num_steps", "ranks"),
+    [((), 150, 4), (EXACT, 0, 4), ((), 0, 4), (EXACT[:1], 150, 4), (EXACT[2:], 150, 1)],
+)
+def test_nothing_or_nearly_nothing_judged_is_not_called_clean(checks, num_steps, ranks):
+    assert of(checks=checks, num_steps=num_steps, ranks=ranks).status == "unknown"
+    assert report_of(checks=checks, num_steps=num_steps, ranks=ranks).exit_code == 3
 
 
-def test_single_worker_is_said_to_have_had_no_comparison() -> None:
-    assert "there were no two to compare" in of(ranks=1).what
+def test_an_error_is_told_whatever_could_not_be_judged():
+    assert of(DRIFT, checks=(), num_steps=0, ranks=1).status == "out"
 
 
-def test_headline_over_several_runs_has_the_worst_first() -> None:
+def judged_of(questions: dict[Question, str], *, world_size: int = 4) -> Judged:
+    """Each question with one check that ran (``ran``), or did not for that reason."""
+    asked = tuple(
+        Asked(question, (question,)) if why == "ran" else Asked(question, (), (NotRun(question, "", why),))
+        for question, why in questions.items()
+    )
+    return Judged(asked, tuple(range(world_size)), world_size, 10, (0, 9))
+
+
+ALL_RAN: dict[Question, str] = dict.fromkeys(("data", "replicas", "workers", "nonfinite"), "ran")
+
+
+def test_what_cannot_be_in_a_training_is_no_lack():
+    sharded = judged_of(ALL_RAN | {"replicas": "by-design", "data": "no-data"})
+    assert (sharded.enough, [each.question for each in sharded.of("open")]) == (True, ["data"])
+    assert not judged_of(ALL_RAN | {"replicas": "undecidable", "data": "no-data"}).enough
+    assert not judged_of(dict.fromkeys(ALL_RAN, "by-design")).enough
+
+
+@pytest.mark.parametrize("reason", ["no-data", "too-few-steps", "one-worker", "undecidable", "damaged", "failed"])
+def test_a_lack_leaves_a_question_open(reason):
+    assert [each.question for each in judged_of({"data": reason, "recorded": "not-recorded"}).of("open")] == ["data"]
+
+
+def test_a_reference_that_was_given_is_compared_with_or_nothing_can_be_told():
+    assert not judged_of(ALL_RAN | {"reference": "no-data"}).enough
+    assert judged_of({"nonfinite": "ran", "reference": "ran"}, world_size=1).enough
+    assert not judged_of({"nonfinite": "ran", "reference": "ran"}, world_size=2).enough
+
+
+def test_headline_over_several_runs_has_the_worst_first():
     named = [("a", of()), ("b", of(OVERLAP)), ("c", of(num_steps=0))]
 
-    assert headline(named) == "Out of step: b; no fault found: a; cannot tell: c."
+    assert headline(named) == "Fault found: b; no fault found: a; cannot tell: c."
 
 
-def test_headline_over_many_runs_counts_them() -> None:
-    assert headline([(str(index), of(OVERLAP)) for index in range(9)]) == "Out of step: 9 Runs."
+def test_headline_over_many_runs_counts_them():
+    assert headline([(str(index), of(OVERLAP)) for index in range(9)]) == "Fault found: 9 Runs."

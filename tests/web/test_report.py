@@ -176,7 +176,7 @@ def test_words_tables_and_charts_are_there_without_scripts(report: Path) -> None
         page.call("Emulation.setScriptExecutionDisabled", value=False)
         text = page.evaluate("document.body.innerText")
 
-        for words in ("Out of step: overlap", "Rank 1 consumed 71 samples", "shard-overlap", "lowest r", "2.13.0"):
+        for words in ("Fault found: overlap", "Rank 1 consumed 71 samples", "shard-overlap", "lowest r", "2.13.0"):
             assert words in text
         assert page.evaluate("document.querySelectorAll('.box path').length") > 30
         assert page.evaluate("getComputedStyle(document.querySelector('#stepper')).display") == "none"

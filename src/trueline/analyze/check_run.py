@@ -6,14 +6,18 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
-from trueline.analyze.registry import Check, installed_checks
+from trueline.analyze.incidents import Incident, advice_of, incidents_of
+from trueline.analyze.registry import installed_checks
+from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight
+from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
 from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)
@@ -23,43 +27,62 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class NotRun:
-    """A check that could not say anything, and why."""
-
-    check: str
-    why: str
-
-
-@dataclass(frozen=True)
 class CheckReport:
-    """What all checks say about one Run; findings are sorted, errors first. ``notes`` tell what is wrong with the
-    Run itself.
+    """What all checks say about one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
+    tell what is wrong with the Run itself.
     """
 
     run: str
     findings: tuple[Finding, ...]
-    checks_run: tuple[str, ...]
-    checks_not_run: tuple[NotRun, ...]
+    judged: Judged
     notes: tuple[str, ...] = ()
+
+    @property
+    def checks_run(self) -> tuple[str, ...]:
+        """Codes of the checks that had what they need, sorted."""
+        return tuple(sorted(code for asked in self.judged.questions for code in asked.checks_run))
+
+    @property
+    def checks_not_run(self) -> tuple[NotRun, ...]:
+        """The other checks, sorted by code."""
+        entries = (entry for asked in self.judged.questions for entry in asked.checks_not_run)
+        return tuple(sorted(entries, key=lambda entry: entry.check))
+
+    @cached_property
+    def incidents(self) -> tuple[Incident, ...]:
+        """Errors and warnings by the fault that they tell of, the gravest first."""
+        return incidents_of(self.findings)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """All of it in one sentence."""
+        return verdict_of(self.findings, self.incidents, self.judged)
+
+    def advice(self, incident: Incident) -> tuple[str, ...]:
+        """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
+        return advice_of([self.findings[place] for place in incident.findings])
 
     @property
     def found(self) -> bool:
         """Whether anything is more than an info."""
-        return any(finding.severity != "info" for finding in self.findings)
+        return bool(self.incidents)
 
     @property
     def exit_code(self) -> int:
-        """0 nothing found, 1 found, 3 no check at all could run."""
-        return 1 if self.found else 0 if self.checks_run else 3
+        """0 nothing found and enough was judged, 1 found, 3 cannot tell."""
+        return EXIT_CODES[self.verdict.status]
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
         return {
             "schema": SCHEMA,
             "run": self.run,
+            "verdict": self.verdict.line,
+            "judged": self.judged.to_json(),
+            "incidents": [incident.to_json() for incident in self.incidents],
             "findings": [finding.to_json() for finding in self.findings],
             "checks_run": list(self.checks_run),
-            "checks_not_run": [{"check": entry.check, "why": entry.why} for entry in self.checks_not_run],
+            "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
             "notes": list(self.notes),
         }
 
@@ -82,13 +105,13 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     findings: list[Finding] = list(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
+    question_of: dict[str, Question] = dict.fromkeys(COMPARE_CODES, "reference")
     for each in installed_checks():
+        question_of[each.code] = each.question
         try:
             findings += each.find(opened)
-        except CannotTell as error:
-            not_run.append(NotRun(each.code, str(error)))
         except Exception as error:
-            not_run.append(_failed(each, error))
+            not_run.append(_not_run(each.code, error))
         else:
             codes.append(each.code)
     if reference is not None:
@@ -97,24 +120,36 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         try:
             findings += compare(opened, reference).findings
         except (CannotTell, AlignmentError, RunError) as error:
-            not_run += [NotRun(code, str(error)) for code in COMPARE_CODES]
+            not_run += [_not_run(code, error) for code in COMPARE_CODES]
         else:
             codes += COMPARE_CODES
     return CheckReport(
         run=os.fspath(opened.path),
         findings=tuple(sorted(findings, key=by_weight)),
-        checks_run=tuple(codes),
-        checks_not_run=tuple(not_run),
+        judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(_notes(opened)),
     )
 
 
-def _failed(failed: Check, error: Exception) -> NotRun:
+def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:
+    steps = run.steps
+    return Judged(
+        questions=questions,
+        ranks=tuple(data_parallel_ranks(run)),
+        world_size=max(run.world_size, len(run.ranks)),  # a manifest that was lost knows of one rank only
+        num_steps=int(steps.size),
+        steps=(int(steps[0]), int(steps[-1])) if steps.size else None,
+    )
+
+
+def _not_run(code: str, error: Exception) -> NotRun:
     """A check that is at odds with the data, or broken, must not take the others with it."""
-    if isinstance(error, RunError):
-        return NotRun(failed.code, str(error))
-    _log.warning("check %s failed", failed.code, exc_info=error)
-    return NotRun(failed.code, f"it failed with {type(error).__name__}: {error}; please report this")
+    if isinstance(error, CannotTell):
+        return NotRun(code, str(error), error.reason)
+    if isinstance(error, RunError | AlignmentError):
+        return NotRun(code, str(error), "damaged" if isinstance(error, RunError) else "undecidable")
+    _log.warning("check %s failed", code, exc_info=error)
+    return NotRun(code, f"it failed with {type(error).__name__}: {error}; please report this", "failed")
 
 
 def _notes(run: Run) -> list[str]:

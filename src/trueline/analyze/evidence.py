@@ -42,10 +42,17 @@ def data_parallel_ranks(run: Run) -> list[int]:
 def several_workers(run: Run) -> list[int]:
     """``data_parallel_ranks`` where there are two or more; raises ``CannotTell`` otherwise."""
     ranks = data_parallel_ranks(run)
-    if len(ranks) < 2:
-        count = "one worker" if len(ranks) == 1 else "no worker"
-        raise CannotTell(f"it compares workers, and only {count} of this data-parallel group left data")
-    return ranks
+    if len(ranks) > 1:
+        return ranks
+    if not ranks:
+        raise CannotTell("it compares ranks, and no rank of the data-parallel group left data")
+    if run.world_size == 1:
+        raise CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
+    raise CannotTell(
+        f"it compares ranks whose gradients are averaged, and of the {run.world_size} ranks of this job only one "
+        f"worker of such a group, rank {ranks[0]}, is known and left data",
+        reason="one-worker",
+    )
 
 
 def columns_of(run: Run, ranks: Sequence[int]) -> Ints:

@@ -238,7 +238,8 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
         needed, num_steps, num_workers = min(needs, key=lambda need: need[0] - need[1])
         raise CannotTell(
             f"{num_steps} steps have {_NAMES[quantity]} to compare; with {num_workers} workers one that is last at "
-            f"every step stands out beyond chance after {needed} steps or more (ln of the odds over ln {num_workers})"
+            f"every step stands out beyond chance after {needed} steps or more (ln of the odds over ln {num_workers})",
+            reason="too-few-steps",
         )
 
 

@@ -91,13 +91,25 @@ def require_statistics(run: Run) -> None:
     if not run.has_records:
         damage = damaged_records(run)
         if damage:
-            raise CannotTell(f"no recorded step can be read: {damage}")
-        raise CannotTell("no step was recorded; record some with `trueline run --plan mix -- COMMAND`")
+            raise CannotTell(f"no recorded step can be read: {damage}", reason="damaged")
+        raise CannotTell(
+            "no step was recorded; record some with `trueline run --plan mix -- COMMAND`",
+            reason="no-data" if _asked_to_record(run) else "not-recorded",
+        )
     for steps in chunks(run.record_steps.tolist()):
         table = cast(Any, run).records(steps=steps, columns=["nan"], resolve=False)
         if table["nan"].null_count < len(table):
             return
-    raise CannotTell('the recorded steps have no statistics; record with depth = "stats" or more, as `--plan mix` does')
+    raise CannotTell(
+        'the recorded steps have no statistics; record with depth = "stats" or more, as `--plan mix` does',
+        reason="not-recorded",
+    )
+
+
+def _asked_to_record(run: Run) -> bool:
+    """Whether any Plan of the Run asked for recorded steps."""
+    plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
+    return any(plan.get("preset", "workers") != "workers" for plan in plans)
 
 
 def nonfinite_steps(run: Run) -> list[int]:

@@ -125,7 +125,7 @@ class Reductions:
             values, measured = self.run.stack(column, steps=self.steps.tolist())
         except RunError as error:
             raise CannotTell(
-                "ranks have different parameter groups, which cannot be held against each other"
+                "ranks have different parameter groups, which cannot be held against each other", reason="undecidable"
             ) from error
         chosen = columns_of(self.run, self.ranks)
         if not measured.any() or values.shape[2] != width:
@@ -142,8 +142,9 @@ def reductions_of(run: Run, *columns: str) -> Reductions:
     steps = sorted({step for column in columns for step, rank in run.lists(column) if rank in set(ranks)})
     env = next((run.env[rank] for rank in ranks if rank in run.env), None)
     if not steps or env is None or not env.groups:
-        named = " or ".join(f"'{column}'" for column in columns)
-        raise CannotTell(f"no step has {named} (gradients are sampled, and FSDP shards have no replicas to compare)")
+        if run.manifest.adapter == "fsdp2" and "group_reduce_residual" not in columns:
+            raise CannotTell("it compares replicas, and FSDP cuts parameters into shards", reason="by-design")
+        raise CannotTell("no step has both the gradients of the ranks before they were reduced and what came of them")
     return Reductions(run, np.array(steps, dtype=np.int64), tuple(ranks), env)
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from trueline.analyze import checks
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
+from trueline.schema.judged import QUESTIONS, Question
 from trueline.store.reader import Run
 
 GROUP = "trueline.checks"
@@ -21,12 +22,15 @@ GROUP = "trueline.checks"
 
 @dataclass(frozen=True)
 class Check:
-    """One installed check: its code, the columns it reads, its first sentence, and the function."""
+    """One installed check: its code, the columns it reads, its first sentence, the function, and which question it
+    helps to answer.
+    """
 
     code: str
     needs: tuple[str, ...]
     summary: str
     find: Callable[[Run], list[Finding]]
+    question: Question = "other"
 
 
 def installed_checks() -> list[Check]:
@@ -62,4 +66,9 @@ def _checked(module: ModuleType, name: str) -> Check:
             "with CODE, NEEDS and check(run)."
         )
     summary = (module.__doc__ or "").strip().partition("\n")[0]
-    return Check(code=module.CODE, needs=tuple(module.NEEDS), summary=summary, find=module.check)
+    question = getattr(module, "QUESTION", "other")
+    if question not in QUESTIONS:
+        raise InputError(
+            f"Check '{name}' has the QUESTION {question!r}. Use one of {', '.join(QUESTIONS)}, or leave it out."
+        )
+    return Check(module.CODE, tuple(module.NEEDS), summary, module.check, question)

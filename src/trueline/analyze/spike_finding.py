@@ -27,7 +27,8 @@ def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
     last = max(series.starts, default=0)
     anew = f"; the learning rate or the micro-batches last jumped at step {int(series.steps[last])}" if last else ""
     raise CannotTell(
-        f"it takes {STEPS_BEFORE} steps before one can be held against them, and this Run has {measured}{anew}"
+        f"it takes {STEPS_BEFORE} steps before one can be held against them, and this Run has {measured}{anew}",
+        reason="too-few-steps",
     )
 
 

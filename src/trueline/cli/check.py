@@ -10,8 +10,10 @@ from trueline.cli.options import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.incidents import Incident
     from trueline.schema.finding import Finding
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
@@ -26,7 +28,7 @@ def command(
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
 
-    Exit code 0: nothing found; 1: errors or warnings found; 2: no Run to read; 3: no check had the data it needs.
+    Exit code 0: no fault found, and enough was judged; 1: errors or warnings found; 2: no Run to read; 3: cannot tell.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -44,23 +46,43 @@ def command(
 
 
 def print_report(console: Console, report: CheckReport) -> None:
-    """Print what was found, what is to know about the Run, and what was not checked."""
+    """Print the verdict, each incident with its telling finding first, and what is to know about the Run."""
     from rich.padding import Padding
     from rich.text import Text
 
-    for finding in report.findings:
-        _print_finding(console, finding)
-    for title, lines in (("About this Run", report.notes), ("Not checked", _not_checked(report))):
+    console.print(report.verdict.line, style="bold", markup=False, highlight=False)
+    console.print()
+    for place, incident in enumerate(report.incidents, start=1):
+        _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")
+    known = [f"{finding.code}: {finding.claim}" for finding in report.findings if finding.severity == "info"]
+    for title, lines in (
+        ("About this Run", report.notes),
+        ("Worth knowing", known),
+        ("Not checked", _not_checked(report)),
+    ):
         if lines:
             console.print(f"{title}:", style="bold")
             for line in lines:
                 console.print(Padding(Text(line), (0, 0, 0, 2)))
             console.print()
-    console.print(_summary(report), style="bold", markup=False, highlight=False)
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
+def _print_incident(console: Console, report: CheckReport, incident: Incident, number: str) -> None:
     from rich.padding import Padding
+    from rich.text import Text
+
+    first, *others = (report.findings[place] for place in incident.findings)
+    console.print(Text.assemble((number, "bold"), _head(first)))
+    lines = [Text(line) for line in (first.claim, *_numbers(first))]
+    lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in others]
+    lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2)))
+    console.print()
+
+
+def _head(finding: Finding) -> Text:
+    """``error replica-drift  rank 2  steps 50-149``."""
     from rich.text import Text
 
     from trueline.analyze.evidence import ranks_text
@@ -71,12 +93,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
     if finding.step_first is not None:
         span = "" if finding.step_last in (None, finding.step_first) else f"-{finding.step_last}"
         head.append(f"  step{'s' if span else ''} {finding.step_first}{span}")
-    console.print(head)
-    for line in (finding.claim, *(_numbers(finding) if finding.severity != "info" else ())):
-        console.print(Padding(Text(line), (0, 0, 0, 2)))
-    for line in finding.next if finding.severity != "info" else ():
-        console.print(Padding(Text.assemble(("next: ", "green"), line), (0, 0, 0, 2)))
-    console.print()
+    return head
 
 
 def _numbers(finding: Finding) -> list[str]:
@@ -96,15 +113,3 @@ def _not_checked(report: CheckReport) -> list[str]:
 
     left_out = by_reason((entry.check, entry.why) for entry in report.checks_not_run)
     return [f"{', '.join(checks)}: {why}" for checks, why in left_out]
-
-
-def _summary(report: CheckReport) -> str:
-    from trueline.analyze.evidence import and_text, counted
-
-    run, left_out = len(report.checks_run), len(report.checks_not_run)
-    if not run:
-        return "No check had the data it needs, so nothing can be told about this Run."
-    counts = [sum(finding.severity == level for finding in report.findings) for level in ("error", "warning")]
-    told = [counted(count, noun) for count, noun in zip(counts, ("error", "warning"), strict=True) if count]
-    missed = f"; {counted(left_out, 'check')} could not run" if left_out else ""
-    return f"{and_text(told) if told else 'Nothing found'} in {counted(run, 'check')}{missed}."

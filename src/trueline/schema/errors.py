@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trueline.schema.judged import Reason
+
 
 class TruelineError(Exception):
     """Root of the tree; the CLI prints its message as one sentence and exits with 2."""
@@ -36,7 +38,13 @@ class CaptureError(TruelineError):
 
 
 class CannotTell(TruelineError):
-    """The question is sound but the data needed to answer it is missing; the CLI exits with 3."""
+    """The question is sound but the data needed to answer it is missing; the CLI exits with 3. ``reason`` says why in
+    one word that programs may branch on, the message in a sentence that they may not.
+    """
+
+    def __init__(self, message: str, *, reason: Reason = "no-data") -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
 
 
 class AlignmentError(InputError):

@@ -25,7 +25,7 @@ from trueline.view.wording import clipped, counted, listed, number, seconds_word
 _Line = TypeVar("_Line", bound=Hashable)
 _GLANCE = ("Run", "Workers", "Steps", "Watched as", "Gradient signals", "Step time", "Cost of watching", "Started")
 _NOT_JUDGED = (
-    "No check that judges whether one worker’s loss, gradient norm or direction is unusual could run: "
+    "No check that judges whether one rank’s loss, gradient norm or direction is unusual could run: "
     "these are drawn above for you to look at."
 )
 

@@ -1,38 +1,30 @@
-"""The state of a Run in words: what is out of step, since when, on which ranks, and what to do next."""
+"""The verdict on a Run with what a page says around it: the telling finding, what to do next, what was looked at."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from trueline.schema.finding import Finding
-from trueline.view.wording import by_reason, counted, listed, ranks_words, steps_words
+from trueline.analyze.check_run import CheckReport
+from trueline.analyze.verdict import WORDS, Status
+from trueline.view.wording import by_reason, counted, listed, steps_words
 
-Status = Literal["out", "suspect", "clear", "unknown"]
-WORDS: dict[Status, str] = {
-    "out": "Out of step",
-    "suspect": "Probably out of step",
-    "clear": "No fault found",
-    "unknown": "Cannot tell",
-}
 _JUDGES_WORKERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
 """Checks that judge whether one worker's loss, norm or direction is unusual; without them that is only drawn."""
 _MAX_NEXT = 3
-_LIMIT = " None of them judges whether one worker’s loss, gradient norm or direction is unusual: look at the charts."
+_LIMIT = " None of them judges whether one rank’s loss, gradient norm or direction is unusual: look at the charts."
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``what`` is one or two sentences; ``since``, ``ranks`` and ``next`` are empty where nothing was found.
-
-    ``unchecked`` are (check, why it did not run).
+    """``line`` is the verdict in one sentence, ``what`` one or two more; ``where`` and ``next`` are empty where nothing
+    was found. ``unchecked`` are (check, why it did not run).
     """
 
     status: Status
+    line: str
+    where: str
     what: str
-    since: str
-    ranks: str
     next: tuple[str, ...]
     checked: str
     unchecked: tuple[tuple[str, str], ...]
@@ -47,42 +39,20 @@ class Verdict:
         """``unchecked`` with the checks that did not run for the same reason together."""
         return by_reason(self.unchecked)
 
-    @property
-    def line(self) -> str:
-        """The status with who and since when, as in ``Out of step: rank 0, since step 10.``, in one sentence."""
-        tail = ", ".join(part for part in (self.ranks, f"since {self.since}" if self.since else "") if part)
-        return f"{self.word}: {tail}." if tail else f"{self.word}."
 
-
-def verdict(
-    findings: Sequence[Finding],
-    *,
-    checks_run: Sequence[str],
-    checks_not_run: Sequence[tuple[str, str]],
-    ranks: Sequence[int],
-    num_steps: int,
-    step_range: tuple[int, int] | None,
-) -> Verdict:
-    """What the findings of one Run (heaviest first) say together, and what nobody looked at.
-
-    ``checks_not_run`` are (code, why). Nothing is concluded here that no Finding claims.
-    """
-    errors = [finding for finding in findings if finding.severity == "error"]
-    grave = errors or [finding for finding in findings if finding.severity == "warning"]
-    status: Status = "out" if errors else "suspect" if grave else "clear"
-    if not grave and (num_steps == 0 or not checks_run):
-        status = "unknown"
-    first_steps = [finding.step_first for finding in grave if finding.step_first is not None]
-    named = sorted({rank for finding in grave for rank in finding.ranks})
-    advice = list(dict.fromkeys(finding.next[0] for finding in grave if finding.next))
+def verdict(report: CheckReport) -> Verdict:
+    """What the page says of ``report`` at its top. Nothing is concluded here."""
+    said = report.verdict
+    telling = [report.findings[incident.findings[0]] for incident in report.incidents]
+    advice = list(dict.fromkeys(finding.next[0] for finding in telling if finding.next))
     return Verdict(
-        status=status,
-        what=_what(status, grave, num_steps=num_steps, num_ranks=len(ranks), judged=judges_workers(checks_run)),
-        since=steps_words(min(first_steps), None) if first_steps else "",
-        ranks=ranks_words(named, ranks),
+        status=said.status,
+        line=said.line,
+        where=said.where,
+        what=_what(report),
         next=tuple(advice[:_MAX_NEXT]),
-        checked=_checked(checks_run, len(ranks), step_range) if num_steps else "",
-        unchecked=tuple(checks_not_run),
+        checked=_checked(report) if report.judged.num_steps else "",
+        unchecked=tuple((entry.check, entry.why) for entry in report.checks_not_run),
     )
 
 
@@ -104,22 +74,21 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
     return "; ".join(parts) + "."
 
 
-def _what(status: Status, grave: Sequence[Finding], *, num_steps: int, num_ranks: int, judged: bool) -> str:
-    if grave:
-        others = len(grave) - 1
+def _what(report: CheckReport) -> str:
+    if report.incidents:
+        others = sum(finding.severity != "info" for finding in report.findings) - 1
         more = f" {counted(others, 'more finding')} below." if others else ""
-        return f"{grave[0].claim}{more}"
-    if num_steps == 0:
-        return "This Run holds no rows: no step was recorded, so there is nothing to check or draw."
-    if status == "unknown":
-        return "No check had the data that it needs; the reasons are listed below."
-    if num_ranks == 1:
-        return "The checks that ran found nothing wrong. There is one worker, so there were no two to compare."
-    return f"The checks that ran found no worker out of step.{'' if judged else _LIMIT}"
+        return f"{report.incidents[0].title}{more}"
+    if report.judged.steps is None:
+        return "This Run holds no rows, so there is nothing to check or draw."
+    if report.verdict.status == "unknown":
+        return "The reasons are listed below."
+    judged = judges_workers(report.checks_run)
+    return f"The checks that ran found no fault.{'' if judged else _LIMIT}"
 
 
-def _checked(checks_run: Sequence[str], num_ranks: int, step_range: tuple[int, int] | None) -> str:
-    over = f" over {steps_words(*step_range)}" if step_range else ""
-    if not checks_run:
+def _checked(report: CheckReport) -> str:
+    if not report.checks_run or report.judged.steps is None:
         return ""
-    return f"{counted(len(checks_run), 'check')}{over} on {counted(num_ranks, 'rank')}: {listed(sorted(checks_run))}."
+    over = f"over {steps_words(*report.judged.steps)} on {counted(report.judged.world_size, 'rank')}"
+    return f"{counted(len(report.checks_run), 'check')} {over}: {listed(report.checks_run)}."

@@ -78,6 +78,7 @@ from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
 
 CODE = "dispersion-high"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "part_losses")
 
 MILD = 1.1
@@ -140,7 +141,9 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
             f"{have} steps have losses or gradient norms to compare, and with {len(members)} workers that keep their "
             f"order at every step {needed} are needed to stand out beyond chance"
         )
-    raise CannotTell(short[0] if short else "no group has two workers that may be compared")
+    if not short:
+        raise CannotTell("no group has two workers that may be compared")
+    raise CannotTell(short[0], reason="too-few-steps")
 
 
 def _lasting(series: WorkerSeries, members: tuple[int, ...], quantity: str, threshold: float) -> _Excess | None:

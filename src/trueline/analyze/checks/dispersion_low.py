@@ -88,6 +88,7 @@ from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
 
 CODE = "dispersion-low"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "cosine_others", "group_grad_norms", "part_losses")
 
 EQUAL_STEPS = 3
@@ -274,4 +275,5 @@ def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tup
         if have >= needed:
             return
         why += f"; {have} steps have values of {len(members)} workers, and for pairs {needed} are needed"
-    raise CannotTell(why if len(groups[0]) > 2 else why + "; with two workers there is no other pair to compare with")
+    why += "" if len(groups[0]) > 2 else "; with two workers there is no other pair to compare with"
+    raise CannotTell(why, reason="too-few-steps")

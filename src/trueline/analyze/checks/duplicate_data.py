@@ -65,6 +65,7 @@ from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "duplicate-data"
+QUESTION = "data"
 NEEDS: tuple[str, ...] = ("sample_digests",)
 
 
@@ -72,7 +73,10 @@ def check(run: Run) -> list[Finding]:
     """The Finding of all workers that consume what others consume in the same step; raises ``CannotTell``."""
     samples = consumed_samples(run)
     if not judged_slots(samples).any():
-        raise CannotTell("every epoch is a single step long, where padding repeats samples on other workers by design")
+        raise CannotTell(
+            "every epoch is a single step long, where padding repeats samples on other workers by design",
+            reason="undecidable",
+        )
     found = find_duplicates(samples)
     return [] if found is None else [_finding(samples, found, declared_sampling(run.env, samples.ranks))]
 

@@ -58,6 +58,7 @@ from trueline.schema.formats import FORMATS
 from trueline.store.reader import Run
 
 CODE = "grad-explosion"
+QUESTION = "recorded"
 NEEDS: tuple[str, ...] = ()
 
 LAYERS = 3
@@ -105,7 +106,9 @@ def _suspects(run: Run) -> list[int]:
         near_R = np.fmax(np.abs(number_of["min"]), np.abs(number_of["max"])) > limit_R / 2
         found += np.unique(np.asarray(table["step"].to_numpy(), dtype=np.int64)[bad_R | near_R]).tolist()
     if not any_gradient:
-        raise CannotTell("no gradient was recorded; let the plan record the phase bwd, as `--plan mix` does")
+        raise CannotTell(
+            "no gradient was recorded; let the plan record the phase bwd, as `--plan mix` does", reason="not-recorded"
+        )
     return found
 
 

@@ -59,6 +59,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "grad-spike"
+QUESTION = "jumps"
 NEEDS: tuple[str, ...] = (
     "reduced_norm",
     "group_reduced_norms",

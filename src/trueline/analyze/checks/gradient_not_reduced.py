@@ -52,6 +52,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "gradient-not-reduced"
+QUESTION = "replicas"
 NEEDS: tuple[str, ...] = (
     "group_used_residual",
     "group_used_floor",

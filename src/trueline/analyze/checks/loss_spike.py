@@ -53,6 +53,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "loss-spike"
+QUESTION = "jumps"
 NEEDS: tuple[str, ...] = ("loss", "lr", "num_micro", "tokens")
 
 LEAST = 1.25

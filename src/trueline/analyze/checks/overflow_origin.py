@@ -71,6 +71,7 @@ from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "overflow-origin"
+QUESTION = "recorded"
 NEEDS: tuple[str, ...] = ()
 
 Grade = Literal["critical", "high", "medium"]

@@ -54,6 +54,7 @@ from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "range-saturation"
+QUESTION = "recorded"
 NEEDS: tuple[str, ...] = ()
 
 _JUDGED = {name: FORMATS[name] for name in ("float16", "bfloat16", "float32")}

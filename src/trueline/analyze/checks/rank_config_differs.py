@@ -57,6 +57,7 @@ from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "rank-config-differs"
+QUESTION = "configuration"
 NEEDS: tuple[str, ...] = ("lr", "optimizer_digest")
 
 _OF_ONE_RANK = re.compile(

@@ -66,6 +66,7 @@ from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 CODE = "reduction-mismatch"
+QUESTION = "replicas"
 NEEDS: tuple[str, ...] = (
     "group_reduce_residual",
     "group_reduce_floor",
@@ -116,7 +117,10 @@ def check(run: Run) -> list[Finding]:
     findings = [finding for case in cases for finding in _findings(reductions, case)]
     lossy = sorted({env.reduce_hook for env in run.env.values() if env.reduce_lossy})
     if lossy and not findings:
-        raise CannotTell(f"gradients go through '{lossy[0]}', which is lossy on purpose; replicas agreed on the result")
+        raise CannotTell(
+            f"gradients go through '{lossy[0]}', which is lossy on purpose; replicas agreed on the result",
+            reason="by-design",
+        )
     return findings
 
 

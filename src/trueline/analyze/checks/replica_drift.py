@@ -59,6 +59,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "replica-drift"
+QUESTION = "replicas"
 NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests")
 
 Kind = Literal["parameter", "buffer"]
@@ -96,11 +97,20 @@ def check(run: Run) -> list[Finding]:
     replicas: dict[Kind, list[list[int]]] = {kind: _replicas(run, kind) for kind in _KINDS}
     measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
     if not measured and not replicas["parameter"]:
-        raise CannotTell("no two ranks hold the same parameters: there is one worker, or every rank its own shard")
+        raise _without_replicas(run)
     if not measured:
         raise CannotTell("no step has digests of parameters from two replicas")
     found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas[kind])) for kind in measured]
     return [_finding(kind, drifts) for kind, drifts in found if drifts]
+
+
+def _without_replicas(run: Run) -> CannotTell:
+    """Why there is nothing to compare: one rank, shards, or ranks whose parameters differ without a known reason."""
+    if run.world_size == 1:
+        return CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
+    if run.manifest.adapter == "fsdp2":
+        return CannotTell("every rank holds a shard of its own, and no two ranks the same", reason="by-design")
+    return CannotTell("no two ranks are known to hold the same parameters")
 
 
 def _replicas(run: Run, kind: Kind) -> list[list[int]]:

@@ -42,6 +42,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "rng-streams"
+QUESTION = "streams"
 STREAMS: tuple[str, ...] = ("python", "numpy", "torch", "device")
 NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device")
 

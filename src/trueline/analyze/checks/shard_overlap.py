@@ -93,6 +93,7 @@ from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "shard-overlap"
+QUESTION = "data"
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch")
 
 _ONE_SEED = (
@@ -128,7 +129,8 @@ def check(run: Run) -> list[Finding]:
     if not findings and nothing_returns(samples):
         raise CannotTell(
             f"none of the samples came again in {samples.num_blocks} epochs: they are changed on the fly or streamed, "
-            "and digests cannot tell who consumed which"
+            "and digests cannot tell who consumed which",
+            reason="undecidable",
         )
     return findings
 

@@ -70,6 +70,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "token-imbalance"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("tokens", "loss", "grad_norm")
 
 LARGE = 2.0
@@ -151,7 +152,10 @@ def judge(
             continue
         if weighting.averaging is None or not reduction_known:
             why = weighting.why if weighting.averaging is None else "the reduction is code that may weight workers"
-            raise CannotTell(f"{noun} counts of workers are far from equal since step {imbalance.steps[0]}, but {why}")
+            raise CannotTell(
+                f"{noun} counts of workers are far from equal since step {imbalance.steps[0]}, but {why}",
+                reason="undecidable",
+            )
         findings.append(_finding(series, promise, imbalance, weighting, noun))
     if not findings:
         _require_counts(series, promise, groups)
@@ -333,4 +337,4 @@ def _require_counts(series: WorkerSeries, promise: Promise, groups: Sequence[tup
             f"{np.count_nonzero(steps)} steps have token counts of {len(members)} workers, which differ, and {needed} "
             "are needed for a worker to stand out beyond chance"
         )
-    raise CannotTell(short[0])
+    raise CannotTell(short[0], reason="too-few-steps")

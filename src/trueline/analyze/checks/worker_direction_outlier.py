@@ -49,6 +49,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "worker-direction-outlier"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "group_grad_norms", "sample_digests")
 
 
@@ -61,7 +62,10 @@ def check(run: Run) -> list[Finding]:
 def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
     """The same of series."""
     if series.num_workers < 3:
-        raise CannotTell("two workers have one cosine between them, so neither can be unlike the other; it takes three")
+        raise CannotTell(
+            "two workers have one cosine between them, so neither can be unlike the other; it takes three",
+            reason="undecidable",
+        )
     found = find_outliers(series, promise, "direction")
     left = [outlier for outlier in unexplained(found, series, promise) if not _of_copies(series, promise, outlier)]
     return [_finding(series, outlier) for outlier in left]

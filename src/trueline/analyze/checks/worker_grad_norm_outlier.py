@@ -48,6 +48,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "worker-grad-norm-outlier"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
 
 

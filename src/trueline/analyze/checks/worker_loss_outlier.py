@@ -59,6 +59,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "worker-loss-outlier"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "group_grad_norms", "sample_digests")
 
 

@@ -56,6 +56,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "worker-nonfinite"
+QUESTION = "nonfinite"
 NEEDS: tuple[str, ...] = ("loss", "grad_nonfinite", "param_grad_norms")
 
 _HALVINGS = 16

@@ -60,6 +60,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "worker-scale"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
 
 

@@ -65,6 +65,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "worker-silent"
+QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("grad_norm", "param_grad_norms", "loss")
 
 _ENOUGH = 3

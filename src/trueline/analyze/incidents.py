@@ -1,0 +1,139 @@
+"""Findings that tell of one fault, together: the same ranks since the same step, or one explained by another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.finding import SEVERITIES, Finding, Severity, by_weight
+
+_OUTLIERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
+_APART = (*_OUTLIERS, "dispersion-high")
+_JUMPS = ("loss-spike", "grad-spike")
+_NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
+    "shard-overlap": ("dispersion-low",),
+    "rank-config-differs": ("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", *_APART),
+    "gradient-not-reduced": ("reduction-mismatch", "replica-drift", *_APART),
+    "reduction-mismatch": ("replica-drift", *_APART),
+    "replica-drift": _APART,
+    "range-saturation": ("overflow-origin", "grad-explosion", *_NONFINITE),
+    "grad-explosion": ("overflow-origin", *_NONFINITE),
+    "overflow-origin": _NONFINITE,
+    "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch"),
+    "worker-silent": ("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
+    "token-imbalance": ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-scale", "dispersion-high"),
+    "worker-scale": ("worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),
+    "worker-loss-outlier": ("worker-grad-norm-outlier", "worker-direction-outlier", "dispersion-high", *_JUMPS),
+    "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
+    "worker-direction-outlier": ("dispersion-high",),
+    "grad-spike": ("loss-spike",),
+    "structure-differs": ("site-missing", "dtype-differs", "weight-differs", "first-divergence"),
+    "optimizer-differs": ("weight-differs",),
+    "weight-differs": ("first-divergence",),
+    "input-differs": ("first-divergence",),
+    "dtype-differs": ("first-divergence",),
+}
+"""What each fault brings with it: a rank that was not reduced drifts, and a rank that drifted has losses unlike those
+of the others. No code explains itself, directly or by way of others.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One fault as far as findings tell: ``findings`` are their places in the list that it was made from, the telling
+    one first. ``ranks``, ``step_first`` and ``title`` (its claim) are those of the telling one, ``severity`` is the
+    worst of all.
+    """
+
+    ranks: tuple[int, ...]
+    step_first: int | None
+    severity: Severity
+    findings: tuple[int, ...]
+    title: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "ranks": list(self.ranks),
+            "step_first": self.step_first,
+            "severity": self.severity,
+            "findings": list(self.findings),
+            "title": self.title,
+        }
+
+
+def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
+    """The errors and warnings among ``findings`` by the fault they tell of, gravest and earliest first.
+
+    Those of severity info are in none.
+    """
+    members = {place: {place} for place, finding in enumerate(findings) if finding.severity != "info"}
+    for one in members:
+        for other in members:
+            if members[one] is not members[other] and _belong_together(findings[one], findings[other]):
+                joined = members[one] | members[other]
+                members |= dict.fromkeys(joined, joined)
+    groups = {min(group): group for group in members.values()}
+    made = [_incident(findings, group) for group in groups.values()]
+    return tuple(
+        sorted(made, key=lambda each: (SEVERITIES.index(each.severity), by_weight(findings[each.findings[0]])))
+    )
+
+
+def explains(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` is what ``cause`` brings with it: by their codes, on a common rank, not before it, and no
+    graver than it.
+    """
+    return (
+        effect.code in EXPLAINS.get(cause.code, ())
+        and (not cause.ranks or not effect.ranks or not set(cause.ranks).isdisjoint(effect.ranks))
+        and SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity)
+        and _onset(cause)[0] <= _onset(effect)[1]
+    )
+
+
+def _belong_together(one: Finding, other: Finding) -> bool:
+    return explains(one, other) or explains(other, one) or (one.ranks == other.ranks and _since_the_same(one, other))
+
+
+def _since_the_same(one: Finding, other: Finding) -> bool:
+    """Whether both may have begun at one step."""
+    (low, high), (other_low, other_high) = _onset(one), _onset(other)
+    return one.step_first is not None and other.step_first is not None and low <= other_high and other_low <= high
+
+
+def _onset(finding: Finding) -> tuple[float, float]:
+    """First and last step at which what the Finding tells of may have begun; any, where it names none.
+
+    What is judged over many steps began somewhere before it crossed the line.
+    """
+    if finding.step_first is None:
+        return float("-inf"), float("inf")
+    crossed = finding.evidence.get("crossed_step")
+    return finding.step_first, crossed if isinstance(crossed, int) else finding.step_first
+
+
+def advice_of(group: Sequence[Finding]) -> tuple[str, ...]:
+    """The advice of those findings of an incident that none of the others explains, each piece once."""
+    return tuple(dict.fromkeys(line for finding in group if not _explained(finding, group) for line in finding.next))
+
+
+def _explained(effect: Finding, group: Sequence[Finding]) -> bool:
+    return any(explains(cause, effect) for cause in group)
+
+
+def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
+    """The telling one is what no other of them explains."""
+    members = [findings[place] for place in group]
+    ordered = sorted(group, key=lambda place: (_explained(findings[place], members), by_weight(findings[place])))
+    telling = findings[ordered[0]]
+    return Incident(
+        ranks=telling.ranks,
+        step_first=telling.step_first,
+        severity=min(members, key=by_weight).severity,
+        findings=tuple(ordered),
+        title=telling.claim,
+    )

@@ -1,0 +1,157 @@
+"""What of a Run could be judged: the questions that checks answer, and why some checks could not.
+
+Whether nothing found means that nothing is wrong follows from here, never from the words of a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Question = Literal[
+    "data",
+    "replicas",
+    "workers",
+    "nonfinite",
+    "jumps",
+    "streams",
+    "configuration",
+    "recorded",
+    "reference",
+    "other",
+]
+QUESTIONS: dict[Question, str] = {
+    "data": "which samples the ranks read",
+    "replicas": "whether gradients are averaged and replicas stay equal",
+    "workers": "whether losses and gradients of one rank are unlike those of the others",
+    "nonfinite": "whether losses and gradients are finite",
+    "jumps": "whether loss or gradients jump",
+    "streams": "whether random streams are as declared",
+    "configuration": "whether ranks have the same settings",
+    "recorded": "where recorded steps overflow",
+    "reference": "where it differs from the reference",
+    "other": "what checks of other packages ask",
+}
+"""Each in words that follow "could not be judged:"."""
+
+BETWEEN_RANKS: tuple[Question, ...] = ("data", "replicas", "workers")
+"""Answered by comparing ranks with each other."""
+_MAIN: tuple[Question, ...] = (*BETWEEN_RANKS, "nonfinite")
+"""What every training is asked."""
+
+Reason = Literal[
+    "no-data",
+    "too-few-steps",
+    "one-worker",
+    "undecidable",
+    "damaged",
+    "failed",
+    "by-design",
+    "not-recorded",
+]
+"""Why a check said nothing: what it reads was not measured; was measured at too few steps; there is no second rank to
+compare with; is there but does not determine the answer; cannot be read; the check itself broke. The last two are no
+lack: what it looks for cannot be in such a training, or takes recorded steps, which the plan did not ask for.
+"""
+REASONS: tuple[Reason, ...] = get_args(Reason)
+_NO_LACK: tuple[Reason, ...] = ("by-design", "not-recorded")
+
+State = Literal["judged", "open", "not-applicable"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """A check that could not say anything, and why: in one word for programs, in a sentence for people."""
+
+    check: str
+    why: str
+    reason: Reason = "no-data"
+
+    def to_json(self) -> dict[str, str]:
+        """The document of the outside contract."""
+        return {"check": self.check, "why": self.why, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question, and which of its checks answered."""
+
+    question: Question
+    checks_run: tuple[str, ...] = ()
+    checks_not_run: tuple[NotRun, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """Judged where any check of it ran; not applicable where none ran and none lacked anything."""
+        if self.checks_run:
+            return "judged"
+        return "not-applicable" if all(entry.reason in _NO_LACK for entry in self.checks_not_run) else "open"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "question": self.question,
+            "state": self.state,
+            "checks_run": list(self.checks_run),
+            "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was looked at: ``questions`` with their checks, the global ``ranks`` that were compared with each other,
+    those that the job had, and the first and last step with a row (None: there is none).
+    """
+
+    questions: tuple[Asked, ...] = ()
+    ranks: tuple[int, ...] = ()
+    world_size: int = 1
+    num_steps: int = 0
+    steps: tuple[int, int] | None = None
+
+    def of(self, state: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
+        """The questions ``among`` those asked that are in ``state``."""
+        wanted = set(among)
+        return tuple(asked for asked in self.questions if asked.state == state and asked.question in wanted)
+
+    @property
+    def enough(self) -> bool:
+        """Whether nothing found means that there is no fault to find.
+
+        Ranks were compared with each other, and at most one of the four main questions that apply stayed open. Where a
+        reference was given it was compared with, which is enough for one rank, and for a Run of records alone.
+        """
+        if self.of("open", ("reference",)):
+            return False
+        if self.world_size == 1 or not self.num_steps:
+            return bool(self.of("judged", ("reference",)))
+        settled = len(self.of("judged", _MAIN)) + len(self.of("not-applicable", _MAIN))
+        return bool(self.of("judged", BETWEEN_RANKS)) and len(_MAIN) - settled <= 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "enough": self.enough,
+            "ranks": list(self.ranks),
+            "world_size": self.world_size,
+            "num_steps": self.num_steps,
+            "step_first": None if self.steps is None else self.steps[0],
+            "step_last": None if self.steps is None else self.steps[1],
+            "questions": [asked.to_json() for asked in self.questions],
+        }
+
+
+def asked_of(
+    checks_run: Sequence[str], checks_not_run: Sequence[NotRun], question_of: Mapping[str, Question]
+) -> tuple[Asked, ...]:
+    """The questions that any of the checks belongs to, in the order of ``QUESTIONS``."""
+    asked = (
+        Asked(
+            question,
+            tuple(code for code in checks_run if question_of[code] == question),
+            tuple(entry for entry in checks_not_run if question_of[entry.check] == question),
+        )
+        for question in QUESTIONS
+    )
+    return tuple(each for each in asked if each.checks_run or each.checks_not_run)
