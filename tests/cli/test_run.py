@@ -243,6 +243,19 @@ def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path, monkeypatch,
     assert (tmp_path / "taken" / "precious.txt").read_text(encoding="utf-8") == "keep"
 
 
+@pytest.mark.parametrize("how", ["--overwrite", "--resume"])
+def test_the_run_of_a_job_that_lives_is_left_alone(tmp_path, how):
+    wait = "import sys; from trueline.store.writer import RunWriter; RunWriter('run', rank=0); print('x', flush=True);"
+    words = [sys.executable, "-c", f"{wait} sys.stdin.read()"]
+    with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        job.stdout.readline()
+        done = call([TRUELINE, "run", "--out", "run", how, "--", sys.executable, "-V"], tmp_path)
+        job.stdin.close()
+    assert done.returncode == 2
+    assert f"is still being written by process {job.pid}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_model_that_cannot_be_watched_trains_on(tmp_path):
     program = (
         "import torch\nfrom torch import nn\n"

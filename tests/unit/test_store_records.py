@@ -229,8 +229,8 @@ def test_a_value_of_the_wrong_type_costs_its_step_and_comes_out_of_the_next_writ
 
 
 def test_what_a_rank_recorded_before_is_not_mixed_with_what_comes(tmp_path):
-    for rank in (0, 1, 11):
-        writer = RunWriter(tmp_path, rank=rank)
+    writers = {rank: RunWriter(tmp_path, rank=rank) for rank in (0, 1, 11)}
+    for rank, writer in writers.items():
         writer.write(StackRecord(rank, ("f",)))
         writer.write(tensor_record(0, "x", [1.0]))
         writer.write(make_step(0))
@@ -242,6 +242,8 @@ def test_what_a_rank_recorded_before_is_not_mixed_with_what_comes(tmp_path):
     RunWriter(tmp_path, rank=1, overwrite=True).close()
     assert Run(tmp_path).record_ranks == [0, 11]
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*rank-00001*")) == []
+    for rank in (0, 11):
+        writers[rank].close()
     RunWriter(tmp_path, rank=0, overwrite=True)
     left = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".tmp"}
     assert left == {"rank-00000.tlj", "manifest.json"}

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from trueline.capture.outlet import Outlet
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.schema.roles import Sink
@@ -315,6 +317,39 @@ def test_a_full_disk_still_takes_the_finding_that_says_so(small_disk):
     said = Finding(code="watch-degraded", severity="warning", claim="The disk is full.")
     writer.write(said)
     assert Run(small_disk / "run").live_findings == [said]
+
+
+@pytest.fixture
+def no_descriptors():
+    """Calls open all that this process may have; they are closed again."""
+    held = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def take_all():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+
+    yield take_all
+    for fd in held:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_free_descriptors_a_finding_still_says_so_and_the_run_is_closed(tmp_path, no_descriptors):
+    outlet = Outlet(RunWriter(tmp_path, rank=0, seal_steps=3), rank=0)
+    no_descriptors()
+    for step in range(5):
+        outlet.step = step
+        outlet.write({"step": step, "loss": 1.0})
+    outlet.close()
+    run = Run(tmp_path)
+    (said,) = run.live_findings
+    assert (said.code, said.step_first) == ("watch-degraded", 2)
+    assert "Too many open files" in said.claim
+    assert run.steps.tolist() == [0, 1, 2]
+    assert run.unclosed == []
 
 
 def test_nothing_is_left_of_the_room_that_was_kept(tmp_path):

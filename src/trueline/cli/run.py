@@ -116,13 +116,15 @@ def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
         raise InputError(f"A Run cannot be written to '{out}': '{nearest}' does not allow it. Pass another --out.")
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
+    from trueline.schema.owner import require_ended
+    from trueline.store.claim import require_free
+
     if resume:
         from trueline.store.reader import Run
 
         Run(out)
+        require_ended(out, proven=True)
     else:
-        from trueline.store.claim import require_free
-
         require_free(out, overwrite=True)
         if not overwrite:
             raise RunExistsError(

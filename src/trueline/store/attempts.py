@@ -8,7 +8,8 @@ import os
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.documents import decode
-from trueline.schema.errors import ResumeError, RunError
+from trueline.schema.errors import ResumeError, RunError, RunExistsError
+from trueline.schema.owner import require_ended
 from trueline.schema.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
 from trueline.schema.start import Job, Start
 from trueline.store import layout
@@ -23,15 +24,16 @@ def next_start(path: str | os.PathLike[str], job: Job, *, rank: int) -> Start:
     where there is nothing yet.
 
     Steps go on where ``job.step`` says, else where the optimizer's own count does, else after the last recorded one.
-    Raises ``ResumeError`` for what is no Run, cannot be written by this version, or is of another job: of other
-    parameters, or another number of workers.
+    Raises ``ResumeError`` for what is no Run, cannot be written by this version, is still being written by another
+    process of this machine, or is of another job: of other parameters, or another number of workers.
     """
     path = os.fspath(path)
     if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
         return Start(step=job.step or 0)
     try:
         manifest = open_manifest(LocalFileSystem(), path, path)
-    except RunError as error:
+        require_ended(path, proven=True)  # of another machine it may have been killed just now, and started again here
+    except (RunError, RunExistsError) as error:
         raise ResumeError(str(error)) from None
     if manifest.started_at or manifest.source:  # otherwise the start before ended before it had described itself
         _require_same_job(path, manifest, job, rank=rank)

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 
 from trueline.schema.errors import RunError, RunExistsError
+from trueline.schema.owner import require_ended
 from trueline.store import layout
 from trueline.store.migrate import read_manifest
+
+
+@contextlib.contextmanager
+def alone_in(path: str) -> Iterator[None]:
+    """Make the directory ``path`` and keep other jobs from claiming it meanwhile, where its file system has locks; they
+    get ``RunExistsError``.
+    """
+    if os.path.lexists(path) and not os.path.isdir(path):
+        yield  # which will be refused
+        return
+    os.makedirs(path, exist_ok=True)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise taken(path) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def taken(path: str) -> RunExistsError:
+    """What to raise where another job was a moment faster."""
+    return RunExistsError(f"Another job is beginning a Run in '{path}' just now. Pass another path.")
 
 
 def claim(path: str, *, overwrite: bool) -> None:
@@ -37,6 +66,7 @@ def require_free(path: str, *, overwrite: bool) -> None:
             f"'{path}' already holds a Run. Pass another path, or --overwrite (in Python: overwrite=True, or "
             "resume=True to go on with it)."
         )
+    require_ended(path)
 
 
 def claim_share(path: str, rank: int, *, overwrite: bool) -> None:

@@ -86,6 +86,11 @@ class Ledger:
         finally:
             self._close_journal()
 
+    def abandon(self) -> None:
+        """Give up the file handle and forget the rows; files stay as they are."""
+        self._forget_rows()
+        self._close_journal()
+
     def _seal(self) -> None:
         self._seal_at_steps += self._seal_after.steps
         self._seal_at_s = time.monotonic() + self._seal_after.seconds

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
@@ -31,14 +32,23 @@ class RecordWriter:
     ``write`` hands over and returns; a step is in the journal, and so survives a SIGKILL, once the thread has had its
     turn. What the thread meets comes out of the next ``write``. Values that cannot be stored cost only values: no more
     are stored after that, and a Finding in ``notices`` says so. ``attempt`` is the start of the job that records.
+    ``require`` raises ``OSError`` where the Run is another's now.
     """
 
     def __init__(
-        self, path: str, *, rank: int, seal_after: SealAfter, attempt: int = 0, max_bytes: int = MAX_BYTES
+        self,
+        path: str,
+        *,
+        rank: int,
+        seal_after: SealAfter,
+        attempt: int = 0,
+        max_bytes: int = MAX_BYTES,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
         self.notices: list[Finding] = []
         self._path = path
         self._rank = rank
+        self._require = require
         self._attempt = attempt
         self._seal_after = seal_after
         self._encoder = StepEncoder(rank)
@@ -89,7 +99,17 @@ class RecordWriter:
                 if self._ledger is not None:
                     self._ledger.close()
 
+    def abandon(self) -> None:
+        """End the thread and give up the file handles; no file gets its name."""
+        with contextlib.suppress(OSError):
+            self._background.close()
+        for file in self._tensors.values():
+            file.drop()
+        if self._ledger is not None:
+            self._ledger.abandon()
+
     def _handle(self, record: Recorded) -> None:
+        self._require()
         if isinstance(record, TensorRecord):
             self._add_tensor(record)
         elif isinstance(record, StackRecord):

@@ -6,6 +6,7 @@ A workers row is in the journal when ``write`` returns, and in a sealed Parquet 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -17,22 +18,23 @@ import pyarrow as pa
 from trueline.schema import documents
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
+from trueline.schema.owner import Hold
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.start import FIRST, Start
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES
-from trueline.store.claim import claim, claim_share
-from trueline.store.durable import append, replace_file
+from trueline.store.claim import alone_in, claim, claim_share, taken
+from trueline.store.durable import replace_file
 from trueline.store.filesystem import local_path
+from trueline.store.findings import FindingsFile
 from trueline.store.journal import FrameCodec
 from trueline.store.ledger import SEAL_S, SEAL_STEPS, Ledger, SealAfter
 from trueline.store.leftovers import end_last_line, first_sequence, seal_leftover
 from trueline.store.parts import encode_part
 from trueline.store.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.records import encode_records
-from trueline.store.reserve import Reserve
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
 
 
@@ -71,19 +73,35 @@ class RunWriter:
         self._close_asked = False
         self._closed = False
         creates = rank == 0 if creates is None else creates
-        if start.attempt:
-            self._take_over()
-        elif creates:
+        with alone_in(self.path) if creates else contextlib.nullcontext():
+            self._hold = self._take_place(creates=creates, overwrite=overwrite)
+        try:
+            if start.attempt:
+                self._take_over()
+            self._findings = FindingsFile(
+                os.path.join(self.path, layout.findings_name(rank)),
+                reserve_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.reserve_name(rank)),
+            )
+            self._rows = self._open_ledger()
+        except OSError:
+            self._hold.release()
+            raise
+
+    def _take_place(self, *, creates: bool, overwrite: bool) -> Hold:
+        goes_on = self.start.attempt > 0
+        if creates and not goes_on:
             claim(self.path, overwrite=overwrite)
-        else:
-            claim_share(self.path, rank, overwrite=overwrite)
+        elif not goes_on:
+            claim_share(self.path, self._rank, overwrite=overwrite)
         os.makedirs(self.path, exist_ok=True)
         if creates:  # first of all: what has no manifest is no Run, neither to be replaced nor to go on with
-            self._write_manifest(start.manifest or Manifest())
+            self._write_manifest(self.start.manifest or Manifest())
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
-        self._reserve = Reserve(os.path.join(self.path, layout.JOURNAL_DIR, layout.reserve_name(rank)))
-        self._rows = self._open_ledger()
+        try:
+            return Hold(self.path, rank=self._rank, takes_over=goes_on or overwrite)
+        except FileExistsError:
+            raise taken(self.path) from None
 
     def _open_ledger(self) -> Ledger:
         parts_path = os.path.join(self.path, layout.WORKERS_DIR)
@@ -95,6 +113,7 @@ class RunWriter:
             encode=_encode_rows,
             seal_after=self._seal_after,
             sequence=first_sequence(parts_path, self._rank, self.start.attempt),
+            before_seal=self._hold.require,
         )
 
     def _take_over(self) -> None:
@@ -111,6 +130,7 @@ class RunWriter:
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
         """Write, or replace, this rank's environment and on rank 0 the manifest."""
+        self._hold.require()
         if manifest is not None:
             self._write_manifest(manifest)
         path = os.path.join(self.path, layout.ENV_DIR, layout.env_name(self._rank))
@@ -130,6 +150,7 @@ class RunWriter:
             raise OSError(errno.EBADF, "The Run is closed and takes no more rows", self.path)
         self._busy = True
         try:
+            self._hold.beat()
             self._take_notices()
             if isinstance(record, StepRecords | TensorRecord | StackRecord):
                 self._write_recorded(record)
@@ -157,12 +178,28 @@ class RunWriter:
             return
         self._closed = True
         try:
+            self._hold.require()
+        except OSError:
+            self._let_go()
+            raise
+        try:
             if self._records is not None:
                 self._records.close()
                 self._take_notices()
         finally:
-            self._reserve.give_up()
-            self._rows.close()
+            self._findings.close()
+            try:
+                self._rows.close()
+            finally:
+                self._hold.release()
+
+    def _let_go(self) -> None:
+        """Leave alone what has become another's: only what this process holds is given back."""
+        if self._records is not None:
+            self._records.abandon()
+        self._findings.close(removes_reserve=False)
+        self._rows.abandon()
+        self._hold.release()
 
     def _write_manifest(self, manifest: Manifest) -> None:
         replace_file(os.path.join(self.path, layout.MANIFEST), documents.encode(manifest.model_dump()))
@@ -183,6 +220,7 @@ class RunWriter:
                 seal_after=seal_after,
                 attempt=self.start.attempt,
                 max_bytes=self._queue_bytes,
+                require=self._hold.require,
             )
         self._records.write(record)
 
@@ -194,22 +232,8 @@ class RunWriter:
             self._records.raise_error()
 
     def _write_finding(self, finding: Finding) -> None:
-        line = documents.encode(finding.to_json(), indent=None)
-        path = os.path.join(self.path, layout.findings_name(self._rank))
-        try:
-            _append_line(path, line)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._reserve.give_up():
-                raise
-            _append_line(path, line)
-
-
-def _append_line(path: str, line: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        append(fd, line, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
+        self._hold.require()
+        self._findings.add(documents.encode(finding.to_json(), indent=None))
 
 
 def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:

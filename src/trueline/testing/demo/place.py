@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.schema.errors import InputError, RunExistsError
+from trueline.schema.owner import require_ended
 from trueline.testing.demo.settings import SETTINGS
 
 MARKER = "demo.json"
@@ -38,6 +39,8 @@ def require_free(out: Path, *, overwrite: bool) -> None:
             f"Output directory '{out}' holds an earlier demo; "
             "pass --overwrite to replace it, or --out DIR for another place."
         )
+    for run in _runs(out):
+        require_ended(run)
     foreign = [entry for run in _runs(out) for entry in _foreign_entries(run)]
     if foreign:
         raise RunExistsError(
