@@ -109,8 +109,8 @@ def _without_replicas(run: Run) -> CannotTell:
     if run.world_size == 1:
         return CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
     if run.manifest.adapter == "fsdp2":
-        return CannotTell("every rank holds a shard of its own, and no two ranks the same", reason="by-design")
-    return CannotTell("no two ranks are known to hold the same parameters")
+        return CannotTell("no two ranks hold the same parameters: each has its own shard", reason="by-design")
+    return CannotTell("no two ranks are known to hold the same parameters: each has its own shard, or other ones")
 
 
 def _replicas(run: Run, kind: Kind) -> list[list[int]]:
