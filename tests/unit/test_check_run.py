@@ -1,6 +1,7 @@
 """The report on one Run: which checks ran, which could not, and what is wrong with the Run itself."""
 
 import json
+import os
 import types
 
 import numpy as np
@@ -12,6 +13,7 @@ from trueline.analyze import check_run, registry
 from trueline.analyze.check_run import check
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import Manifest
 from trueline.store.writer import RunWriter
 
 EXACT = (
@@ -161,10 +163,45 @@ def test_a_question_that_no_check_asks_is_refused(monkeypatch):
         registry.installed_checks()
 
 
-def test_a_worker_that_died_is_noted(tmp_path):
+def test_a_worker_that_stopped_before_the_others_is_noted(tmp_path):
     rows = {key: row for key, row in healthy_rows(3, 9).items() if key[1] != 2 or key[0] < 4}
     report = check(write_run(tmp_path, rows))
-    assert report.notes == ("Rank 2 has rows up to step 3 only, others go on to step 8: killed, or still writing.",)
+    assert report.notes == ("Rank 2 has rows up to step 3 only, others go on to step 8.",)
+
+
+def left_open(path, num_steps):
+    """A Run whose rank 1 is still written by this process; a child process left rank 0 without a word."""
+    for rank, steps in enumerate(num_steps):
+        if rank == 0 and os.fork():
+            os.wait()
+            continue
+        writer = RunWriter(path, rank=rank)
+        manifest = Manifest(world_size=2, data_parallel_ranks=[0, 1], adapter="ddp")
+        writer.describe(manifest if rank == 0 else None, rank_env(rank, 2))
+        rows = healthy_rows(2, steps)
+        for step in range(steps):
+            writer.write({"step": step, **rows[step, rank]})
+        if rank == 0:
+            os._exit(0)
+    return writer
+
+
+def test_killed_ranks_and_running_ones_are_noted_with_their_last_step(tmp_path):
+    writer = left_open(tmp_path, (6, 8))
+    try:
+        report = check(tmp_path)
+    finally:
+        writer.close()
+    assert report.notes[:2] == (
+        "Rank 0 did not close this Run (last step 5): killed, or ended without a chance to close it.",
+        "Rank 1 did not close this Run (last step 7): the job may still be running.",
+    )
+    assert report.judged.unclosed == (0, 1)
+    assert report.verdict.line.startswith("No fault found so far in 8 steps of 2 ranks")
+
+    (tmp_path / "journal" / ".rank-00000-owner.tmp").unlink()
+    (note,) = check(tmp_path).notes
+    assert note == "Rank 0 did not close this Run (last step 5): killed, or still running."
 
 
 def test_a_worker_that_is_missing_is_noted(tmp_path):

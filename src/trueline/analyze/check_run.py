@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
+from trueline.analyze.ends import ends_of
+from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.incidents import Incident, advice_of, incidents_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
@@ -139,6 +137,7 @@ def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:
         world_size=max(run.world_size, len(run.ranks)),  # a manifest that was lost knows of one rank only
         num_steps=int(steps.size),
         steps=(int(steps[0]), int(steps[-1])) if steps.size else None,
+        unclosed=tuple(run.unclosed),
     )
 
 
@@ -153,30 +152,4 @@ def _not_run(code: str, error: Exception) -> NotRun:
 
 
 def _notes(run: Run) -> list[str]:
-    return [*run.problems, *run.manifest.notes, *_early_ends(run)]
-
-
-def _early_ends(run: Run) -> list[str]:
-    """A line on workers whose rows end before those of the others: they died, or stopped."""
-    ranks = data_parallel_ranks(run)
-    last = {rank: _last_step(run, rank) for rank in ranks}
-    latest = max((step for step in last.values() if step is not None), default=None)
-    if latest is None:
-        return []
-    early: dict[int | None, list[int]] = {}
-    for rank, step in last.items():
-        if step is None or step < latest:
-            early.setdefault(step, []).append(rank)
-    return [_early_end(ended, step, latest) for step, ended in early.items()]
-
-
-def _early_end(ranks: Sequence[int], step: int | None, latest: int) -> str:
-    verb = "has" if len(ranks) == 1 else "have"
-    rows = "no rows" if step is None else f"rows up to step {step} only"
-    return f"{capitalized(ranks_text(ranks))} {verb} {rows}, others go on to step {latest}: killed, or still writing."
-
-
-def _last_step(run: Run, rank: int) -> int | None:
-    _, measured = run.pivot("rank")
-    rows = np.flatnonzero(measured[:, run.ranks.index(rank)])
-    return int(run.steps[rows[-1]]) if len(rows) else None
+    return [*ends_of(run), *run.problems, *run.manifest.notes]

@@ -64,12 +64,13 @@ def place_text(ranks: Sequence[int], step: int | None, world_size: int) -> str:
 
 
 def _scope(judged: Judged) -> str:
-    """`` in 150 steps of 4 ranks``; nothing for a Run of records alone."""
+    """`` in 150 steps of 4 ranks``, `` so far in`` them where the Run was not closed; nothing for records alone."""
     if not judged.num_steps:
         return ""
+    so_far = " so far" if judged.unclosed else ""
     left_out = f"{len(judged.ranks)} of {judged.world_size} ranks"
     ranks = counted(judged.world_size, "rank") if len(judged.ranks) == judged.world_size else left_out
-    return f" in {counted(judged.num_steps, 'step')} of {ranks}"
+    return f"{so_far} in {counted(judged.num_steps, 'step')} of {ranks}"
 
 
 def _left_open(judged: Judged) -> str:

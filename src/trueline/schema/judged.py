@@ -101,7 +101,8 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What was looked at: ``questions`` with their checks, the global ``ranks`` that were compared with each other,
-    those that the job had, and the first and last step with a row (None: there is none).
+    those that the job had, and the first and last step with a row (None: there is none). ``unclosed`` are the ranks
+    that did not close the Run: they still run, or were killed.
     """
 
     questions: tuple[Asked, ...] = ()
@@ -109,6 +110,7 @@ class Judged:
     world_size: int = 1
     num_steps: int = 0
     steps: tuple[int, int] | None = None
+    unclosed: tuple[int, ...] = ()
 
     def of(self, state: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
         """The questions ``among`` those asked that are in ``state``."""
@@ -138,6 +140,7 @@ class Judged:
             "num_steps": self.num_steps,
             "step_first": None if self.steps is None else self.steps[0],
             "step_last": None if self.steps is None else self.steps[1],
+            "unclosed": list(self.unclosed),
             "questions": [asked.to_json() for asked in self.questions],
         }
 

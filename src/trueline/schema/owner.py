@@ -61,7 +61,7 @@ class Hold:
     """
 
     def __init__(self, run: str, *, rank: int, takes_over: bool = False) -> None:
-        self._path = os.path.join(run, FOLDER, PATTERN.replace("*", f"{rank:05d}"))
+        self._path = os.path.join(run, FOLDER, _pattern(rank))
         if takes_over:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)
@@ -106,11 +106,16 @@ class Hold:
             os.close(self._fd)
 
 
-def living(run: str | os.PathLike[str], *, proven: bool = False) -> Owner | None:
-    """A process that still writes the Run at the local path ``run``; None without. With ``proven``, only another one
-    of this machine that is there: one of another machine may have been killed just now.
+def owner_left(run: str | os.PathLike[str], rank: int) -> bool:
+    """Whether ``rank`` of the Run at the local path ``run`` has a share that nobody released."""
+    return Path(run, FOLDER, _pattern(rank)).exists()
+
+
+def living(run: str | os.PathLike[str], *, rank: int | None = None, proven: bool = False) -> Owner | None:
+    """A process that still writes the Run at the local path ``run``, or one rank's share of it; None without. With
+    ``proven``, only another one of this machine that is there: one of another machine may have been killed just now.
     """
-    for path in sorted(Path(run, FOLDER).glob(PATTERN)):
+    for path in sorted(Path(run, FOLDER).glob(_pattern(rank))):
         owner = _read(path)
         if owner is not None and owner.machine and owner.machine == this_process().machine:
             if _started(owner.pid) == owner.started and not (proven and owner.pid == os.getpid()):
@@ -139,6 +144,10 @@ def this_process() -> Owner:
     except OSError:
         machine = ""
     return Owner(host=socket.gethostname(), pid=pid, machine=machine, started=_started(pid))
+
+
+def _pattern(rank: int | None) -> str:
+    return PATTERN if rank is None else PATTERN.replace("*", f"{rank:05d}")
 
 
 def _started(pid: int) -> str:

@@ -1,0 +1,74 @@
+"""How a Run ended on each rank: closed, killed, or still being written; and which ranks stopped before the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
+from trueline.schema.owner import living, owner_left
+from trueline.store.reader import Run
+
+End = Literal["running", "killed", "unknown"]
+_WORDS: dict[End, str] = {
+    "running": "the job may still be running",
+    "killed": "killed, or ended without a chance to close it",
+    "unknown": "killed, or still running",
+}
+
+
+def ends_of(run: Run) -> list[str]:
+    """A line for the ranks that did not close the Run and still run, one for those that were killed, and one for closed
+    ranks whose rows end before those of the others.
+    """
+    last = {rank: _last_step(run, rank) for rank in dict.fromkeys([*data_parallel_ranks(run), *run.unclosed])}
+    unclosed: dict[End, list[int]] = {}
+    for rank in run.unclosed:
+        unclosed.setdefault(_end(run, rank), []).append(rank)
+    lines = [_not_closed(ranks, [last[rank] for rank in ranks], end) for end, ranks in unclosed.items()]
+    return lines + _early({rank: step for rank, step in last.items() if rank not in run.unclosed}, last)
+
+
+def _end(run: Run, rank: int) -> End:
+    """``unknown`` where no owner is named: a Run from elsewhere, or of a version that did not name any."""
+    if "://" in run.path or not owner_left(run.path, rank):
+        return "unknown"
+    return "killed" if living(run.path, rank=rank) is None else "running"
+
+
+def _not_closed(ranks: Sequence[int], last: Sequence[int | None], end: End) -> str:
+    steps = sorted({step for step in last if step is not None})
+    if not steps:
+        at = "without a step"
+    elif len(steps) == 1:
+        at = f"last step {steps[0]}"
+    else:
+        at = f"last steps {steps[0]} to {steps[-1]}"
+    return f"{capitalized(ranks_text(ranks))} did not close this Run ({at}): {_WORDS[end]}."
+
+
+def _early(closed: dict[int, int | None], last: dict[int, int | None]) -> list[str]:
+    latest = max((step for step in last.values() if step is not None), default=None)
+    if latest is None:
+        return []
+    early: dict[int | None, list[int]] = {}
+    for rank, step in closed.items():
+        if step is None or step < latest:
+            early.setdefault(step, []).append(rank)
+    return [_early_text(ranks, step, latest) for step, ranks in early.items()]
+
+
+def _early_text(ranks: Sequence[int], step: int | None, latest: int) -> str:
+    verb = "has" if len(ranks) == 1 else "have"
+    rows = "no rows" if step is None else f"rows up to step {step} only"
+    return f"{capitalized(ranks_text(ranks))} {verb} {rows}, others go on to step {latest}."
+
+
+def _last_step(run: Run, rank: int) -> int | None:
+    if rank not in run.ranks:
+        return None
+    _, measured = run.pivot("rank")
+    rows = np.flatnonzero(measured[:, run.ranks.index(rank)])
+    return int(run.steps[rows[-1]]) if len(rows) else None
