@@ -186,6 +186,34 @@ def test_one_group_over_n_is_no_second_division(tmp_path):
     assert reduction_mismatch.check(write_run(tmp_path, rows)) == []
 
 
+def in_shards(tmp_path, rows, num_ranks):
+    for row in rows.values():
+        row.pop("group_used_residual")
+    shards = {rank: rank_env(rank, num_ranks, replica_key=f"shard {rank} of {num_ranks}") for rank in range(num_ranks)}
+    return reduction_mismatch.check(write_run(tmp_path, rows, envs=shards, adapter="fsdp2"))
+
+
+def test_the_one_rank_that_leaves_its_shards_unclipped_is_named(tmp_path):
+    rows = altered(healthy_rows(4, 4), steps=[1, 2], ranks=[0, 1, 3], used_factor=0.3)
+    (finding,) = in_shards(tmp_path, rows, 4)
+    assert (finding.severity, finding.ranks, finding.step_first, finding.step_last) == ("error", (2,), 1, 2)
+    assert (finding.measured, finding.expected) == (1.0, 0.3)
+
+
+def test_one_group_of_shards_scaled_on_one_rank_is_a_warning_and_zeroed_is_none(tmp_path):
+    rows = altered(healthy_rows(3, 4), steps=[2], ranks=[0], groups=[1], used_factor=0.5)
+    (finding,) = in_shards(tmp_path / "scaled", rows, 3)
+    assert (finding.severity, finding.ranks, finding.evidence["names"]) == ("warning", (0,), ["blocks.0"])
+    rows = altered(healthy_rows(3, 4), steps=[2], ranks=[0], groups=[1], used_factor=0.0, used_shape_residual=None)
+    assert in_shards(tmp_path / "zeroed", rows, 3) == []
+
+
+def test_shards_that_are_not_the_mean_times_a_factor_say_nothing(tmp_path):
+    rows = altered(healthy_rows(2, 4), steps=range(4), ranks=[0], used_factor=0.8)
+    altered(rows, steps=range(4), ranks=[1], used_factor=0.5, used_shape_residual=0.4)
+    assert in_shards(tmp_path, rows, 2) == []
+
+
 def by_hand(rows, tmp_path, num_ranks):
     return reduction_mismatch.check(write_run(tmp_path, rows, adapter="manual"))
 

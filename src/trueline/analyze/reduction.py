@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, several_workers
+from trueline.analyze.whole import EQUAL, held_by_one
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
@@ -88,9 +89,20 @@ class Reductions:
         with np.errstate(invalid="ignore"):
             own = np.all(np.isnan(local) | (local <= floor) | (self.groups("group_seen") == 0), axis=1)
         measured = np.any(~np.isnan(local), axis=1)
-        part = np.zeros_like(self.used_apart)
-        np.logical_or.at(part.T, self.group_of_param, self.not_reduced_params.T)
-        return self.used_apart & ((own & measured) | part)
+        part = self.in_groups(self.not_reduced_params)
+        whole = self.in_groups(self.not_reduced_params & self.replicated_P)
+        return (self.used_apart & ((own & measured) | part)) | whole
+
+    @cached_property
+    def replicated_P(self) -> Bools:
+        """[P] parameters that ranks hold whole beside shards of others, and alike: they have norms, and no sketch."""
+        return np.isin(np.array(self.env.params, dtype=str), sorted(set(self.env.whole) - held_by_one(self.run)))
+
+    def in_groups(self, chosen_TP: Bools) -> Bools:
+        """[T, G] groups in which a parameter is chosen."""
+        part = np.zeros((len(chosen_TP), len(self.env.groups)), dtype=np.bool_)
+        np.logical_or.at(part.T, self.group_of_param, chosen_TP.T)
+        return part
 
     @cached_property
     def group_of_param(self) -> Ints:
@@ -104,6 +116,11 @@ class Reductions:
         return [self.env.params[index] for index in inside]
 
     @property
+    def in_shards(self) -> bool:
+        """Whether the optimizers of the ranks received different shards of one gradient each."""
+        return len({env.replica_key for env in self.run.env.values()}) > 1
+
+    @property
     def false_alarm_rate(self) -> float:
         """Probability at most with which rounding alone exceeds any floor of the Run: one comparison a step, rank
         and group.
@@ -113,7 +130,7 @@ class Reductions:
     @cached_property
     def _floor_T11(self) -> Floats:
         floor = np.nan_to_num(self.groups("group_used_floor"), nan=0.0)
-        return floor.max(axis=(1, 2), initial=0.0)[:, None, None]
+        return floor.max(axis=(1, 2), initial=EQUAL if self.env.whole else 0.0)[:, None, None]
 
     def _stack(self, column: str, width: int) -> Floats:
         if column not in self._read:
@@ -134,11 +151,14 @@ class Reductions:
 
 
 def reductions_of(run: Run, *columns: str) -> Reductions:
-    """The reductions of steps at which one of ``columns`` was measured; raises ``CannotTell`` where there is none.
+    """The reductions of steps at which one of ``columns`` was measured (or norms of what ranks hold whole beside
+    shards); raises ``CannotTell`` where there is none.
 
     Steps at which a worker's gradient was not finite have no such columns: NaN minus NaN tells nothing.
     """
     ranks = several_workers(run)
+    if any(run.env[rank].whole for rank in ranks if rank in run.env):
+        columns = (*columns, "used_param_norms")
     steps = sorted({step for column in columns for step, rank in run.lists(column) if rank in set(ranks)})
     env = next((run.env[rank] for rank in ranks if rank in run.env), None)
     if not steps or env is None or not env.groups:

@@ -35,12 +35,16 @@ SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(BLOCK_ROWS / 2)
 
 @dataclass(frozen=True)
 class Own:
-    """What this worker measured at a step: per-group norms [G] and sketches [G, k]; None where nothing was seen."""
+    """What this worker measured at a step: per-group norms [G] and sketches [G, k]; None where nothing was seen. The
+    reduced gradient is a sum of ``times`` parts, ``cancelled`` [G] times as long together (at most) as it is.
+    """
 
     local_norm: Array
     local: Array
     reduced: Array | None
     used: Array | None
+    times: int = 1
+    cancelled: Array | float = 1.0
 
 
 NOTHING = Own(local_norm=np.zeros(1), local=np.zeros((1, 1)), reduced=None, used=None)
@@ -136,11 +140,15 @@ def columns(
     dtype: str,
     roundings: int,
     seen: bool = True,
+    used_dtype: str = "float32",
 ) -> dict[str, object]:
     """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient;
-    ``seen`` is False where what the optimizer receives is all that is ever known of the reduction.
+    ``seen`` is False where what the optimizer receives is all that is ever known of the reduction; ``used_dtype`` is
+    the coarsest in which a shard goes from the reduction to the optimizer.
     """
     out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings, seen=seen)
+    if sharded and "group_reduce_residual" in out:
+        out |= after_reduction(own, numel=numel, dtype=used_dtype)
     norm2 = sums.reduced_norm2 if sharded else reduced_norm2
     if norm2 is None or not np.any(norm2 > 0):
         return out | cosines(own, sums, reduced_norm=None)
@@ -230,6 +238,26 @@ def reduction(
     if own.used is not None and not sharded:
         out |= _used(own, sums, reference=mean if reference is None and not seen else reference)
     return out
+
+
+def after_reduction(own: Own, *, numel: Array, dtype: str) -> dict[str, object]:
+    """What happened to this rank's shard of the mean before the optimizer received it: the factor, what is left
+    without it, and how much of that rounding explains. A shard that was taken away was multiplied by 0.
+
+    Besides the additions of ``times`` parts, an element is divided by the number of workers, cast, unscaled and
+    clipped: four roundings more.
+    """
+    if own.reduced is None:
+        return {}
+    norm = np.linalg.norm(own.reduced, axis=1)
+    used = np.zeros_like(own.reduced) if own.used is None else own.used
+    factor = _factors(used, own.reduced)
+    floor = _reduce_floor(norm, numel=numel, k=used.shape[1], dtype=dtype, roundings=own.times + 3) * own.cancelled
+    return {
+        "group_used_factor": [float(c) if n > 0 else None for c, n in zip(factor, norm, strict=True)],
+        "group_used_shape_residual": _relative(used - factor[:, None] * own.reduced, np.abs(factor) * norm),
+        "group_used_floor": floor.tolist(),
+    }
 
 
 def is_mean(columns: Mapping[str, object]) -> tuple[bool, bool]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.layout import Layout, device_of, local, named_buffers
+from trueline.capture.layout import Layout, device_of, is_piece, local, named_buffers
 from trueline.schema.run_manifest import RankEnv
 
 _PACKAGES = (
@@ -59,6 +59,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: in
         param_dtypes=[str(param.dtype) for param in layout.params],
         requires_grad=[param.requires_grad for param in layout.params],
         frozen=[name for name, _ in layout.frozen],
+        whole=_whole(layout),
         buffers=[name for name, _ in named_buffers(model)],
         groups=list(layout.groups),
         sketch_length=layout.k,
@@ -67,6 +68,13 @@ def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: in
         flags=flags(),
         environ=environ(),
     )
+
+
+def _whole(layout: Layout) -> list[str]:
+    if layout.shards == 1:
+        return []
+    named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
+    return [name for name, param in named if not is_piece(param)]
 
 
 def versions() -> dict[str, str]:

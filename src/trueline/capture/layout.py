@@ -28,7 +28,8 @@ class Layout:
 
     ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``numels`` are of whole
     parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``shards`` is how many equal
-    pieces each is reduced in (1 unless FSDP).
+    pieces each is reduced in (1 unless FSDP). ``whole`` are the positions of parameters that ranks hold whole beside
+    the pieces of others, and reduce by other means: they have norms and digests, and no sketch.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Layout:
     index_of: dict[int, int]
     group_index: NDArray[np.int64]
     frozen: tuple[tuple[str, nn.Parameter], ...] = ()
+    whole: tuple[int, ...] = ()
     tables: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...] = ()
 
     def fits(self) -> bool:
@@ -129,6 +131,7 @@ def make_layout(
         index_of={id(param): index for index, param in enumerate(params)},
         group_index=np.array(group_of, dtype=np.int64),
         frozen=tuple((clean_name(n), p) for n, p in unwrap(model).named_parameters() if not p.requires_grad),
+        whole=tuple(index for index, param in enumerate(params) if shards > 1 and not is_piece(param)),
         tables=tuple(
             (table, tuple(table.values()))
             for module in model.modules()
@@ -141,6 +144,13 @@ def local(x: Tensor) -> Tensor:
     """The tensor's own memory on this rank: the shard of a DTensor, the tensor itself otherwise."""
     to_local = getattr(x, "to_local", None)
     return to_local() if to_local is not None else x
+
+
+def is_piece(param: Tensor) -> bool:
+    """Whether a rank may hold a piece of ``param`` only: a DTensor, what FSDP1 flattened, what ZeRO 3 partitioned. (The
+    marks of the latter two are private: ``torch.distributed.fsdp._flat_param``, ``deepspeed.zero``.)
+    """
+    return any(hasattr(param, mark) for mark in ("to_local", "_fsdp_flattened", "ds_tensor"))
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -130,6 +130,7 @@ class Recorder:
         with self.guarded("optimizer"):
             self._row |= hyper_parameters(optimizer)
             self._describe(optimizer)
+            self._row |= self.gradients.unreduced()
         if self._schedule.digests_params(self._step) and "replicas" not in self._broken:
             self._digest_replicas()
         if gradients_ready:
@@ -274,8 +275,8 @@ class Recorder:
         if self._adapter.local_is_grad:
             params = self.layout.params
             self.gradients.see("local", [(param, local(param.grad)) for param in params if param.grad is not None])
-        elif self._adapter.shards == 1:
-            self.gradients.see_used()
+        else:
+            self.gradients.see_used(shard=self._adapter.shard if self._adapter.shards > 1 else None)
         self._staged |= self.gradients.payload()
         if self.gradients.exact and self.team.group is not None:
             group = self._adapter.process_group

@@ -37,6 +37,11 @@ def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: boo
         out["group_seen"] = [0.0] * len(layout.groups)
     if "used_norm2" in host and not sharded:
         out["used_param_norms"] = _roots(host["used_norm2"].numpy()).tolist()
+    for phase, column in (("local", "param_grad_norms"), ("used", "used_param_norms")):
+        if f"{phase}_whole_norm2" in host:
+            norms = np.array(out.get(column, [MISSING] * len(layout.names)))
+            norms[list(layout.whole)] = _roots(host[f"{phase}_whole_norm2"].numpy())
+            out[column] = norms.tolist()
     return out
 
 
@@ -62,7 +67,20 @@ def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
         local=np.zeros(shape) if local is None else local,
         reduced=sketch("reduced"),
         used=sketch("used"),
+        times=int(host.get("reduced_times", 1)),
+        cancelled=_cancelled(host, layout),
     )
+
+
+def _cancelled(host: Mapping[str, Tensor], layout: Layout) -> Array:
+    """[G] at most how many times as long all micro-batches' reduced gradients are, one by one, as their sum: n norms
+    are at most √(n Σ norm²) together.
+    """
+    if "reduced_times" not in host:
+        return np.ones(len(layout.groups))
+    each = by_group(host["reduced_norm2"].numpy(), layout) * float(host["reduced_times"])
+    total = host["reduced_group_norm2"].numpy()
+    return np.sqrt(np.maximum(np.divide(each, total, out=np.ones_like(total), where=total > 0), 1.0))
 
 
 def reduced_norm2(host: Mapping[str, Tensor], layout: Layout) -> Array | None:

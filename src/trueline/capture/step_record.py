@@ -13,6 +13,7 @@ from trueline.capture.derive import Array, Own
 from trueline.capture.exchange import Pending
 from trueline.capture.host_copy import HostCopy
 from trueline.capture.layout import Layout
+from trueline.schema.formats import FORMATS
 
 
 @dataclass
@@ -65,4 +66,11 @@ class StepRecord:
             dtype=reduction.dtype,
             roundings=reduction.roundings,
             seen=reduction.seen,
+            used_dtype=_coarsest({reduction.dtype, *(str(param.dtype) for param in layout.params)}),
         )
+
+
+def _coarsest(dtypes: set[str]) -> str:
+    """That of ``dtypes`` with the largest rounding error."""
+    known = {FORMATS[name].unit: name for dtype in dtypes if (name := dtype.removeprefix("torch.")) in FORMATS}
+    return known[max(known)] if known else "float32"

@@ -103,6 +103,9 @@ class RankEnv(BaseModel):
     param_dtypes: list[str] = Field(default_factory=list)
     requires_grad: list[bool] = Field(default_factory=list[bool])
     frozen: list[str] = Field(default_factory=list, description="parameters without gradient; digested after params")
+    whole: list[str] = Field(
+        default_factory=list, description="parameters that every rank holds whole, where others are in shards"
+    )
     buffers: list[str] = Field(default_factory=list)
     groups: list[GroupSpec] = Field(default_factory=list[GroupSpec])
     sketch_length: int = 0

@@ -104,6 +104,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "[G] |sketch(used) - c * sketch(reduced)| over its norm: 0 where the optimizer received it scaled.",
     ),
     Column(
+        "unreduced_params",
+        "list<int64>",
+        "",
+        "Positions in `RankEnv.params` of those for which the framework held a gradient at the update that it had not "
+        "reduced; None where it never does.",
+    ),
+    Column(
         "group_used_local",
         "list<float64>",
         "rel",

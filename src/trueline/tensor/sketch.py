@@ -139,7 +139,8 @@ class Sketcher:
         self._group_of = tuple(group_of)
         self._rows = tuple(0 if width * shards <= SMALL else width // k for width in widths)
         self._tails = tuple(width - rows * k for width, rows in zip(widths, self._rows, strict=True))
-        self._widths = tuple(widths)
+        self.widths = tuple(widths)
+        """C of each parameter."""
         self._device = device if device is not None else torch.device("cpu")
         self._slots, self._spans = self._place_tails(max(group_of, default=-1) + 1)
         longest = max((stop - start) // k for start, stop in self._spans) if self._spans else 0
@@ -250,7 +251,7 @@ class Sketcher:
             call = self._calls[indices, shard, wide] = self._prepared(indices, shard, wide)
             held = sum(len(key[0]) for key in self._calls)
             for key in list(self._calls)[:-1]:
-                if held > MAX_PREPARED * len(self._widths):
+                if held > MAX_PREPARED * len(self.widths):
                     held -= len(key[0])
                     del self._calls[key]
         return call
@@ -353,7 +354,7 @@ class Sketcher:
         """What the kernel has to know of every parameter."""
         places = [slot - self._spans[group][0] for slot, group in zip(self._slots, self._group_of, strict=True)]
         tail_signs = [self._rest_signs[group] for group in self._group_of]
-        return Rows(self._widths, self._rows, self._tails, places, self._signs, tail_signs)
+        return Rows(self.widths, self._rows, self._tails, places, self._signs, tail_signs)
 
     def _place_tails(self, num_groups: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Where each parameter's tail starts in the vector of all tails, and each group's span, a multiple of k."""

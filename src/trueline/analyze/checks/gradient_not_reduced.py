@@ -14,10 +14,14 @@ How it decides
 --------------
 Two facts together, on every worker. First, replicas received different gradients: the sketch of what the optimizer
 received differs from the mean over workers by more than rounding allows (`group_used_residual` over
-`group_used_floor`). Second, what each received is its own: the sketch is a multiple of the sketch of the worker's
-gradient before reduction, down to rounding (`group_used_local`), or no reduction of the group was seen though it had
-a gradient (`group_seen` is 0), or the norm of a single parameter is, down to rounding, that before reduction on every
-worker and differs between them.
+`group_used_floor`); of a parameter that every rank holds whole beside the shards of others, its norm does. Second, what
+each received is its own: the sketch is a multiple of the sketch of the worker's gradient before reduction, down to
+rounding (`group_used_local`), or no reduction of the group was seen though it had a gradient (`group_seen` is 0), or
+the norm of a single parameter is, down to rounding, that before reduction on every worker and differs between them.
+
+FSDP2 keeps a gradient that it was told not to reduce (`set_requires_gradient_sync(False)`). One that it still holds
+when the optimizer updates (`unreduced_params`) missed this update and goes into a later one: a fact, not a measurement,
+so its false-alarm rate is 0.
 
 Sketches are linear and the floors come from the dtype and the number of workers alone, so there is nothing to tune; a
 healthy reduction exceeds one of them with a probability of at most 2 exp(-32) = 2.5e-14 (the bounds are on the page
@@ -26,8 +30,8 @@ on the maths), and the false-alarm rate is that times the number of comparisons.
 What it may miss
 ----------------
 Groups whose gradients are equal on all workers, since then nothing differs; steps between those that are sampled
-(`plan.every`); FSDP, where no worker ever holds the whole reduced gradient. If one worker alone keeps its own
-gradient while the others reduce, that is reduction-mismatch.
+(`plan.every`). If one worker alone keeps its own gradient while the others reduce, that is reduction-mismatch.
+Parameters that each rank holds for itself from the start and never reduces, such as experts, are left alone.
 
 Example
 -------
@@ -35,6 +39,8 @@ Ranks 0-3 used their own gradients of embed and head unreduced at steps 0-49.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -48,6 +54,8 @@ from trueline.analyze.evidence import (
     steps_text,
 )
 from trueline.analyze.reduction import Reductions, at_steps, reductions_of
+from trueline.analyze.whole import EQUAL
+from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
@@ -60,15 +68,55 @@ NEEDS: tuple[str, ...] = (
     "group_seen",
     "param_grad_norms",
     "used_param_norms",
+    "unreduced_params",
 )
 
 
 def check(run: Run) -> list[Finding]:
-    """The Finding of all groups that were not reduced; raises ``CannotTell`` where that was not measured."""
-    reductions = reductions_of(run, "group_used_residual")
-    if not reductions.not_reduced.any():
+    """The Findings of what was not reduced; raises ``CannotTell`` where that was not measured."""
+    held = run.lists("unreduced_params")
+    findings = _held_back(run, held)
+    try:
+        reductions = reductions_of(run, "group_used_residual")
+    except CannotTell:
+        if not held:
+            raise
+        return findings
+    return findings + ([_finding(reductions)] if reductions.not_reduced.any() else [])
+
+
+def _held_back(run: Run, held: Mapping[tuple[int, int], np.ndarray]) -> list[Finding]:
+    """What the framework still held at an update, on any rank."""
+    at = sorted(key for key, positions in held.items() if len(positions))
+    if not at:
         return []
-    return [_finding(reductions)]
+    ranks, steps = sorted({rank for _, rank in at}), sorted({step for step, _ in at})
+    params = run.env[ranks[0]].params if ranks[0] in run.env else []
+    places = sorted({int(place) for key in at if key[0] == steps[0] for place in held[key]})
+    names = [params[place] for place in places if place < len(params)]
+    what = "all parameters" if len(names) == len(params) else named_some(names)
+    return [
+        Finding(
+            code=CODE,
+            severity="error",
+            claim=f"FSDP2 still held gradients of {what} on {ranks_text(ranks)}, not reduced, when the optimizer "
+            f"updated at {steps_text(steps, among=sorted({step for step, _ in held}))}: they missed that update and go "
+            "into a later one.",
+            ranks=tuple(ranks),
+            step_first=steps[0],
+            step_last=steps[-1],
+            sites=sites_of(steps[0], ranks[:2], phase="reduce", names=names[: MAX_SITES // 2]),
+            measured=float(len(places)),
+            expected=0.0,
+            unit="parameters whose gradient was held back",
+            false_alarm_rate=0.0,
+            evidence={"names": names[:100], "num_steps": len(steps)},
+            next=(
+                "Call set_requires_gradient_sync(True) before the last micro-batch of every step, also where the "
+                "number of micro-batches varies or an epoch ends within a step.",
+            ),
+        )
+    ]
 
 
 def _finding(reductions: Reductions) -> Finding:
@@ -78,7 +126,10 @@ def _finding(reductions: Reductions) -> Finding:
     groups = np.flatnonzero(reductions.not_reduced[first])
     names = [name for group in groups for name in _names(reductions, first, int(group))]
     residual = reductions.groups("group_used_residual")[first][:, groups]
-    floor = reductions.groups("group_used_floor")[first][:, groups]
+    floor = np.fmax(reductions.groups("group_used_floor")[first][:, groups], EQUAL)
+    if np.isnan(residual).all():  # whole beside shards: there are norms only
+        norms = reductions.params("used_param_norms")[first][:, reductions.not_reduced_params[first]]
+        residual = np.max(norms, axis=0) / np.min(norms, axis=0) - 1
     ranks = reductions.ranks
     return Finding(
         code=CODE,

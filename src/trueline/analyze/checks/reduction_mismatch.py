@@ -22,6 +22,11 @@ the false-alarm rate is that times the number of comparisons.
 If some ranks are beyond the floor and others are not, it is those; if all are, the group and step are named only. A
 residual that vanishes when one factor is taken out is a scaled mean, and the factor is reported.
 
+Under FSDP2 every optimizer receives its own shard of the gradient. What is done to it after the reduce-scatter must be
+done to all: the factor between the two (`group_used_factor`, of one rank's own sketches) is compared between ranks,
+where nothing is left without it (`group_used_shape_residual`) on any of them. A rank that differs in all groups is an
+error, in some a warning. Of what ranks hold whole beside the shards the norms must be equal.
+
 Where the reduction is not the framework's own, less is certain. A hook that is known to be lossy is not judged, but
 for replicas that must still agree. A hook of the user's own is an error if replicas disagree or the mean is scaled, a
 warning otherwise, if it is further off than sending gradients in bfloat16 explains. In a hand-written loop the
@@ -32,7 +37,9 @@ holds for what happens between the framework's reduction and the optimizer.
 What it may miss
 ----------------
 Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of
-its group (digests of parameters see those one step later, see replica-drift). Steps between those that are sampled.
+its group (digests of parameters see those one step later, see replica-drift). What a rank alone does to its shard
+other than by a factor for a whole group, as clipping by value does to all; and a shard with all its gradients set to
+zero where there is one group only, which a mask of rows may do. Steps between those that are sampled.
 Any step at which a gradient was not finite.
 
 Example
@@ -60,6 +67,7 @@ from trueline.analyze.evidence import (
     steps_text,
 )
 from trueline.analyze.reduction import Reductions, reductions_of
+from trueline.analyze.whole import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
@@ -76,6 +84,7 @@ NEEDS: tuple[str, ...] = (
     "group_used_floor",
     "group_used_factor",
     "group_used_shape_residual",
+    "used_param_norms",
 )
 
 _NEXT = (
@@ -114,6 +123,8 @@ def check(run: Run) -> list[Finding]:
     reductions = reductions_of(run, "group_reduce_residual", "group_used_residual")
     with np.errstate(invalid="ignore", divide="ignore"):
         cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
+        if reductions.in_shards:
+            cases += [*_scaled_apart(reductions), _whole_apart(reductions)]
     findings = [finding for case in cases for finding in _findings(reductions, case)]
     lossy = sorted({env.reduce_hook for env in run.env.values() if env.reduce_lossy})
     if lossy and not findings:
@@ -190,6 +201,59 @@ def _divided_again(reductions: Reductions) -> _Case:
         np.ones_like(factor),
         "times the mean of the workers' gradients",
     )
+
+
+def _scaled_apart(reductions: Reductions) -> list[_Case]:
+    """Where shards of one gradient were multiplied by different factors before the optimizers received them.
+
+    What is not the shard times a factor says nothing: clipping by value changes each shard in its own way. One group of
+    several is less certain than all of a rank's: a mask of rows may be all that its shard holds of it.
+    """
+    factor, shape, floor = _what_was_used(reductions)
+    known = ~np.isnan(factor)
+    plain = (shape <= floor) | ((factor == 0) & np.isnan(shape))
+    judged = known & np.all(plain | ~known, axis=1, keepdims=True)
+    usual, odd = _odd(np.where(judged, factor, np.nan), floor)
+    everywhere = ~any_over(judged & ~odd, 2)[:, :, None]
+    several: Bools = np.sum(judged, axis=2, keepdims=True) > 1
+    certain: Bools = everywhere & ((factor != 0) | several)
+    what, unit = "was multiplied after the reduction by another factor than on the other ranks", "times the mean"
+    return [
+        _Case("error", what, odd & certain, factor, usual, unit),
+        _Case("warning", what, odd & ~everywhere & (factor != 0), factor, usual, unit),
+    ]
+
+
+def _whole_apart(reductions: Reductions) -> _Case:
+    """Where optimizers received different gradients of a parameter that all ranks hold whole beside shards."""
+    apart_TP = reductions.disagreeing_params & reductions.replicated_P & ~reductions.not_reduced_params
+    norms = np.where(apart_TP[:, None, :], reductions.params("used_param_norms"), np.nan)
+    usual, odd = _odd(norms, np.full(norms.shape, EQUAL))
+    at = np.stack([reductions.in_groups(odd[:, n]) for n in range(odd.shape[1])], axis=1)
+    spread = np.nanmax(np.where(odd, np.abs(norms / usual - 1), 0.0), axis=2, initial=0.0)
+    return _Case(
+        "error",
+        "reached the optimizers of the replicas in different versions",
+        at,
+        np.repeat(spread[:, :, None], at.shape[2], axis=2),
+        np.zeros(at.shape),
+        "difference from the other replicas' norm, over it",
+    )
+
+
+def _odd(values_TNX: Floats, slack_TNX: Floats) -> tuple[Floats, Bools]:
+    """[T, N, X] what most ranks have, and the ranks that have something else, beyond ``slack`` of it. Where no value
+    has more than half of the ranks it is 1, if some have that, else the median, and all others are odd.
+    """
+    known = ~np.isnan(values_TNX)
+    some = np.where(np.any(known, axis=1, keepdims=True), values_TNX, 0.0)
+    median = np.broadcast_to(np.nanmedian(some, axis=1, keepdims=True), values_TNX.shape)
+    one = np.abs(values_TNX - 1) <= slack_TNX
+    near = np.abs(values_TNX - median) <= slack_TNX * (np.abs(values_TNX) + np.abs(median))
+    most = 2 * np.count_nonzero(near, axis=1, keepdims=True) > np.count_nonzero(known, axis=1, keepdims=True)
+    usual = np.where(~most & np.any(one, axis=1, keepdims=True), 1.0, median)
+    same = np.where(most, near, one)
+    return usual, known & ~same
 
 
 _NOT_THE_MEAN = "is not the mean of the workers' gradients"

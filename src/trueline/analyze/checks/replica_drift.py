@@ -14,13 +14,17 @@ Buffers that drift make evaluation depend on the rank.
 How it decides
 --------------
 By 64-bit digests of the bits of each parameter before the update of a step, between ranks with the same `replica_key`
-(under FSDP only the same shards of different replicas; buffers are whole there, and are compared between all ranks).
+(under FSDP only the same shards of different replicas; buffers are whole there, and are compared between all ranks, as
+are parameters that every rank holds whole beside the shards).
 Replicas that apply the same update to the same weights are
 bitwise equal, so there is no tolerance and no false alarm but for a collision (probability 2^-64 a pair): two
 different digests are two different values.
 
 Where most replicas agree on the first parameter that differs, the others are named; where no value is in the
 majority, as with two ranks, all are. Drift of buffers alone is a warning, because training may be right without them.
+
+A parameter beside the shards that was not equal on all ranks from the start, and whose gradient never is, is each
+rank's own, as experts are that FSDP was told to ignore: it is named with severity info and not compared.
 
 What it may miss
 ----------------
@@ -54,8 +58,10 @@ from trueline.analyze.evidence import (
     ranks_text,
     sites_of,
 )
+from trueline.analyze.whole import held_by_one, param_names
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 CODE = "replica-drift"
@@ -94,14 +100,17 @@ class _Drift:
 
 def check(run: Run) -> list[Finding]:
     """A Finding for parameters and one for buffers, where they differ; raises ``CannotTell`` without replicas."""
-    replicas: dict[Kind, list[list[int]]] = {kind: _replicas(run, kind) for kind in _KINDS}
+    replicas: dict[Kind, list[_Replicas]] = {kind: _replicas(run, kind) for kind in _KINDS}
     measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
+    own = [_own(run, names)] if (names := sorted(held_by_one(run))) else []
+    if own and not measured:
+        return own
     if not measured and not replicas["parameter"]:
         raise _without_replicas(run)
     if not measured:
         raise CannotTell("no step has digests of parameters from two replicas")
     found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas[kind])) for kind in measured]
-    return [_finding(kind, drifts) for kind, drifts in found if drifts]
+    return [_finding(kind, drifts) for kind, drifts in found if drifts] + own
 
 
 def _without_replicas(run: Run) -> CannotTell:
@@ -113,36 +122,57 @@ def _without_replicas(run: Run) -> CannotTell:
     return CannotTell("no two ranks are known to hold the same parameters: each has its own shard, or other ones")
 
 
-def _replicas(run: Run, kind: Kind) -> list[list[int]]:
+@dataclass(frozen=True)
+class _Replicas:
+    """``ranks`` that should hold equal values of the parameters of these ``names``; None: of all there are."""
+
+    ranks: tuple[int, ...]
+    names: frozenset[str] | None = None
+
+
+def _replicas(run: Run, kind: Kind) -> list[_Replicas]:
     by_key: defaultdict[str, list[int]] = defaultdict(list)
+    whole: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in run.ranks:
         if rank in run.env:
             env = run.env[rank]
             by_key[env.buffer_key or env.replica_key if kind == "buffer" else env.replica_key].append(rank)
-    return [ranks for ranks in by_key.values() if len(ranks) > 1]
+            whole[tuple(env.whole)].append(rank)
+    found = [_Replicas(tuple(ranks)) for ranks in by_key.values()]
+    if kind == "parameter" and len(by_key) > 1:
+        own = held_by_one(run)
+        found = [replace(each, names=_cut(run.env[each.ranks[0]])) for each in found]
+        found += [_Replicas(tuple(ranks), frozenset(names) - own) for names, ranks in whole.items() if set(names) - own]
+    return [each for each in found if len(each.ranks) > 1]
 
 
-def _measured_together(run: Run, column: str, replicas: Sequence[Sequence[int]]) -> bool:
+def _cut(env: RankEnv) -> frozenset[str]:
+    return frozenset(param_names(env)) - set(env.whole)
+
+
+def _measured_together(run: Run, column: str, replicas: Sequence[_Replicas]) -> bool:
     rows = run.lists(column)
     ranks_of: defaultdict[int, set[int]] = defaultdict(set)
     for step, rank in rows:
         ranks_of[step].add(rank)
-    return any(len(ranks_of[step] & set(ranks)) > 1 for step in ranks_of for ranks in replicas)
+    return any(len(ranks_of[step] & set(each.ranks)) > 1 for step in ranks_of for each in replicas)
 
 
-def _drifts(run: Run, kind: Kind, replicas: Sequence[Sequence[int]]) -> list[_Drift]:
+def _drifts(run: Run, kind: Kind, replicas: Sequence[_Replicas]) -> list[_Drift]:
     rows = run.lists(_COLUMN[kind])
     by_step: defaultdict[int, dict[int, NDArray[Any]]] = defaultdict(dict)
     for (step, rank), digests in rows.items():
         by_step[step][rank] = digests
-    return [drift for ranks in replicas if (drift := _drift(run, kind, ranks, by_step)) is not None]
+    return [drift for each in replicas if (drift := _drift(run, kind, each, by_step)) is not None]
 
 
-def _drift(run: Run, kind: Kind, ranks: Sequence[int], by_step: dict[int, dict[int, NDArray[Any]]]) -> _Drift | None:
+def _drift(run: Run, kind: Kind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]) -> _Drift | None:
     first: _Drift | None = None
     step_last = -1
     for step in sorted(by_step):
-        held = {rank: by_step[step][rank] for rank in ranks if rank in by_step[step]}
+        held = {rank: by_step[step][rank] for rank in replicas.ranks if rank in by_step[step]}
+        if replicas.names is not None:
+            held = {rank: _only(run.env[rank], replicas.names, digests) for rank, digests in held.items()}
         digests = list(held.values())
         if all(np.array_equal(digests[0], other) for other in digests[1:]):
             continue
@@ -153,6 +183,12 @@ def _drift(run: Run, kind: Kind, ranks: Sequence[int], by_step: dict[int, dict[i
     return None if first is None else replace(first, step_last=step_last)
 
 
+def _only(env: RankEnv, names: frozenset[str], digests: NDArray[Any]) -> NDArray[Any]:
+    """The digests with 0 for every parameter that is none of ``names``."""
+    every = param_names(env)
+    return np.where(np.isin(every, sorted(names)), digests, 0) if len(every) == len(digests) else digests
+
+
 def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The ranks that differ in the first of the parameters that do, and the names of all that do."""
     if len({len(digests) for digests in held.values()}) > 1:
@@ -160,7 +196,7 @@ def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[
     digests_NP = np.stack(list(held.values()))
     different = np.flatnonzero(np.any(digests_NP != digests_NP[0], axis=0))
     env = run.env[next(iter(held))]
-    names = [*env.params, *env.frozen] if kind == "parameter" else env.buffers
+    names = param_names(env) if kind == "parameter" else env.buffers
     odd = odd_ranks({rank: int(digests[different[0]]) for rank, digests in held.items()})
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 
@@ -185,6 +221,27 @@ def _finding(kind: Kind, drifts: list[_Drift]) -> Finding:
         false_alarm_rate=0.0,
         evidence={"names": list(names[:100])},
         next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
+    )
+
+
+def _own(run: Run, names: list[str]) -> Finding:
+    ranks = tuple(rank for rank, env in sorted(run.env.items()) if env.whole)
+    step = int(run.steps[0])
+    return Finding(
+        code=CODE,
+        severity="info",
+        claim=f"{capitalized(ranks_text(ranks))} each hold values of their own of {counted(len(names), 'parameter')} "
+        f"beside the shards, since the first step, and never reduced their gradients: {named_some(names)}.",
+        ranks=ranks,
+        step_first=step,
+        step_last=int(run.steps[-1]),
+        sites=sites_of(step, ranks[:2], phase="param", names=names[: MAX_SITES // 2]),
+        measured=float(len(names)),
+        expected=None,
+        unit="parameters that are each rank's own",
+        false_alarm_rate=0.0,
+        evidence={"names": names[:100]},
+        next=("If these are experts, that is as it should be. If not, broadcast them and reduce their gradients.",),
     )
 
 

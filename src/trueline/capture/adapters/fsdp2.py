@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.adapters.sharded import mesh_text
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -40,6 +41,7 @@ class Fsdp2Adapter:
         self.notes: list[str] = []
         self._probe: GradientProbe | None = None
         self._guard: Guard | None = None
+        self._handles: list[Any] = []
         self._groups = list(_param_groups(model))
         if not self._groups:
             self.notes.append(
@@ -61,8 +63,14 @@ class Fsdp2Adapter:
             self._take_over(group)
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
-        """Let the reduce-scatters report to ``probe``."""
+        """Let the reduce-scatters report to ``probe``, and accumulation hooks where ranks hold parameters whole."""
+        self._detach_whole()
         self._probe, self._guard = probe, guard
+        self._handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)
+        if self._groups:
+            probe.waiting = self._unreduced
+        if probe.layout.whole:
+            self._note_whole([probe.layout.names[index] for index in probe.layout.whole])
 
     def reduction(self) -> Reduction:
         """FSDP's own reduction, in the dtype of the tensors that it reduced last."""
@@ -72,6 +80,31 @@ class Fsdp2Adapter:
     def detach(self) -> None:
         """Stop looking; the wrappers stay and only pass on."""
         self._probe = None
+        self._detach_whole()
+
+    def _detach_whole(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _note_whole(self, names: list[str]) -> None:
+        some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+        note = (
+            f"{len(names)} of the parameters are not sharded ({some}): their values and gradients are compared between "
+            "ranks, and are no part of the gradient norm."
+        )
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _unreduced(self) -> Iterator[nn.Parameter]:
+        """Sharded parameters for which a gradient of this rank is still there: no backward has reduced it."""
+        for group in self._groups:
+            partial = getattr(group, "_partial_reduce_output", None) is not None  # HSDP: in one replica only
+            for fsdp_param in group.fsdp_params:
+                unsharded = getattr(fsdp_param, "_unsharded_param", None)
+                held = getattr(fsdp_param, "unsharded_accumulated_grad", None) is not None
+                if partial or held or (unsharded is not None and unsharded.grad is not None):
+                    yield fsdp_param.sharded_param
 
     def _note_cut(self, model: nn.Module) -> None:
         """Say who is compared where parameters are cut by tensor parallelism besides FSDP."""

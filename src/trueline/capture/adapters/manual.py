@@ -4,7 +4,7 @@ reduction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,11 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> Ma
     return ManualAdapter(uncompiled(model), process_group) if world_size(process_group) > 1 else None
 
 
-def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], bool]) -> list[Any]:
-    """Register a ``post_accumulate_grad`` hook on every watched parameter, in front of the user's own, and return
-    handles.
+def watch_accumulation(
+    probe: GradientProbe, guard: Guard, *, due: Callable[[], bool], only: Sequence[int] | None = None
+) -> list[Any]:
+    """Register a ``post_accumulate_grad`` hook on every watched parameter (``only``: on those in these places), in
+    front of the user's own, and return handles.
 
     ``due`` tells whether this backward is the one that is reduced (False under ``no_sync``).
     """
@@ -38,7 +40,7 @@ def watch_accumulation(probe: GradientProbe, guard: Guard, *, due: Callable[[], 
                 probe.see("local", [(param, local(param.grad))])
 
     handles = []
-    for param in probe.layout.params:
+    for param in probe.layout.params if only is None else [probe.layout.params[index] for index in only]:
         handles.append(param.register_post_accumulate_grad_hook(Hook(look)))
         hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
         if hooks is not None and len(hooks) > 1:

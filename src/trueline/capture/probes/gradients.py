@@ -9,12 +9,12 @@ Letters: P parameters, G groups, k sketch length, W shards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trueline.capture.layout import Layout, device_of, local
 from trueline.tensor.sketch import Measured
@@ -31,8 +31,9 @@ class _Seen:
     """The calls of one phase: a bucket, a parameter group or one parameter each, by the parameters it was about."""
 
     calls: dict[tuple[int, ...], Measured] = field(default_factory=dict)
-    added: bool = False
+    times: dict[tuple[int, ...], int] = field(default_factory=dict)
     zero: tuple[int, ...] = ()
+    whole: dict[int, Tensor] = field(default_factory=dict)
 
 
 class GradientProbe:
@@ -47,6 +48,8 @@ class GradientProbe:
         self.exact = False
         self.wants_reduced = True
         self.copies: dict[int, Tensor] = {}
+        self.waiting: Callable[[], Iterable[Tensor]] | None = None
+        """The parameters for which the framework holds a gradient that is not reduced yet; None where it keeps none."""
         self._seen: dict[Phase, _Seen] = {phase: _Seen() for phase in PHASES}
 
     def begin(self, *, active: bool, exact: bool = False, wants_reduced: bool = True) -> None:
@@ -72,7 +75,7 @@ class GradientProbe:
         A second look at a parameter in one step replaces the first (what accumulates in ``.grad`` holds the earlier
         micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself; norms then
         come from the sketch, as the cross terms between micro-batches are not at hand). ``zero`` are parameters that
-        have no gradient and are reduced as if it were zero.
+        have no gradient and are reduced as if it were zero. What ranks hold whole beside shards has a norm only.
         """
         index_of = self.layout.index_of
         pairs = [
@@ -80,14 +83,18 @@ class GradientProbe:
             for param, gradient in gradients
             if id(param) in index_of and gradient.layout == torch.strided
         ]
+        seen = self._seen[phase]
+        if self.layout.whole:
+            whole = {index: gradient for index, gradient in pairs if index in self.layout.whole}
+            seen.whole |= {index: _norm2(gradient) for index, gradient in whole.items()}
+            pairs = [(index, gradient) for index, gradient in pairs if index not in whole]
         if not pairs:
             return
         measured = self.layout.sketcher.measure(pairs, shard=shard)
-        seen = self._seen[phase]
         seen.zero = tuple(index_of[id(param)] for param in zero if id(param) in index_of)
         key = measured.indices
         if add and key in seen.calls:
-            seen.added = True
+            seen.times[key] = seen.times.get(key, 1) + 1
             measured = _sum(seen.calls[key], measured)
         elif key not in seen.calls and any(not set(key).isdisjoint(other) for other in seen.calls):
             seen.calls.clear()  # DDP has cut its buckets anew since the micro-batch before
@@ -95,18 +102,36 @@ class GradientProbe:
         if self.exact and phase == "local":
             self._keep(pairs, add=add)
 
-    def see_used(self) -> None:
-        """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one."""
-        self.see("used", [(param, local(param.grad)) for param in self.layout.params if param.grad is not None])
+    def see_used(self, shard: int | None = None) -> None:
+        """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one, or this rank's
+        ``shard`` of it.
+        """
+        there = [(param, local(param.grad)) for param in self.layout.params if param.grad is not None]
+        if shard is not None:
+            widths, index_of = self.layout.sketcher.widths, self.layout.index_of
+            there = [(param, _padded(gradient, widths[index_of[id(param)]])) for param, gradient in there]
+        self.see("used", there, shard=shard)
+
+    def unreduced(self) -> dict[str, list[int]]:
+        """The column ``unreduced_params``, where the framework keeps gradients that it has not reduced."""
+        if self.waiting is None:
+            return {}
+        index_of = self.layout.index_of
+        return {"unreduced_params": [index_of[id(param)] for param in self.waiting() if id(param) in index_of]}
 
     def payload(self) -> dict[str, Tensor]:
         """Per phase, ``<phase>_norm2`` float64 [P] (NaN-free: -1 where nothing was seen) and ``<phase>_sketch``
-        float64 [G*k].
+        float64 [G*k]; where micro-batches were added up, ``<phase>_group_norm2`` [G] of their sum and
+        ``<phase>_times``, how many there were at most; ``<phase>_whole_norm2`` of ``Layout.whole``.
         """
         shape = (len(self.layout.groups), self.layout.k)
         like = {"dtype": torch.float64, "device": device_of(self.layout)}
         out: dict[str, Tensor] = {}
         for phase, seen in self._seen.items():
+            if seen.whole:
+                none = torch.full((), MISSING, **like)
+                norms2 = [seen.whole.get(index, none).to(none.device) for index in self.layout.whole]
+                out[f"{phase}_whole_norm2"] = torch.stack(norms2)
             if not seen.calls:
                 continue
             norm2 = torch.full((len(self.layout.names),), MISSING, **like)
@@ -118,14 +143,25 @@ class GradientProbe:
                 sketch.index_add_(0, measured.groups, measured.sketch)
             out[f"{phase}_norm2"] = norm2
             out[f"{phase}_sketch"] = sketch.view(-1)
-            if seen.added:
+            if seen.times:
                 out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
+                out[f"{phase}_times"] = torch.full((), max(seen.times.values()), **like)
         return out
 
     def _keep(self, pairs: list[tuple[int, Tensor]], *, add: bool) -> None:
         for index, gradient in pairs:
             copy = gradient.to(torch.float32, copy=True)
             self.copies[index] = self.copies[index] + copy if add and index in self.copies else copy
+
+
+def _norm2(gradient: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+
+
+def _padded(gradient: Tensor, width: int) -> Tensor:
+    """One shard flat, with the zeros behind it that FSDP reduces for the last ones."""
+    flat = gradient.reshape(-1)
+    return flat if flat.numel() >= width else nn.functional.pad(flat, (0, width - flat.numel()))
 
 
 def _sum(first: Measured, second: Measured) -> Measured:

@@ -1,0 +1,43 @@
+"""Parameters that every rank holds whole beside the shards of others: which of them are replicas of each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueline.schema.run_manifest import RankEnv
+from trueline.store.reader import Run
+
+EQUAL = 1e-6
+"""Relative difference of two norms up to which they are one: equal gradients, added up in float64, differ by 1e-15."""
+
+
+def param_names(env: RankEnv) -> list[str]:
+    """The names behind ``param_digests``."""
+    return [*env.params, *env.frozen]
+
+
+def held_by_one(run: Run) -> frozenset[str]:
+    """Those of ``RankEnv.whole`` that are each rank's own and no replicas (experts that FSDP was told to ignore): they
+    were not equal at the first step that tells, and no gradient of theirs was ever the same on all ranks.
+    """
+    ranks = [rank for rank, env in run.env.items() if env.whole]
+    digests = run.lists("param_digests")
+    steps = [step for step in sorted({step for step, _ in digests}) if all((step, rank) in digests for rank in ranks)]
+    if len(ranks) < 2 or not steps:
+        return frozenset()
+    env = run.env[ranks[0]]
+    held = [digests[steps[0], rank] for rank in ranks]
+    if any(run.env[rank].whole != env.whole for rank in ranks) or any(len(own) != len(held[0]) for own in held):
+        return frozenset()
+    differ = dict(zip(param_names(env), np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
+    whole = [(index, name) for index, name in enumerate(env.params) if name in env.whole and differ.get(name)]
+    return frozenset(name for index, name in whole if _never_reduced(run, ranks, index))
+
+
+def _never_reduced(run: Run, ranks: list[int], index: int) -> bool:
+    """Whether gradients of the parameter at ``index`` were seen, and never had the same norm on all of ``ranks``."""
+    norms = run.lists("used_param_norms")
+    steps = sorted({step for step, _ in norms})
+    rows = [[norms[step, rank][index] for rank in ranks] for step in steps if all((step, r) in norms for r in ranks)]
+    seen = [row for row in rows if max(row) > 0]
+    return bool(seen) and all(max(row) - min(row) > EQUAL * max(row) for row in seen)
