@@ -89,9 +89,33 @@ def test_other_iterations_are_not_compared_and_the_sums_end(two, tmp_path, kind,
     assert len(claims) == 2
     step_T = run.steps[run.pivot("cosine_mean")[1].any(axis=1)]
     assert step_T.tolist() == list(range(0, apart, every))
-    codes = {finding.code for finding in trueline.check(run).findings if finding.severity != "info"}
-    assert "reduction-mismatch" not in codes
-    assert ("replica-drift" in codes) == (kind == "ddp")
+    (finding,) = [finding for finding in trueline.check(run).findings if finding.severity != "info"]
+    assert (finding.code, finding.severity, finding.ranks) == ("updates-apart", "error", (1,))
+    assert finding.step_first == TRIGGER
+
+
+def train_and_look(rank, world, out):
+    """Rank 1 looks at its model now and then, in training mode and with a graph, and makes nothing of it."""
+    import trueline
+
+    ddp = wrap("ddp")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    with trueline.watch(ddp, optimizer, out=out, plan={"every": 1}):
+        for step in range(STEPS):
+            if rank == 1 and step % 3 == 1:
+                ddp(samples(rank, step))
+            ddp(samples(rank, step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_forward_pass_of_one_rank_alone_is_no_other_iteration(two, tmp_path):
+    import trueline
+
+    two.run(train_and_look, str(tmp_path / "run"))
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    assert run.pivot("passes")[0].tolist() == [[step + 1] * 2 for step in range(STEPS)]
 
 
 def test_uneven_accumulation_is_no_difference(two, tmp_path):

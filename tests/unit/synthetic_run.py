@@ -58,6 +58,7 @@ def healthy_rows(num_ranks: int, num_steps: int, *, first_step: int = 0) -> Rows
                 "loss": float(rng.uniform(1, 2)),
                 "tokens": 8.0,
                 "num_micro": 1,
+                "passes": step - first_step + 1,
                 "lr": [1e-3],
                 "optimizer_digest": 77,
                 "grad_norm": float(np.linalg.norm(local[rank])),

@@ -23,6 +23,7 @@ EXACT = (
     "reduction-mismatch",
     "replica-drift",
     "rng-streams",
+    "updates-apart",
     "shard-overlap",
     "worker-nonfinite",
     "worker-silent",

@@ -11,6 +11,7 @@ from typing import Any
 from trueline.analyze.ends import ends_of
 from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.incidents import Incident, advice_of, incidents_of
+from trueline.analyze.iterations import parting_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
@@ -100,6 +101,8 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     """
     opened = run if isinstance(run, Run) else Run(run)
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
+    parting = parting_of(opened)
+    compared = opened if parting is None else opened.before(parting.step)
     findings: list[Finding] = list(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
@@ -107,7 +110,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     for each in installed_checks():
         question_of[each.code] = each.question
         try:
-            findings += each.find(opened)
+            findings += each.find(compared if each.across_ranks else opened)
         except Exception as error:
             not_run.append(_not_run(each.code, error))
         else:
@@ -125,7 +128,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         run=os.fspath(opened.path),
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
-        notes=tuple(_notes(opened)),
+        notes=(*ends_of(compared), *opened.problems, *opened.manifest.notes),
     )
 
 
@@ -149,7 +152,3 @@ def _not_run(code: str, error: Exception) -> NotRun:
         return NotRun(code, str(error), "damaged" if isinstance(error, RunError) else "undecidable")
     _log.warning("check %s failed", code, exc_info=error)
     return NotRun(code, f"it failed with {type(error).__name__}: {error}; please report this", "failed")
-
-
-def _notes(run: Run) -> list[str]:
-    return [*ends_of(run), *run.problems, *run.manifest.notes]

@@ -13,6 +13,7 @@ _APART = (*_OUTLIERS, "dispersion-high")
 _JUMPS = ("loss-spike", "grad-spike")
 _NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
 EXPLAINS: dict[str, tuple[str, ...]] = {
+    "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
     "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
     "shard-overlap": ("dispersion-low",),
     "rank-config-differs": ("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", *_APART),

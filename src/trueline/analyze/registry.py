@@ -22,8 +22,9 @@ GROUP = "trueline.checks"
 
 @dataclass(frozen=True)
 class Check:
-    """One installed check: its code, the columns it reads, its first sentence, the function, and which question it
-    helps to answer.
+    """One installed check: its code, the columns it reads, its first sentence, the function, which question it helps to
+    answer, and whether it holds ranks against each other (the module's ``ACROSS_RANKS``, by default yes): then it is
+    not shown steps that are not the same iteration on all of them.
     """
 
     code: str
@@ -31,6 +32,7 @@ class Check:
     summary: str
     find: Callable[[Run], list[Finding]]
     question: Question = "other"
+    across_ranks: bool = True
 
 
 def installed_checks() -> list[Check]:
@@ -71,4 +73,6 @@ def _checked(module: ModuleType, name: str) -> Check:
         raise InputError(
             f"Check '{name}' has the QUESTION {question!r}. Use one of {', '.join(QUESTIONS)}, or leave it out."
         )
-    return Check(module.CODE, tuple(module.NEEDS), summary, module.check, question)
+    return Check(
+        module.CODE, tuple(module.NEEDS), summary, module.check, question, getattr(module, "ACROSS_RANKS", True)
+    )

@@ -28,6 +28,7 @@ from trueline.capture.layout import Layout, device_of, local, make_layout
 from trueline.capture.live import Change, Live
 from trueline.capture.outlet import Outlet
 from trueline.capture.own_time import OwnTime, worst
+from trueline.capture.passes import Passes
 from trueline.capture.probes.batch import Batch, digests_of
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -57,7 +58,7 @@ class Recorder:
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
-        self.passes = 0
+        self.passes = Passes()
         self._adapter = adapter
         self._outlet = Outlet(sink, rank=team.rank)
         self._live = Live(
@@ -145,7 +146,7 @@ class Recorder:
             self._end_row()
         elif self._schedule.beats(self._step):
             row, nothing = {"step": self._step}, HostCopy({})
-            self._backlog.add(StepRecord(row, nothing, BEAT // 2, passes=self.passes, sampled=True, beat=True))
+            self._backlog.add(StepRecord(row, nothing, BEAT // 2, passes=self.passes.count, sampled=True, beat=True))
         self._step += 1
         self._outlet.step = self._step
         with self.guarded("exchange"):
@@ -264,7 +265,7 @@ class Recorder:
                 self._row,
                 HostCopy(self._staged),
                 self._schedule.interval,
-                passes=self.passes,
+                passes=self.passes.count,
                 sampled=self._sampled,
                 keeps_sketch=self._keeps,
             )
@@ -320,6 +321,7 @@ class Recorder:
             "time_ns": time.time_ns(),
             "epoch": self.loader.epoch,
             "num_micro": len(self._batches) or None,
+            "passes": self.passes.count or None,
         }
         self._backlog.add(self._record)
 

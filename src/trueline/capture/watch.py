@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trueline.capture import seams
 from trueline.capture.adapters import choose_adapter
-from trueline.capture.adapters.base import Adapter, reduces_itself
+from trueline.capture.adapters.base import Adapter
 from trueline.capture.environment import autocast_state
 from trueline.capture.exchange import Team, make_team
 from trueline.capture.hook import Hook
@@ -159,7 +159,7 @@ class Watch:
             self._updates = 0  # an update that raised never came to its end
         recorder = self._recorder
         with recorder.guarded("batch"):
-            recorder.passes += reduces_itself(recorder.model)
+            recorder.passes.at_forward(recorder.model)
             recorder.autocast = autocast_state()
             recorder.loader.at_training_step()
             if module is unwrap(recorder.model):
@@ -169,6 +169,8 @@ class Watch:
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if module.training and torch.is_grad_enabled():
+            with self._recorder.guarded("batch"):
+                self._recorder.passes.at_output(output)
             with self._recorder.guarded("loss"):
                 self._recorder.loss.from_output(output)
             with self._recorder.guarded("losses of samples"):

@@ -35,6 +35,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("own_s", "float64", "s", "Host time of the step that Trueline itself used."),
     Column("epoch", "int32", "", "How many times the training DataLoader had been iterated before; None if unseen."),
     Column("num_micro", "int32", "", "Forward passes in the step (micro-batches)."),
+    Column(
+        "passes",
+        "int64",
+        "backward passes",
+        "Backward passes so far that the framework reduced, which all workers make together; None if unseen.",
+    ),
     Column("loss", "float64", "loss", "This worker's loss before any averaging (mean over its micro-batches)."),
     Column("tokens", "float64", "tokens", "Tokens (or samples, see RankEnv.token_source) that the loss averages over."),
     Column(

@@ -77,6 +77,17 @@ class Pieces:
         rows = self._files.again(piece.part, names)
         return rows if piece.own_T is None else rows.filter(piece.own_T)
 
+    def before(self, step: int) -> Pieces:
+        """The same without the rows of ``step`` and later ones."""
+        cut = Pieces(self._files, self.timeline, self.problems, self.unclosed)
+        for piece in self._pieces:
+            early = piece.rows["step"].to_numpy() < step
+            own_T = np.ones(len(early), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
+            own_T[own_T] = early
+            if early.any():
+                cut._pieces.append(_Piece(piece.rows.filter(pa.array(early)), piece.part, pa.array(own_T)))
+        return cut
+
     def add_parts(self, parts: list[PartName]) -> set[int]:
         """Take the parts of one rank, in order; the sequence numbers of those that could be read."""
         read: set[int] = set()

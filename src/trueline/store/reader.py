@@ -5,6 +5,7 @@ T steps, N ranks, K values of a list column, R rows.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import posixpath
@@ -25,7 +26,7 @@ from trueline.schema.stats import TensorStats
 from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
 from trueline.store.manifest import open_manifest
-from trueline.store.pieces import read_pieces
+from trueline.store.pieces import Pieces, read_pieces
 from trueline.store.record_reader import RecordReader, site_of
 from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
 from trueline.store.stacks import read_stacks
@@ -61,17 +62,28 @@ class Run:
         self._fs, self._root = filesystem_of(self.path)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
-        self._pieces = read_pieces(self._fs, self._root, first_steps)
+        self._take(read_pieces(self._fs, self._root, first_steps))
         self.problems = self._pieces.problems
         self.unclosed = self._pieces.unclosed
-        self._rows = MergeOrder(*(column.to_numpy() for column in self._pieces.columns(["step", "rank"]).columns))
-        self._columns: dict[str, pa.Array] = {}
         self.problems += name_unknown("manifest.json", unknown_keys(self.manifest))
         self.env = read_env(self._fs, self._root, self.problems)
         self.live_findings = read_findings(self._fs, self._root, self.problems)
         self.ranks = sorted({int(rank) for rank in np.unique(self._rows.ranks)} | set(self.env))
-        self.steps = np.unique(self._rows.steps)
         self._name_missing_ranks()
+
+    def _take(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._rows = MergeOrder(*(column.to_numpy() for column in pieces.columns(["step", "rank"]).columns))
+        self._columns: dict[str, pa.Array] = {}
+        self.steps = np.unique(self._rows.steps)
+
+    def before(self, step: int) -> Run:
+        """The same Run without the rows of ``step`` and later ones; recorded steps are all there."""
+        early = copy.copy(self)
+        for derived in ("_step_index", "_rank_index"):
+            early.__dict__.pop(derived, None)
+        early._take(self._pieces.before(step))
+        return early
 
     @property
     def restarts(self) -> list[int]:

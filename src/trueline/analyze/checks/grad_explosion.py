@@ -60,6 +60,7 @@ from trueline.store.reader import Run
 CODE = "grad-explosion"
 QUESTION = "recorded"
 NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
 
 LAYERS = 3
 """Layers in a row by which a gradient grows, at least."""

@@ -70,6 +70,7 @@ NEEDS: tuple[str, ...] = (
     "num_micro",
     "tokens",
 )
+ACROSS_RANKS = False
 
 LEAST = 2.5
 """Times its level that a norm must reach to be called a spike."""

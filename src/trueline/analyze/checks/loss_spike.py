@@ -55,6 +55,7 @@ from trueline.store.reader import Run
 CODE = "loss-spike"
 QUESTION = "jumps"
 NEEDS: tuple[str, ...] = ("loss", "lr", "num_micro", "tokens")
+ACROSS_RANKS = False
 
 LEAST = 1.25
 """Times its level that a loss must reach to be called a spike."""

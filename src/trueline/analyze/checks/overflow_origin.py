@@ -73,6 +73,7 @@ from trueline.store.reader import Run
 CODE = "overflow-origin"
 QUESTION = "recorded"
 NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
 
 Grade = Literal["critical", "high", "medium"]
 _SEVERITY: dict[Grade, Severity] = {"critical": "error", "high": "warning", "medium": "info"}

@@ -56,6 +56,7 @@ from trueline.store.reader import Run
 CODE = "range-saturation"
 QUESTION = "recorded"
 NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
 
 _JUDGED = {name: FORMATS[name] for name in ("float16", "bfloat16", "float32")}
 """Formats of the dtypes that are judged."""

@@ -58,6 +58,7 @@ from trueline.store.reader import Run
 CODE = "worker-nonfinite"
 QUESTION = "nonfinite"
 NEEDS: tuple[str, ...] = ("loss", "grad_nonfinite", "param_grad_norms")
+ACROSS_RANKS = False
 
 _HALVINGS = 16
 """torch.amp.GradScaler starts at 2**16 and halves at each overflow."""

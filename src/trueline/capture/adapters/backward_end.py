@@ -52,7 +52,7 @@ class BackwardEnd:
             return
         with guard("gradients"):
             self._queued = False
-            tensors = list(_differentiable(output))
+            tensors = list(differentiable(output))
             for tensor in tensors or self._reduced:
                 tensor.register_hook(self._at_first_gradient)
 
@@ -80,7 +80,7 @@ class BackwardEnd:
                 probe.see("reduced", [(param, param.grad) for param in self._reduced if param.grad is not None])
 
 
-def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
+def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
     """The tensors in a module's output that gradients will come back through."""
     if isinstance(output, Tensor):
         if output.requires_grad and output.grad_fn is not None:
@@ -95,4 +95,4 @@ def _differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
     else:
         inside = getattr(output, "__dict__", {}).values()
     for value in itertools.islice(inside, MAX_LENGTH):
-        yield from _differentiable(value, depth + 1)
+        yield from differentiable(value, depth + 1)

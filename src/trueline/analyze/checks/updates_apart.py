@@ -1,0 +1,84 @@
+"""A rank leaves out an update that the others make, or makes one more.
+
+What it finds
+-------------
+The first update that not all ranks made, and which rank left it out or made it once more: a gradient scaler that sees
+an overflow on one rank only, a loop that skips a step because its own loss looks wrong, a step counted twice after an
+exception.
+
+Why it matters
+--------------
+Replicas that do not make the same updates are other models from there on, and gradients that they compute are averaged
+as if nothing had happened. Every later step of that rank is another iteration than the others' of the same number:
+learning rates, samples and digests look wrong where they are right. So this comes first, and ranks are not compared
+from that step on.
+
+How it decides
+--------------
+Exactly. A backward pass in which DDP reduces gradients, and a forward pass of FSDP2, is made by all ranks together or
+not at all, so their number is a clock that all share. Each rank records how many it had made at each of its updates.
+Where these differ at the same update, the odd one is the rank whose last update took more of them (one was left out) or
+fewer (one was made twice) than that of most ranks; of two ranks, than updates of this Run take most often.
+
+What it may miss
+----------------
+Loops that average gradients by hand: which passes belong together is not seen there. An update that a rank makes with
+other gradients, or to other weights: see `replica-drift`.
+
+Example
+-------
+Rank 1 left out the update of step 12 that rank 0 made.
+"""
+
+from __future__ import annotations
+
+from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text, several_workers, sites_of
+from trueline.analyze.iterations import Parting, parting_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "updates-apart"
+NEEDS: tuple[str, ...] = ("passes",)
+QUESTION = "configuration"
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of the first update that not all ranks made; raises ``CannotTell`` where passes were not counted."""
+    ranks = several_workers(run)
+    if not run.pivot("passes")[1].any():
+        raise CannotTell("no backward pass that the framework reduces was seen, by which updates could be told apart")
+    parting = parting_of(run)
+    return [] if parting is None else [_finding(run, ranks, parting)]
+
+
+def _finding(run: Run, ranks: list[int], parting: Parting) -> Finding:
+    step, odd = parting.step, parting.ranks
+    others = [rank for rank in data_parallel_ranks(run) if rank not in odd]
+    who, theirs = capitalized(ranks_text(odd)), ranks_text(others) if others else ""
+    if not others:
+        claim = f"{who} do not make the same updates from step {step} on, and it is undecided which of them is off."
+    elif parting.left_out:
+        claim = f"{who} left out the update of step {step} that {theirs} made."
+    else:
+        claim = f"{who} made the update of step {step - 1} once more than {theirs}."
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=f"{claim} Ranks are not compared from there on.",
+        ranks=odd,
+        step_first=step if parting.left_out or not others else step - 1,
+        step_last=int(run.steps[-1]),
+        sites=sites_of(step, odd, phase="opt", names=("update",)),
+        measured=float(max(parting.passes.values()) - min(parting.passes.values())),
+        expected=0.0,
+        unit="reduced backward passes by which ranks differ at the same update",
+        false_alarm_rate=0.0,
+        evidence={"passes": {str(rank): passes for rank, passes in parting.passes.items()}, "undecided": not others},
+        next=(
+            "Let all ranks decide together whether to update: all-reduce the flag (an overflow, a limit on the loss) "
+            "before the branch, or average the gradients of a step that is to be skipped to zero on all.",
+            f"Go on from a checkpoint of before step {step}: the replicas hold other parameters since.",
+        ),
+    )
