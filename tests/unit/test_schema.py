@@ -110,7 +110,7 @@ def test_workers_that_are_alike_are_declared_in_any_form_of_plan(tmp_path):
 def test_an_unreadable_plan_file_is_named(tmp_path):
     broken = tmp_path / "plan.toml"
     broken.write_text("every = = 3", encoding="utf-8")
-    with pytest.raises(PlanError, match=r"plan\.toml' cannot be parsed"):
+    with pytest.raises(PlanError, match=r"plan\.toml' cannot be read"):
         Plan.load(broken)
     with pytest.raises(PlanError, match="neither a preset"):
         Plan.load(tmp_path / "missing.toml")

@@ -226,5 +226,5 @@ def test_the_header_is_what_safetensors_says(tmp_path):
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
-    assert header.pop("__metadata__").keys() == {"trueline.xxh3_64"}
+    assert header.pop("__metadata__").keys() == {"trueline.xxh3_64", "trueline.header"}
     assert header == {"w": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}}

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import why
 
 REGEX = "re:"
 """In front of a pattern that is a regular expression over the whole name."""
@@ -29,8 +30,8 @@ class Rename:
         try:
             pattern, new = self._pattern
             re.compile(pattern.pattern + "|").sub(new, "")
-        except (re.error, IndexError) as error:
-            raise InputError(f"The rename of '{self.old}' to '{self.new}' cannot be read: {error}.") from None
+        except (re.error, IndexError, OverflowError, RecursionError, ValueError) as error:
+            raise InputError(f"The rename of '{self.old}' to '{self.new}' cannot be read: {why(error)}.") from None
 
     def __call__(self, name: str) -> str:
         """``name``, renamed; itself where the rule does not fit."""

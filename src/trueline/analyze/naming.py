@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any, cast
 from trueline.analyze.name_rules import BUILT_IN, REGEX, Merge, Rename, Rules
 from trueline.analyze.values import Value
 from trueline.schema.errors import InputError
+from trueline.schema.reading import read_table, reading, shortened, shown
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a name that DDP, torch.compile, FSDP1 and activation checkpointing put in."""
@@ -45,7 +44,11 @@ class NameMap:
 
         Raises ``InputError`` for what is none of these, with what would be.
         """
-        text = os.fspath(given)
+        with reading(f"Map '{shortened(os.fspath(given))}'", "Expected TOML, or JSON in a .json file."):
+            return cls._loaded(os.fspath(given))
+
+    @classmethod
+    def _loaded(cls, text: str) -> NameMap:
         if text in BUILT_IN:
             return cls(*BUILT_IN[text], given=text)
         if "=" in text and not os.path.exists(text):
@@ -59,8 +62,10 @@ class NameMap:
         renames = tuple(Rename(old, new) for old, new in _table(content, "rename", text).items())
         merges = tuple(_merge(parts, whole, text) for parts, whole in _table(content, "merge", text).items())
         built_in = content.get("built_in")
-        if built_in is not None and built_in not in BUILT_IN:
-            raise InputError(f"Map '{text}' asks for the built-in map {built_in!r}. There are {', '.join(BUILT_IN)}.")
+        if built_in is not None and (not isinstance(built_in, str) or built_in not in BUILT_IN):
+            raise InputError(
+                f"Map '{text}' asks for the built-in map {shown(built_in)}. There are {', '.join(BUILT_IN)}."
+            )
         more = BUILT_IN[built_in] if built_in is not None else ((), ())
         return cls((*renames, *more[0]), (*merges, *more[1]), given=f"map '{text}'", checked=(renames, merges))
 
@@ -117,33 +122,27 @@ def _merge(parts: str, whole: str | dict[str, Any], path: str = "") -> Merge:
     into, head_size = whole.get("into"), whole.get("head_size")
     if set(whole) != {"into", "head_size"} or not isinstance(into, str) or type(head_size) is not int or head_size < 1:
         raise InputError(
-            f"The merge of '{parts}' in map '{path}' is {whole!r}. Expected a name, or for rows that are grouped by "
-            'head {into = "linear_qkv", head_size = 64}.'
+            f"The merge of '{parts}' in map '{path}' is {shown(whole)}. Expected a name, or for rows that are grouped "
+            'by head {into = "linear_qkv", head_size = 64}.'
         )
     return Merge(names, into.strip(), grouped=True, head_size=head_size)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.isfile(path):  # pathlib raises where a text is too long for a path
         raise InputError(
-            f"Map '{path}' is neither a file, nor a built-in map ({', '.join(BUILT_IN)}), nor a text OLD=NEW such as "
-            "'module.='. Pass one of these."
+            f"Map '{shortened(str(path))}' is neither a file, nor a built-in map ({', '.join(BUILT_IN)}), nor a text "
+            "OLD=NEW such as 'module.='. Pass one of these."
         )
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"Map '{path}' cannot be read: {error}. Expected TOML, or JSON in a .json file.") from None
-    if not isinstance(content, dict):
-        raise InputError(f"Map '{path}' holds {type(content).__name__}, expected a table with {', '.join(_KEYS)}.")
-    return cast(dict[str, Any], content)
+    expected = f"Expected TOML, or JSON in a .json file, with {', '.join(_KEYS)}."
+    return read_table(str(path), f"Map '{path}'", expected)
 
 
 def _table(content: dict[str, Any], key: str, path: str) -> dict[str, Any]:
     table = content.get(key, {})
     kinds = (str, dict) if key == "merge" else (str,)
     if not isinstance(table, dict) or not all(isinstance(new, kinds) for new in cast(dict[str, Any], table).values()):
-        raise InputError(f"'{key}' in map '{path}' must be a table of texts, OLD = NEW, not {table!r}.")
+        raise InputError(f"'{key}' in map '{path}' must be a table of texts, OLD = NEW, not {shown(table)}.")
     return cast(dict[str, Any], table)
 
 

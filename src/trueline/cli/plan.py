@@ -79,15 +79,15 @@ def _split(change: str) -> tuple[str, Any]:
     """Key and value of ``KEY=VALUE``: lists have commas, ``steps`` is FIRST:END or one step, and nothing is the
     default. Anything may also be written as JSON.
     """
-    import json
-
+    from trueline.schema.documents import parsed
     from trueline.schema.errors import PlanError
     from trueline.schema.plan import Plan
+    from trueline.schema.reading import shortened
 
     key, given, text = change.partition("=")
     key = key.strip()
     if not given:
-        raise PlanError(f"'--set {change}' has no '='. Write KEY=VALUE, for example --set preset=mix.")
+        raise PlanError(f"'--set {shortened(change)}' has no '='. Write KEY=VALUE, for example --set preset=mix.")
     text = text.strip()
     field = Plan.model_fields.get(key)
     if field is None:
@@ -96,17 +96,22 @@ def _split(change: str) -> tuple[str, Any]:
         return key, field.default
     if text[0] in "[{":
         try:
-            return key, json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanError(f"'--set {change}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
+            return key, parsed(text)
+        except ValueError as error:
+            told = shortened(change)
+            raise PlanError(f"'--set {told}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
     if key == "steps":
         first, colon, end = text.partition(":")
         return key, [first or 0, end or None] if colon else [text, _after(text)]
     return key, [part.strip() for part in text.split(",")] if _is_list(key) else text
 
 
+_DIGITS = 19
+"""Fewer make an int64; Python refuses to read thousands."""
+
+
 def _after(step: str) -> int | str:
-    return int(step) + 1 if step.isdecimal() else step
+    return int(step) + 1 if step.isdecimal() and len(step) < _DIGITS else step
 
 
 def _is_list(key: str) -> bool:

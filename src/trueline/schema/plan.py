@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
-import tomllib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -12,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from trueline.schema.errors import PlanError
+from trueline.schema.reading import read_table, shortened, shown
 
 Preset = Literal["workers", "modules", "ops", "mix"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
@@ -193,31 +193,24 @@ class Plan(BaseModel):
     def _validated(cls, content: dict[str, Any], where: str) -> Plan:
         try:
             return cls.model_validate(content)
+        except RecursionError:
+            raise PlanError(f"{where} is nested too deeply. Expected a table of keys.") from None
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"]) or "content"
+            key = shortened(".".join(str(part) for part in first["loc"])) or "content"
             valid = sorted(cls.model_fields)
             if first["type"] == "extra_forbidden":
                 near = difflib.get_close_matches(key, valid, n=1)
                 hint = f"did you mean '{near[0]}'? " if near else ""
                 raise PlanError(f"Unknown key '{key}' in {where}: {hint}Valid keys are {', '.join(valid)}.") from None
             why = first["msg"].lower().removeprefix("value error, ")
-            raise PlanError(f"Key '{key}' in {where} has the value {first['input']!r}: {why}.") from None
+            raise PlanError(f"Key '{key}' in {where} has the value {shown(first['input'])}: {why}.") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.isfile(path):  # pathlib raises where a text is too long for a path
         raise PlanError(
-            f"Plan '{path}' is neither a preset ({', '.join(PRESETS)}) nor a file. "
+            f"Plan '{shortened(str(path))}' is neither a preset ({', '.join(PRESETS)}) nor a file. "
             "Pass one of these, or a TOML or JSON file."
         )
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PlanError(
-            f"Plan file '{path}' cannot be parsed: {error}. Expected TOML, or JSON in a .json file."
-        ) from None
-    if not isinstance(content, dict):
-        raise PlanError(f"Plan file '{path}' holds {type(content).__name__}, expected a table of keys.")
-    return cast(dict[str, Any], content)
+    return read_table(str(path), f"Plan file '{path}'", "Expected TOML, or JSON in a .json file.", error=PlanError)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trueline.schema.documents import CHECKSUM, decode, sealed
 from trueline.schema.errors import InputError
+from trueline.schema.reading import shortened, shown
 
 TOLERANCE_SCHEMA = 2
 """Of the file; raised when a field comes or changes meaning. Those of schema 1 have no losses, and are read as well."""
@@ -67,11 +68,11 @@ class Tolerance(BaseModel):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tolerance:
         """The Tolerance in a file. Raises ``InputError`` where there is none, or none that this version can read."""
-        name, todo = os.fspath(path), "Pass a file that `trueline calibrate` wrote."
-        if os.path.isdir(name):
+        name, todo = shortened(os.fspath(path)), "Pass a file that `trueline calibrate` wrote."
+        if os.path.isdir(path):
             raise InputError(f"The tolerance '{name}' is a directory. {todo}")
         try:
-            with open(name, "rb") as file:
+            with open(path, "rb") as file:
                 content, _ = decode(file.read())
         except OSError as error:
             raise InputError(f"The tolerance '{name}' cannot be read: {error.strerror or error}. {todo}") from None
@@ -85,14 +86,16 @@ class Tolerance(BaseModel):
         version = content["schema"]
         if version not in range(1, TOLERANCE_SCHEMA + 1):
             raise InputError(
-                f"The tolerance '{name}' has schema {version!r}, and this version of Trueline reads "
+                f"The tolerance '{name}' has schema {shown(version)}, and this version of Trueline reads "
                 f"1 to {TOLERANCE_SCHEMA}. Calibrate again, or update Trueline."
             )
         try:
             return cls.model_validate(content)
+        except RecursionError:
+            raise InputError(f"The tolerance '{name}' is nested too deeply. {todo}") from None
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
+            where = shortened(".".join(map(str, first["loc"]))) or "the file"
             raise InputError(f"The tolerance '{name}' is damaged at {where}: {first['msg']}. {todo}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from typing import Any, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -14,12 +17,33 @@ from trueline.schema.errors import InputError, RunError
 def filesystem_of(path: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
     """The file system of a path or URL, and the path within it. Raises ``RunError`` for one that cannot be opened."""
     try:
-        return url_to_fs(os.fspath(path))
+        filesystem, within = url_to_fs(os.fspath(path))
+        return filesystem if isinstance(filesystem, LocalFileSystem) else cast(Any, _Remote(filesystem)), within
     except Exception as error:  # each kind of file system raises errors of its own
         raise RunError(
             f"'{path}' cannot be opened ({type(error).__name__}: {error}). Check the address, and what it needs to be "
             "reached: a package for its kind, credentials, or the archive itself."
         ) from None
+
+
+class _Remote:
+    """A file system whose every failure is an ``OSError``: a damaged archive raises what its library has."""
+
+    def __init__(self, filesystem: AbstractFileSystem) -> None:
+        self._filesystem = filesystem
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._filesystem, name)
+        return functools.partial(_call, found) if callable(found) else found
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def local_path(path: str | os.PathLike[str]) -> str:

@@ -10,6 +10,7 @@ also where the file's header is damaged and the reader has to try its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import reprlib
 import struct
@@ -21,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import why
 from trueline.store.arrays import from_values
 from trueline.store.durable import append, open_replacement
 from trueline.store.layout import PARTS_PER_ATTEMPT, PartName
@@ -31,6 +33,8 @@ _FRAME_MAGIC = b"\xf1TL\x9e"
 _FRAME_HEADER = struct.Struct("<4sII")
 _RAW_LENGTH = struct.Struct("<I")
 _ZSTD = pa.Codec("zstd", compression_level=1)
+_MOST_TIMES = 2**15
+"""What a byte of zstd can become at most: a block of one repeated byte takes 4 bytes, and gives 128 KiB (RFC 8878)."""
 
 
 class FrameCodec:
@@ -63,12 +67,18 @@ class FrameCodec:
         return self._frame(batch, self._layout(tuple(batch.schema.names))[1])
 
     def decode(self, body: bytes) -> pa.RecordBatch:
-        """The record batch in the body of a frame."""
+        """The record batch in the body of a frame. Raises ``ValueError``, and what Arrow raises."""
         (raw_length,) = _RAW_LENGTH.unpack_from(body)
+        if raw_length > _MOST_TIMES * len(body):
+            raise ValueError(f"its {len(body):,} bytes declare {raw_length:,}")
         mask = int.from_bytes(body[_RAW_LENGTH.size : _RAW_LENGTH.size + self._mask_bytes], "little")
         schema = pa.schema([column for index, column in enumerate(self._schema) if mask >> index & 1])
         message = _ZSTD.decompress(body[_RAW_LENGTH.size + self._mask_bytes :], raw_length)
-        return pa.ipc.read_record_batch(message, schema)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)  # Arrow follows offsets without looking, and the process would be gone
+        if "step" not in schema.names or batch["step"].null_count or batch["step"].type != pa.int64():
+            raise ValueError("it has rows of which the step is not known")
+        return batch
 
     def _frame(self, batch: pa.RecordBatch, mask: bytes) -> bytes:
         message = batch.serialize()
@@ -156,8 +166,8 @@ def read_journal(data: bytes, schema: pa.Schema) -> JournalContent:
             continue
         try:
             content.batches.append(codec.decode(body))
-        except (pa.ArrowException, OSError, struct.error) as error:
-            content.problems.append(f"the frame at byte {offset} cannot be decoded ({error}) and was skipped")
+        except Exception as error:  # Arrow has errors of its own, and raises Python's as well
+            content.problems.append(f"the frame at byte {offset} cannot be decoded ({why(error)}) and was skipped")
     return content
 
 
@@ -171,11 +181,21 @@ def _open(data: bytes, schema: pa.Schema, content: JournalContent) -> tuple[Fram
         magic, sequence, length, crc = _FILE_HEADER.unpack_from(data)
         schema_bytes = data[_FILE_HEADER.size : _FILE_HEADER.size + length]
         if magic == _FILE_MAGIC and len(schema_bytes) == length and zlib.crc32(schema_bytes, sequence) == crc:
-            content.sequence = sequence
-            return FrameCodec(pa.ipc.read_schema(pa.py_buffer(schema_bytes))), _FILE_HEADER.size + length
+            with contextlib.suppress(pa.ArrowException, OSError, ValueError):
+                found = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
+                _require_types(found, schema)
+                content.sequence = sequence
+                return FrameCodec(found), _FILE_HEADER.size + length
     content.problems.append("its header is damaged; the columns of this version were assumed")
     first = data.find(_FRAME_MAGIC)
     return FrameCodec(schema), first if first >= 0 else len(data)
+
+
+def _require_types(found: pa.Schema, known: pa.Schema) -> None:
+    """Raise ``ValueError`` where a column of both is of two types."""
+    for column in found:
+        if column.name in known.names and not column.type.equals(known.field(column.name).type):
+            raise ValueError(column.name)
 
 
 def _frames(data: bytes, start: int, seed: int) -> Iterator[tuple[int, int, bytes | None]]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
+from trueline.schema.reading import why
 from trueline.store.layout import PartName
 from trueline.store.migrate import to_current
 from trueline.store.parts import DamagedPart, decode_part
@@ -28,17 +29,17 @@ class PartFiles:
         """Columns of a part that was found just now; None for a damaged one, which is named in ``problems``."""
         try:
             return self._read(part, names)
-        except (DamagedPart, OSError) as error:
-            problems.append(f"{self._path(part)}: {error}; the part was skipped")
+        except (DamagedPart, OSError, pa.ArrowException) as error:
+            problems.append(f"{self._path(part)}: {why(error)}; the part was skipped")
             return None
 
     def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
         """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""
         try:
             return self._read(part, names)
-        except (DamagedPart, OSError) as error:
+        except (DamagedPart, OSError, pa.ArrowException) as error:
             raise RunError(
-                f"{self._path(part)} has changed since the Run was opened ({error}). Open the Run again."
+                f"{self._path(part)} has changed since the Run was opened ({why(error)}). Open the Run again."
             ) from None
 
     def _read(self, part: PartName, names: Sequence[str]) -> pa.Table:

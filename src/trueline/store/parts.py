@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trueline.schema.reading import why
 from trueline.store.layout import PartName
+
+MOST_ROWS = 1_000
+"""A byte: what repeats takes hardly any room, but each row has a number of its own."""
 
 
 class DamagedPart(Exception):
@@ -40,7 +44,12 @@ def decode_part(data: bytes, name: PartName, columns: Sequence[str]) -> pa.Table
         raise DamagedPart(f"its {len(data)} bytes have CRC32 {crc:08x} where {name.crc:08x} was sealed")
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        if file.metadata.num_rows > MOST_ROWS * len(data):
+            raise ValueError(f"its {len(data):,} bytes declare {file.metadata.num_rows:,} rows")
         present = set(file.schema_arrow.names)
-        return file.read(columns=[column for column in columns if column in present], use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise DamagedPart(f"it is not readable as Parquet ({error})") from None
+        rows = file.read(columns=[column for column in columns if column in present], use_threads=False)
+    except Exception as error:  # Arrow has errors of its own, and raises Python's as well
+        raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None
+    if "step" in columns and ("step" not in present or rows["step"].null_count):
+        raise DamagedPart("it has rows of which the step is not known")
+    return rows

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
+from trueline.schema.reading import reading, shortened
 from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
@@ -33,6 +34,8 @@ from trueline.store.stacks import read_stacks
 from trueline.store.tensor_reader import TensorReader
 from trueline.store.tensors import TensorValue
 from trueline.store.whole import stats_of, whole_stats
+
+_UNREADABLE = "Check its permissions and the disk, or copy it again."
 
 
 class Run:
@@ -59,6 +62,10 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        with reading(f"'{shortened(self.path)}'", _UNREADABLE, error=RunError):
+            self._open()
+
+    def _open(self) -> None:
         self._fs, self._root = filesystem_of(self.path)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
@@ -282,7 +289,8 @@ class Run:
 
     @cached_property
     def _recorded(self) -> RecordReader:
-        return RecordReader(self._fs, self._root, self.problems, self._pieces.timeline)
+        with reading(f"What '{shortened(self.path)}' recorded", _UNREADABLE, error=RunError):
+            return RecordReader(self._fs, self._root, self.problems, self._pieces.timeline)
 
     @cached_property
     def stored(self) -> TensorReader:
@@ -291,7 +299,8 @@ class Run:
 
     @cached_property
     def _stacks(self) -> dict[int, dict[int, tuple[str, ...]]]:
-        return read_stacks(self._fs, self._root, self.problems)
+        with reading(f"What '{shortened(self.path)}' has of call stacks", _UNREADABLE, error=RunError):
+            return read_stacks(self._fs, self._root, self.problems)
 
     def _load(self, names: list[str]) -> None:
         pieces = self._pieces.columns(names)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
+import zlib
 from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
+from trueline.schema.reading import why
 from trueline.schema.records import StackRecord
 from trueline.store import layout
 from trueline.store.arrays import from_values
 from trueline.store.durable import replace_file
 from trueline.store.listing import names_in
-from trueline.store.parts import encode_part
+from trueline.store.parts import MOST_ROWS, encode_part
 
 STACK_SCHEMA: pa.Schema = pa.schema([("id", pa.int32()), ("frames", pa.list_(pa.string()))])
+
+
+_CHECKSUM = b"trueline.crc32"
 
 
 class DamagedStacks(Exception):
@@ -63,18 +69,31 @@ def encode_stacks(frames: Mapping[int, tuple[str, ...]]) -> bytes:
     ids = sorted(frames)
     columns = [ids, [frames[number] for number in ids]]
     arrays = [from_values(values, kind) for values, kind in zip(columns, STACK_SCHEMA.types, strict=True)]
-    table = pa.Table.from_arrays(arrays, schema=STACK_SCHEMA)
+    table = pa.Table.from_arrays(arrays, schema=STACK_SCHEMA.with_metadata({_CHECKSUM: _checksum(frames)}))
     return encode_part(table, dictionary=["frames.list.element"])
 
 
 def decode_stacks(data: bytes) -> dict[int, tuple[str, ...]]:
     """Stacks by id. Raises ``DamagedStacks``."""
     try:
-        table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(use_threads=False)
-        stacks = zip(table["id"].to_pylist(), table["frames"].to_pylist(), strict=True)
-        return {number: tuple(frames) for number, frames in stacks}
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise DamagedStacks(f"it is not readable as Parquet ({error})") from None
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        if file.metadata.num_rows > MOST_ROWS * len(data):
+            raise ValueError(f"its {len(data):,} bytes declare {file.metadata.num_rows:,} rows")
+        table = file.read(use_threads=False)
+        ids, frames = table["id"].to_pylist(), table["frames"].to_pylist()
+        stacks = {int(number): tuple(map(str, lines)) for number, lines in zip(ids, frames, strict=True)}
+    except Exception as error:  # Arrow has errors of its own, and raises Python's as well
+        raise DamagedStacks(f"it is not readable as Parquet ({why(error)})") from None
+    written = (table.schema.metadata or {}).get(_CHECKSUM)
+    if written is not None and written != _checksum(stacks):
+        raise DamagedStacks("its call stacks are not those that were written")
+    return stacks
+
+
+def _checksum(frames: Mapping[int, tuple[str, ...]]) -> bytes:
+    """CRC32 of the call stacks, whatever a damaged footer makes of the pages that hold them."""
+    told = json.dumps([[number, frames[number]] for number in sorted(frames)])
+    return f"{zlib.crc32(told.encode()):08x}".encode()
 
 
 def read_stacks(fs: AbstractFileSystem, root: str, problems: list[str]) -> dict[int, dict[int, tuple[str, ...]]]:

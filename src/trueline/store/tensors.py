@@ -1,7 +1,8 @@
 """The values of a recorded step in one safetensors file: written while they come, read one at a time.
 
 File: length of the header (little-endian uint64), the header in JSON padded with spaces, then the bytes of the values
-without gaps (https://huggingface.co/docs/safetensors). The values' XXH3 hashes are in its ``__metadata__``, as JSON.
+without gaps (https://huggingface.co/docs/safetensors). The values' XXH3 hashes are in its ``__metadata__``, as JSON,
+with one of these and all entries.
 Values come before it is known how long the header gets, so room for it is reserved in front.
 """
 
@@ -20,7 +21,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError, RunError
+from trueline.schema.reading import shortened, shown, why
 from trueline.schema.records import TensorRecord
 from trueline.store.durable import write_at
 from trueline.store.layout import TEMPORARY_SUFFIX
@@ -31,6 +34,7 @@ _ALIGNMENT = 4096
 _MOVED_AT_ONCE = 8 * 2**20
 _MAX_HEADER_BYTES = 100_000_000
 _HASHES = "trueline.xxh3_64"
+_SEAL = "trueline.header"
 
 NUMPY_TYPES: dict[str, str] = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
@@ -111,7 +115,9 @@ class TensorFile:
         training. Until the file is synced a power cut may leave one that is not what was written, which its hashes
         show; a kill may not.
         """
-        header = json.dumps({"__metadata__": {_HASHES: json.dumps(self._hashes)}} | self._entries).encode()
+        hashes = json.dumps(self._hashes)
+        metadata = {_HASHES: hashes, _SEAL: _seal(hashes, self._entries)}
+        header = json.dumps({"__metadata__": metadata} | self._entries).encode()
         self._make_room(len(header))
         header += b" " * (self._start - _LENGTH.size - len(header))
         write_at(self._fd, _LENGTH.pack(len(header)) + header, 0)
@@ -212,19 +218,53 @@ def read_header(fetch: Callable[[int, int], Any], size_bytes: int) -> tuple[dict
     if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - _LENGTH.size):
         raise DamagedTensors(f"its header of {length} bytes does not fit into its {size_bytes} bytes")
     try:
-        header = json.loads(bytes(fetch(_LENGTH.size, start)))
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DamagedTensors("its header is damaged") from None
-    if start + max(ends, default=0) != size_bytes:
-        raise DamagedTensors(f"it has {size_bytes} bytes where its header tells of {start + max(ends, default=0)}")
+        header = parsed(bytes(fetch(_LENGTH.size, start)))
+        entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
+        spans = sorted(_span(key, entry) for key, entry in entries.items())
+        _require_sealed(header.get("__metadata__", {}), entries)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedTensors(f"its header is damaged ({why(error)})") from None
+    end = 0
+    for begin, after in spans:
+        if begin != end:
+            raise DamagedTensors(f"its header has values at bytes {begin} to {after} behind one that ends at {end}")
+        end = after
+    if start + end != size_bytes:
+        raise DamagedTensors(f"it has {size_bytes} bytes where its header tells of {start + end}")
     return header, start
+
+
+def _span(key: str, entry: Any) -> tuple[int, int]:
+    """The bytes of a value, which are as many as its dtype and shape need. Raises as an entry that is none does."""
+    begin, end = entry["data_offsets"]
+    dtype, shape = entry["dtype"], entry["shape"]
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)) or not isinstance(dtype, str):
+        raise ValueError(f"the entry of '{shortened(key)}' is {shown(entry)}")
+    if dtype in NUMPY_TYPES and end - begin != math.prod(shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize:
+        raise ValueError(f"{dtype} {shown(shape)} does not have the {end - begin} bytes of '{shortened(key)}'")
+    return begin, end
+
+
+def _require_sealed(metadata: dict[str, str], entries: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where what Trueline says of values is not what it wrote. Files of others have no seal, and
+    those of older versions none of the header.
+    """
+    own = [key for key in metadata if key not in (_HASHES, _SEAL)]
+    if _HASHES not in metadata and _SEAL not in metadata:
+        return
+    if own or (_SEAL in metadata and metadata[_SEAL] != _seal(metadata.get(_HASHES, ""), entries)):
+        raise ValueError("it is not what was written")
+
+
+def _seal(hashes: str, entries: dict[str, Any]) -> str:
+    """The XXH3 hash of names, dtypes, shapes and places of all values, and of their hashes."""
+    return xxhash.xxh3_64_hexdigest(json.dumps([hashes, entries], sort_keys=True).encode())
 
 
 def _hashes(header: dict[str, Any]) -> dict[str, str]:
     try:
-        return json.loads(header.get("__metadata__", {}).get(_HASHES, "{}"))
-    except (ValueError, AttributeError):
+        return parsed(header.get("__metadata__", {}).get(_HASHES, "{}"))
+    except (ValueError, TypeError, AttributeError):
         raise DamagedTensors("its header is damaged") from None
 
 

@@ -6,15 +6,17 @@ The fields and their values are those of msProbe's "Configuration File Introduct
 from __future__ import annotations
 
 import difflib
-import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError
 from trueline.schema.plan import Depth, Phase, Preset
+from trueline.schema.reading import shortened, shown, why
 
 PRESETS: Mapping[str, Preset] = {"L0": "modules", "L1": "ops", "mix": "mix"}
 PHASES: Mapping[str, tuple[Phase, ...]] = {
@@ -35,6 +37,9 @@ NO_MATTER = ("async_dump", "precision", "custom_op_namespaces")
 """Fields that change nothing here: files are always written in the background, sums are always taken in float64, and
 operators of every namespace are seen.
 """
+
+MAX_RANGE = 1_000_000
+"""Numbers that one range of a list may have: they are kept one by one."""
 
 INSTEAD = {
     "dump_enable": "Leave it out, and call start() and stop() around what is to be recorded.",
@@ -79,14 +84,14 @@ def read_config(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     if not isinstance(path, str):
-        raise InputError(f"config_path is {path!r}. Pass the path of a JSON file as text.")
+        raise InputError(f"config_path is {shown(path)}. Pass the path of a JSON file as text.")
     file = Path(path)
-    if not file.is_file():
-        raise InputError(f"There is no config file '{path}'. Pass the path of msProbe's config.json.")
+    if not os.path.isfile(path):
+        raise InputError(f"There is no config file '{shortened(path)}'. Pass the path of msProbe's config.json.")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"Config file '{path}' cannot be parsed: {error}. Expected JSON.") from None
+        content = parsed(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"Config file '{path}' cannot be parsed: {why(error)}. Expected JSON.") from None
     if not isinstance(content, dict):
         raise InputError(f"Config file '{path}' holds a {type(content).__name__}, expected an object of fields.")
     return content
@@ -110,7 +115,7 @@ def settings_of(
     level = _one_of("level", level or config.get("level") or ("mix" if task == "structure" else "L1"), tuple(PRESETS))
     section = config.get(task) or {}
     if not isinstance(section, dict):
-        raise InputError(f"Field '{task}' is {section!r}. Expected an object of fields.")
+        raise InputError(f"Field '{task}' is {shown(section)}. Expected an object of fields.")
     _require_known(section, ("scope", "list", "data_mode", "summary_mode"), f"{task}.")
     scope = _texts(section, "scope", task)
     if len(scope) not in (0, 2):
@@ -118,7 +123,7 @@ def settings_of(
     summary = _one_of(f"{task}.summary_mode", section.get("summary_mode") or "statistics", tuple(DEPTHS))
     where = dump_path or config.get("dump_path") or "./dump_path"
     if not isinstance(where, str):
-        raise InputError(f"Field 'dump_path' is {where!r}. Expected the path of a directory, as text.")
+        raise InputError(f"Field 'dump_path' is {shown(where)}. Expected the path of a directory, as text.")
     return Settings(
         dump_path=where,
         level=level,
@@ -146,28 +151,28 @@ def _require_known(fields: Mapping[str, Any], known: Collection[str], prefix: st
 def _require_risk(risk: object) -> None:
     if risk not in (None, "ALL"):
         raise InputError(
-            f"Field 'risk_level' is {risk!r}, which is not supported: every call is recorded. Leave it out, or choose "
-            "calls by name in 'list'."
+            f"Field 'risk_level' is {shown(risk)}, which is not supported: every call is recorded. Leave it out, or "
+            "choose calls by name in 'list'."
         )
 
 
 def _one_of(name: str, value: object, valid: tuple[str, ...]) -> str:
     if value not in valid:
-        raise InputError(f"Field '{name}' is {value!r}, which is not supported. Valid are {', '.join(valid)}.")
+        raise InputError(f"Field '{name}' is {shown(value)}, which is not supported. Valid are {', '.join(valid)}.")
     return str(value)
 
 
 def _flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     value = fields.get(name, default)
     if not isinstance(value, bool):
-        raise InputError(f"Field '{name}' is {value!r}. Expected true or false.")
+        raise InputError(f"Field '{name}' is {shown(value)}. Expected true or false.")
     return value
 
 
 def _texts(section: Mapping[str, Any], name: str, task: str) -> tuple[str, ...]:
     value = section.get(name) or []
     if not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
-        raise InputError(f"Field '{task}.{name}' is {value!r}. Expected a list of texts.")
+        raise InputError(f"Field '{task}.{name}' is {shown(value)}. Expected a list of texts.")
     return tuple(value)
 
 
@@ -193,14 +198,17 @@ def _numbers(name: str, value: object) -> frozenset[int] | None:
     if value is None or value == []:
         return None
     if not isinstance(value, list):
-        raise InputError(f"Field '{name}' is {value!r}. Expected a list of whole numbers and ranges like \"4-6\".")
+        raise InputError(f"Field '{name}' is {shown(value)}. Expected a list of whole numbers and ranges like \"4-6\".")
     found: set[int] = set()
     for one in value:
-        ends = re.fullmatch(r"(\d+)-(\d+)", one) if isinstance(one, str) else None
-        if ends is not None and int(ends[1]) <= int(ends[2]):
+        ends = re.fullmatch(r"(\d{1,9})-(\d{1,9})", one) if isinstance(one, str) else None
+        if ends is not None and int(ends[1]) <= int(ends[2]) < int(ends[1]) + MAX_RANGE:
             found.update(range(int(ends[1]), int(ends[2]) + 1))
         elif isinstance(one, int) and not isinstance(one, bool) and one >= 0:
             found.add(one)
         else:
-            raise InputError(f"Field '{name}' holds {one!r}. Expected whole numbers from 0, or ranges like \"4-6\".")
+            raise InputError(
+                f"Field '{name}' holds {shown(one)}. Expected whole numbers from 0, or ranges like \"4-6\" of at most "
+                f"{MAX_RANGE:,} numbers."
+            )
     return frozenset(found)

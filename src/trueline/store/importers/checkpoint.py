@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import reading, shortened
 from trueline.store.importers import dcp, safetensors, torch_files
 from trueline.store.importers.target import require_free
 from trueline.store.importers.weights import Checkpoint, Options, write_checkpoint
@@ -22,7 +23,8 @@ def import_checkpoint(source: str, target: str, options: Options) -> None:
     nothing there.
     """
     require_free(target)
-    write_checkpoint(_read(source), target, options)
+    with reading(f"'{shortened(source)}'", "Copy it again; nothing was imported."):
+        write_checkpoint(_read(source), target, options)
 
 
 def _read(source: str) -> Checkpoint:

@@ -6,6 +6,7 @@ Its ``.metadata`` is a pickle, which torch reads with no limits: here only the c
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import warnings
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import reading, require_room, shown, why
 from trueline.store.importers.torch_files import state_weights
 from trueline.store.importers.weights import Checkpoint
 
@@ -39,13 +41,25 @@ def is_dcp(folder: str) -> bool:
 def read_dcp(folder: str) -> Checkpoint:
     """Its tensors. Raises ``InputError`` where a file is damaged or missing."""
     metadata = _read_metadata(os.path.join(folder, METADATA))
-    try:
+    with reading(f"'{folder}', a distributed checkpoint,", "Copy it again."):
+        _require_room(folder, metadata)
         tensors = _load(folder, metadata)
-    except Exception as error:
-        reason = str(error).split("\n", 1)[0].rstrip(".") or type(error).__name__
-        raise InputError(f"'{folder}' cannot be read as a distributed checkpoint: {reason}. Copy it again.") from None
-    found = state_weights(_nested(metadata, tensors))
+        found = state_weights(_nested(metadata, tensors))
     return Checkpoint(found.weights, {"format": "dcp", "path": os.path.abspath(folder)} | found.facts, found.notes)
+
+
+def _require_room(folder: str, metadata: Any) -> None:
+    """Raise ``ValueError`` for a file outside of ``folder``, or tensors larger than all files together can hold."""
+    outside = [
+        path
+        for entry in (metadata.storage_data or {}).values()
+        if os.path.isabs(path := os.fspath(entry.relative_path)) or os.pardir in path.split(os.sep)
+    ]
+    if outside:
+        raise ValueError(f"it has data in {shown(outside[0])}, which is not inside of it")
+    entries = [entry for entry in metadata.state_dict_metadata.values() if hasattr(entry, "size")]
+    needed_bytes = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries)
+    require_room(needed_bytes, sum(file.stat().st_size for file in os.scandir(folder)))
 
 
 def _load(folder: str, metadata: Any) -> dict[str, Any]:
@@ -86,10 +100,10 @@ def _read_metadata(path: str) -> Any:
     try:
         with open(path, "rb") as file:
             metadata = _Unpickler(io.BytesIO(file.read())).load()
-    except (OSError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError, ImportError) as error:
-        raise InputError(f"'{path}' cannot be read: {error}. Copy the checkpoint again.") from None
     except pickle.UnpicklingError as error:
         raise InputError(f"'{path}' is damaged or holds what no checkpoint has: {error}. Copy it again.") from None
+    except Exception as error:
+        raise InputError(f"'{path}' cannot be read: {why(error)}. Copy the checkpoint again.") from None
     if not isinstance(getattr(metadata, "state_dict_metadata", None), Mapping):
         raise InputError(f"'{path}' is not the metadata of a distributed checkpoint. Pass the directory of one.")
     return metadata

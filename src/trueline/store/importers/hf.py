@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import reading, shortened
 from trueline.store.importers import safetensors, torch_files
 from trueline.store.importers.json_files import read_object
 from trueline.store.importers.target import require_free
@@ -28,9 +29,10 @@ def import_hf(source: str, target: str, options: Options) -> None:
     path = os.path.join(source, CONFIG)
     if not os.path.isfile(path):
         raise InputError(f"'{source}' has no config.json. Pass a model directory, or use `trueline import checkpoint`.")
-    weights, notes = _weights(source)
-    facts = {"format": "hf", "path": os.path.abspath(source), "config": read_object(path)}
-    write_checkpoint(Checkpoint(weights, facts, notes), target, options)
+    with reading(f"'{shortened(source)}'", "Copy or download it again; nothing was imported."):
+        weights, notes = _weights(source)
+        facts = {"format": "hf", "path": os.path.abspath(source), "config": read_object(path)}
+        write_checkpoint(Checkpoint(weights, facts, notes), target, options)
 
 
 def _weights(source: str) -> tuple[list[Weight], tuple[str, ...]]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError
+from trueline.schema.reading import why
 
 
 def read_object(path: str) -> dict[str, Any]:
     """The object in a JSON file. Raises ``FileNotFoundError``, and ``InputError`` where it is damaged."""
     try:
         with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+            document = parsed(file.read())
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"'{path}' cannot be read: {error}. Copy it again; nothing was imported.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"'{path}' cannot be read: {why(error)}. Copy it again; nothing was imported.") from None
     if not isinstance(document, dict):
         raise InputError(f"'{path}' holds a {type(document).__name__}, expected an object. Nothing was imported.")
     return document

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import reading, shortened
 from trueline.schema.records import StackRecord
 from trueline.schema.run_manifest import Manifest
 from trueline.store.importers import msprobe_values as values
@@ -52,6 +53,11 @@ def import_msprobe(source: str, target: str, options: Options, *, version: str =
     leaves nothing there.
     """
     require_free(target)
+    with reading(f"'{shortened(source)}'", "Copy the dump again; nothing was imported."):
+        _import(source, target, options, version)
+
+
+def _import(source: str, target: str, options: Options, version: str) -> None:
     dumps = find_dumps(source)
     first = read_dump(dumps[0])
     prints = _Fingerprints()

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import why
 from trueline.store.importers.json_files import read_object
+from trueline.store.importers.torch_files import load
 
 DUMP_FILE = "dump.json"
 STACK_FILE = "stack.json"
@@ -94,23 +96,26 @@ def read_value(dump: RankDump, name: str) -> Any:
     """The tensor of a file in dump_tensor_data, in host memory; None where the file is not there: msProbe leaves out
     some layouts. Raises ``InputError`` where it is damaged.
     """
-    import numpy as np
     import torch
 
     path = os.path.join(dump.path, TENSOR_DIR, os.path.basename(name))
     if not os.path.isfile(path):
         return None
     try:
-        if path.endswith(".npy"):
-            x = torch.from_numpy(np.load(path, allow_pickle=False))
-        else:
-            x = torch.load(path, map_location="cpu", weights_only=True)
+        x = _array(path) if path.endswith(".npy") else load(path)
     except Exception as error:
-        reason = str(error).split("\n", 1)[0].rstrip(".")
-        raise InputError(f"'{path}' cannot be read as a tensor: {reason}. Copy the dump again.") from None
+        raise InputError(f"'{path}' cannot be read as a tensor: {why(error)}. Copy the dump again.") from None
     if not isinstance(x, torch.Tensor):
         raise InputError(f"'{path}' holds a {type(x).__name__}, expected a tensor. Copy the dump again.")
     return x
+
+
+def _array(path: str) -> Any:
+    """The tensor of an .npy file: mapped, as NumPy would make room for the shape in a header before it reads."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.load(path, allow_pickle=False, mmap_mode="c"))
 
 
 def _of_step(path: str, step: int) -> list[RankDump]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import zipfile
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.errors import InputError
+from trueline.schema.reading import require_room, why
 from trueline.store.importers.step_rows import slot_part
 from trueline.store.importers.weights import Weight
 
@@ -24,11 +26,9 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 def read_file(path: str) -> Any:
     """What a file of torch.save holds, its tensors in host memory. Raises ``InputError``."""
-    import torch
-
     _require_kind(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return load(path)
     except pickle.UnpicklingError as error:
         found = _GLOBAL.search(str(error))
         what = f"an object of {found[1]}" if found else "more than tensors, or is damaged"
@@ -37,8 +37,35 @@ def read_file(path: str) -> Any:
             "dicts alone."
         ) from None
     except Exception as error:
-        reason = str(error).split("\n", 1)[0].rstrip(".") or type(error).__name__
-        raise InputError(f"'{path}' cannot be read as a file of torch.save: {reason}. Copy it again.") from None
+        raise InputError(f"'{path}' cannot be read as a file of torch.save: {why(error)}. Copy it again.") from None
+
+
+def load(path: str) -> Any:
+    """What ``torch.load`` makes of a file that has room for all that it declares. Raises as that does, and
+    ``ValueError``.
+    """
+    import torch
+
+    held_bytes, mapped = os.path.getsize(path), zipfile.is_zipfile(path)
+    if mapped:
+        with zipfile.ZipFile(path) as archive:  # torch.save compresses nothing, and torch.load inflates any size
+            require_room(sum(entry.file_size for entry in archive.infolist()), held_bytes)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    require_sizes(content, held_bytes)
+    return content
+
+
+def require_sizes(content: Any, held_bytes: int) -> None:
+    """Raise ``ValueError`` where what was made of a file of ``held_bytes`` is more than it can hold: views that repeat
+    a few bytes without end, or lists that hold each other.
+    """
+    sizes: dict[Hashable, int] = {}
+    for number, (path, _, _, _, x) in enumerate(_walk((), content)):
+        if number > held_bytes:
+            raise ValueError(f"it has more entries than its {held_bytes:,} bytes can hold")
+        if _is_tensor(x):
+            sizes[_memory(x) or path] = x.numel() * x.element_size()
+    require_room(sum(sizes.values()), held_bytes)
 
 
 @dataclass(frozen=True)
