@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from benchmarks.exact_checks.simulate import Epoch
 
-from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
+from trueline.schema.run_manifest import Attempt, GroupSpec, Manifest, RankEnv
+from trueline.schema.start import Start
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 
@@ -114,4 +115,21 @@ def write_run(
         for (step, _), row in sorted((key, row) for key, row in rows.items() if key[1] == rank):
             writer.write({"step": step, **row})
         writer.close()
+    return Run(path)
+
+
+def write_starts(path: Path, starts: Sequence[tuple[int, Rows]], **manifest: Any) -> Run:
+    """The Run of a job that was started several times: (first step, what it wrote) of each start."""
+    ranks = sorted({rank for _, rows in starts for _, rank in rows})
+    facts = {"world_size": len(ranks), "data_parallel_ranks": ranks, "adapter": "ddp"}
+    attempts = [Attempt(step=first) for first, _ in starts]
+    whole = Manifest(**{**facts, "attempts": attempts, **manifest})
+    for number, (first, rows) in enumerate(starts):
+        for rank in ranks:
+            start = Start(attempt=number, step=first, manifest=whole if rank == 0 and number else None)
+            writer = RunWriter(path, rank=rank, seal_steps=10_000, start=start, creates=rank == 0 and not number)
+            writer.describe(whole if rank == 0 else None, rank_env(rank, len(ranks)))
+            for (step, _), row in sorted((key, row) for key, row in rows.items() if key[1] == rank):
+                writer.write({"step": step, **row})
+            writer.close()
     return Run(path)

@@ -1,7 +1,7 @@
 """rng-streams: which streams are equal, and whether the plan wanted that."""
 
 import pytest
-from tests.unit.synthetic_run import healthy_rows, write_run
+from tests.unit.synthetic_run import healthy_rows, write_run, write_starts
 
 from trueline.analyze.checks import rng_streams
 from trueline.schema.errors import CannotTell
@@ -52,6 +52,32 @@ def test_declared_equal_and_equal_is_an_info(tmp_path):
         row["rng_torch"] = step
     (finding,) = rng_streams.check(write_run(tmp_path, rows, plan={"rng": "equal"}))
     assert finding.severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "declared", "warns"),
+    [
+        ("different", "equal", None, True),
+        ("different", "equal", "equal", False),
+        ("different", "different", None, False),
+        ("equal", "equal", None, False),
+        ("equal", "different", None, False),
+    ],
+)
+def test_streams_that_become_equal_when_the_job_is_started_again_are_a_warning(
+    tmp_path, before, after, declared, warns
+):
+    rows = healthy_rows(2, 12)
+    for (step, rank), row in rows.items():
+        row["rng_numpy"] = rank + 1
+        now = before if step < 6 else after
+        row["rng_torch"] = 10 * step + 1 + (rank if now != "equal" else 0)
+    plan = {} if declared is None else {"rng": declared}
+    early, late = ({key: row for key, row in rows.items() if (key[0] < 6) == first} for first in (True, False))
+    run = write_starts(tmp_path, [(0, early), (6, late)], plan=plan)
+    assert run.restarts == [6]
+    merged = [finding for finding in rng_streams.check(run) if "started again" in finding.claim]
+    assert [(finding.severity, finding.step_first) for finding in merged] == [("warning", 6)] * warns
 
 
 def test_without_digests_it_cannot_tell(tmp_path):

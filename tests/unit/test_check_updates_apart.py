@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import healthy_rows, write_run
+from tests.unit.synthetic_run import healthy_rows, write_run, write_starts
 
 from trueline.analyze.check_run import check
 from trueline.analyze.checks import updates_apart
@@ -65,8 +65,8 @@ def test_a_start_of_the_job_counts_anew(tmp_path):
     rows = _rows(2, 20, 0, at=15)
     for (step, _), row in rows.items():
         row["passes"] -= 10 * (step >= 10)
-    attempts = [{"step": 0}, {"step": 10}]
-    (finding,) = updates_apart.check(write_run(tmp_path, rows, attempts=attempts))
+    early, late = ({key: row for key, row in rows.items() if (key[0] < 10) == first} for first in (True, False))
+    (finding,) = updates_apart.check(write_starts(tmp_path, [(0, early), (10, late)]))
     assert (finding.ranks, finding.step_first) == ((1,), 15)
 
 

@@ -128,7 +128,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         run=os.fspath(opened.path),
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
-        notes=(*ends_of(compared), *opened.problems, *opened.manifest.notes),
+        notes=(*ends_of(opened), *opened.problems, *opened.manifest.notes),
     )
 
 

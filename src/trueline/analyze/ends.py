@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
+from trueline.analyze.iterations import parting_of
 from trueline.schema.owner import living, owner_left
 from trueline.store.reader import Run
 
@@ -27,6 +28,8 @@ def ends_of(run: Run) -> list[str]:
     unclosed: dict[End, list[int]] = {}
     for rank in run.unclosed:
         unclosed.setdefault(_end(run, rank), []).append(rank)
+    if parting_of(run) is not None:  # ranks that made other numbers of updates end at other steps
+        last = dict.fromkeys(last, max((step for step in last.values() if step is not None), default=None))
     lines = [_not_closed(ranks, [last[rank] for rank in ranks], end) for end, ranks in unclosed.items()]
     return lines + _early({rank: step for rank, step in last.items() if rank not in run.unclosed}, last)
 

@@ -15,8 +15,10 @@ How it decides
 --------------
 By 64-bit digests of the state of each stream, compared between workers step by step. The finding is an info that says
 what is so. Where the plan declares `rng = "equal"` or `"different"` and a stream that was drawn from contradicts it,
-the finding is a warning. A stream whose state never changes was not drawn from and contradicts nothing. States are
-exact; a collision has a probability of 2^-64 a pair.
+the finding is a warning. So it is where a stream that is drawn from was different on all steps before the job was
+started again, and is equal on all workers at the first step after: the checkpoint of one rank was loaded on all, or all
+were seeded alike. A stream whose state never changes was not drawn from and contradicts nothing. States are exact; a
+collision has a probability of 2^-64 a pair.
 
 What it may miss
 ----------------
@@ -55,6 +57,8 @@ class _Stream:
     steps: NDArray[np.int64]
     equal: Bools
     used: bool
+    merged: tuple[int, ...] = ()
+    """Steps at which the job was started again and what was different became equal."""
 
     @property
     def state(self) -> str:
@@ -70,7 +74,33 @@ def check(run: Run) -> list[Finding]:
         raise CannotTell("no step has the state of a random stream from two workers")
     declared = run.manifest.plan.get("rng")
     wrong = [stream for stream in streams if declared is not None and stream.used and stream.state != declared]
-    return [_finding(ranks, streams, wrong, declared)]
+    merged = [stream for stream in streams if declared != "equal" and stream.used and stream.merged]
+    found = [_merged(ranks, merged)] if merged else []
+    return [*found, _finding(ranks, streams, wrong, declared)]
+
+
+def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
+    step = min(stream.merged[0] for stream in streams)
+    names = and_text([stream.name for stream in streams])
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"The workers' random streams of {names} were different, and are equal since the job was started again "
+        f"at step {step}.",
+        ranks=tuple(ranks),
+        step_first=step,
+        step_last=max(int(stream.steps[-1]) for stream in streams),
+        measured=float(len(streams)),
+        expected=0.0,
+        unit="streams that became equal on all workers",
+        false_alarm_rate=0.0,
+        evidence={stream.name: {"merged_at": list(stream.merged)} for stream in streams},
+        next=(
+            "Save and load the random states of every rank by itself, or seed every rank with seed + rank after the "
+            "checkpoint was loaded.",
+            "If they are meant to be equal, say so: rng = 'equal' in the plan.",
+        ),
+    )
 
 
 def _stream(run: Run, ranks: Sequence[int], name: str) -> _Stream | None:
@@ -81,7 +111,18 @@ def _stream(run: Run, ranks: Sequence[int], name: str) -> _Stream | None:
     if not rows.any():
         return None
     used = any(len(np.unique(digests_TN[measured_TN[:, n], n])) > 1 for n in range(len(ranks)))
-    return _Stream(name, run.steps[rows], ~differs(digests_TN[rows], measured_TN[rows]), used)
+    steps, equal = run.steps[rows], ~differs(digests_TN[rows], measured_TN[rows])
+    return _Stream(name, steps, equal, used, _merges(steps, equal, run.restarts))
+
+
+def _merges(steps: NDArray[np.int64], equal: Bools, restarts: Sequence[int]) -> tuple[int, ...]:
+    """The ``restarts`` before which no step since the start before was ``equal``, and after which the first one is."""
+    found: list[int] = []
+    for begin, restart, end in zip([0, *restarts], restarts, [*restarts[1:], np.inf], strict=False):
+        before = equal[(steps >= begin) & (steps < restart)]
+        after = equal[(steps >= restart) & (steps < end)]
+        found += [restart] if len(before) and not before.any() and len(after) and after[0] else []
+    return tuple(found)
 
 
 def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream], declared: object) -> Finding:
