@@ -26,22 +26,6 @@ _PACKAGES = (
     "triton",
     "trueline",
 )
-_PREFIXES = (
-    "NCCL_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUBLAS_",
-    "CUDA_",
-    "OMP_",
-    "MKL_",
-    "GLOO_",
-    "HCCL_",
-    "ASCEND_",
-    "HF_",
-    "NVIDIA_TF32",
-)
-_PRIVATE = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Variables whose names hold one of these never enter a Run."""
 
 
 def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: int, replica_key: str) -> RankEnv:
@@ -66,7 +50,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: in
         grad_dtype=str(layout.params[0].dtype),
         versions=versions(),
         flags=flags(),
-        environ=environ(),
+        environ=dict(os.environ),  # of which RankEnv keeps some
     )
 
 
@@ -105,15 +89,6 @@ def flags() -> dict[str, Any]:
     if torch.cuda.is_available():
         out["gpu"] = torch.cuda.get_device_name()
     return out
-
-
-def environ() -> dict[str, str]:
-    """The environment variables that change numbers or communication; nothing that could be a secret."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_PREFIXES) and not any(word in name for word in _PRIVATE)
-    }
 
 
 def autocast_state() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError, TruelineError
+from trueline.schema.secrets import without_credentials
 
 _LONGEST = 200
 """Characters of a name, or of what a library says, that stand in a message."""
@@ -57,7 +58,7 @@ def why(reason: BaseException) -> str:
     if isinstance(reason, MemoryError):
         return "it needs more memory than there is"
     told = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-    told = shortened(told.strip().split("\n", 1)[0].rstrip("."))
+    told = shortened(without_credentials(told).strip().split("\n", 1)[0].rstrip("."))
     return told if told and not isinstance(reason, KeyError) else f"{type(reason).__name__} {told}".rstrip()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trueline.schema.secrets import redacted, redacted_words, sorted_out
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
@@ -71,6 +73,14 @@ class Manifest(BaseModel):
     )
     attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
 
+    _no_secrets = field_validator("source", "notes")(redacted)
+
+    @field_validator("command")
+    @classmethod
+    def _without_secrets(cls, command: list[str]) -> list[str]:
+        """Of a Run that is written as of one that is read: older versions kept all words."""
+        return redacted_words(command)
+
     def plan_at(self, step: int) -> dict[str, Any]:
         """The Plan that was in force at ``step``, by which it was recorded if it was."""
         return next((entry.plan for entry in reversed(self.plans) if entry.step <= step), self.plan)
@@ -117,7 +127,9 @@ class RankEnv(BaseModel):
     loss_source: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     flags: dict[str, Any] = Field(default_factory=dict)
-    environ: dict[str, str] = Field(default_factory=dict)
+    environ: dict[str, str] = Field(default_factory=dict, description="of the variables those that are on a list")
+    environ_secret: list[str] = Field(default_factory=list, description="names of variables that look secret: left out")
+    environ_others: int = Field(default=0, description="how many more variables were left out")
     optimizer: dict[str, Any] = Field(default_factory=dict)
     autocast: dict[str, Any] = Field(default_factory=dict)
     data: dict[str, Any] = Field(
@@ -126,3 +138,17 @@ class RankEnv(BaseModel):
         "rows, '' unknown), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, drop_last",
     )
     notes: list[str] = Field(default_factory=list)
+
+    _no_secrets = field_validator("data", "optimizer", "flags", "notes")(redacted)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_out(cls, values: Any) -> Any:
+        """Leave out of the environment what does not belong into a Run, written or read."""
+        given = cast(dict[str, Any], values)
+        if not isinstance(values, dict) or not isinstance(given.get("environ"), dict):
+            return values
+        texts = {str(name): str(value) for name, value in given["environ"].items()}
+        kept, secret, others = sorted_out(texts)
+        known, before = given.get("environ_secret") or [], given.get("environ_others") or 0
+        return given | {"environ": kept, "environ_secret": [*known, *secret], "environ_others": before + others}

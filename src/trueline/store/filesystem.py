@@ -12,6 +12,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import InputError, RunError
+from trueline.schema.reading import why
+from trueline.schema.secrets import without_credentials
 
 
 def filesystem_of(path: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
@@ -20,9 +22,10 @@ def filesystem_of(path: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str
         filesystem, within = url_to_fs(os.fspath(path))
         return filesystem if isinstance(filesystem, LocalFileSystem) else cast(Any, _Remote(filesystem)), within
     except Exception as error:  # each kind of file system raises errors of its own
+        told = without_credentials(os.fspath(path))
         raise RunError(
-            f"'{path}' cannot be opened ({type(error).__name__}: {error}). Check the address, and what it needs to be "
-            "reached: a package for its kind, credentials, or the archive itself."
+            f"'{told}' cannot be opened ({type(error).__name__}: {why(error)}). Check the address, and what it needs "
+            "to be reached: a package for its kind, credentials, or the archive itself."
         ) from None
 
 

@@ -22,6 +22,7 @@ from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.reading import reading, shortened
 from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
+from trueline.schema.secrets import without_credentials
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.documents import name_unknown, read_env, read_findings
@@ -61,12 +62,13 @@ class Run:
     """What live checks said while the job ran, in order per rank."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self._given = os.fspath(path)
+        self.path = without_credentials(self._given)
         with reading(f"'{shortened(self.path)}'", _UNREADABLE, error=RunError):
             self._open()
 
     def _open(self) -> None:
-        self._fs, self._root = filesystem_of(self.path)
+        self._fs, self._root = filesystem_of(self._given)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
         self._take(read_pieces(self._fs, self._root, first_steps))

@@ -110,8 +110,15 @@ def _rank_facts(env: RankEnv) -> dict[str, str]:
         "versions": env.versions,
         "flags": env.flags,
         "environ": env.environ,
+        "environ_left_out": _left_out(env),
     }
     return _flat(facts)
+
+
+def _left_out(env: RankEnv) -> dict[str, str]:
+    """Which variables of the environment the Run does not have."""
+    secret = f"{len(env.environ_secret)}: {', '.join(env.environ_secret)}" if env.environ_secret else ""
+    return {"look_secret": secret, "no_say_in_numbers": str(env.environ_others) if env.environ_others else ""}
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import trueline
-from trueline.capture.environment import environ, flags, versions
+from trueline.capture.environment import flags, versions
 from trueline.capture.layout import clean_name, unwrap
 from trueline.capture.outlet import Outlet
 from trueline.capture.record.session import Session
@@ -124,7 +124,7 @@ class Recording:
             device=device,
             versions=versions(),
             flags=flags(),
-            environ=environ(),
+            environ=dict(os.environ),
         )
         self._outlet.describe(manifest if self._rank == self._lead else None, env)
 

@@ -1,0 +1,184 @@
+"""What of a command line, an environment or a path stands in a Run: nothing that looks like a secret.
+
+Variables are kept that are on a list, as having a say in numbers or in who talks with whom; of all others only how many
+there were. In what is kept, credentials of URLs, tokens of known forms, and values of options and keys whose names say
+that they are secret, are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+HIDDEN = "<redacted>"
+
+FAMILIES: tuple[str, ...] = (
+    *("CUDA_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "NVIDIA_TF32_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
+    *(
+        "PYTORCH_",
+        "ATEN_",
+        "TRITON_",
+        "OMP_",
+        "GOMP_",
+        "KMP_",
+        "MKL_",
+        "OPENBLAS_",
+        "ONEDNN_",
+        "DNNL_",
+        "GLOO_",
+        "UCC_",
+    ),
+    *("UCX_", "FI_", "CCL_", "HCCL_", "ASCEND_", "NPU_", "ACL_", "XLA_", "PJRT_", "TPU_", "NEURON_", "PT_HPU_"),
+    *("ROCR_", "HSA_", "HIP_", "HIPBLAS_", "HIPBLASLT_", "ROCBLAS_", "MIOPEN_", "RCCL_", "AMD_", "NVTE_", "DEEPSPEED_"),
+    *("ACCELERATE_", "FSDP_", "MEGATRON_", "FLASH_ATTENTION_", "FLASH_ATTN_", "XFORMERS_", "BNB_", "VLLM_", "SGLANG_"),
+)
+"""Beginnings of names: libraries that compute, exchange, or choose kernels and precision by their variables."""
+
+NAMES: frozenset[str] = frozenset({
+    "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "PYTHONHASHSEED",
+    "TORCHELASTIC_MAX_RESTARTS", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_OFFLINE", "HF_HUB_OFFLINE",
+    "HF_DATASETS_OFFLINE", "LD_PRELOAD", "MALLOC_CONF", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES",
+    "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_PER_NODE", "SLURM_RESTART_COUNT",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
+})  # fmt: skip
+
+_ALWAYS = (
+    r"pass(?:word|wd|phrase|code)s?|pwd|secrets?|credentials?|creds|api[_-]?keys?|access[_-]?keys?|private[_-]?keys?"
+    r"|secret[_-]?keys?|account[_-]?keys?|auth[_-]?tokens?|access[_-]?tokens?|bearer|cookies?|dsn|webhooks?|jwt|sig"
+    r"|signature|connection[_-]?string|x-amz-(?:signature|credential|security-token)"
+)
+"""Ends of names whose values are secret whatever they look like."""
+_OFTEN = r"tokens?|keys?|auth|authorization|pass|session|license"
+"""Ends of names whose values are, but for numbers, and where the word before says that it is of text or of data."""
+_OF_DATA = frozenset({
+    "pad", "eos", "bos", "unk", "mask", "sep", "cls", "image", "audio", "special", "start", "end", "stop", "first",
+    "last", "new", "next", "max", "min", "num", "per", "total", "text", "input", "output", "label", "prompt", "query",
+    "question", "answer", "response", "chosen", "rejected", "target", "data", "batch", "column", "message", "messages",
+    "metric", "best", "primary", "sort", "group", "state", "conversation", "context", "document", "sample", "feature",
+    "index", "cache", "add",
+})  # fmt: skip
+"""Words in front of one of those: ``pad_token``, ``text_key``."""
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_GLUED = re.compile(
+    r"(?:api|hf|my|auth|access|wandb|hub|user|db|openai|github|gitlab|git|aws|s3)(?:token|key|pass|pwd)$"
+)
+_NUMBER = re.compile(r"[+-]?[\d.,_e-]{1,7}|true|false|none|null|yes|no|", re.IGNORECASE)
+
+_URL = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.\-]*://)(?:[^\s'\"<>/?#]*@|[^\s'\"<>/?#@:]+:(?!\d+/)[^\s'\"<>@]*@)", re.IGNORECASE
+)
+_USER = re.compile(r"(?<![\w./\-])(?P<user>[\w.\-]+):(?!//)[^\s'\"<>/@:]+@(?=[\w\-]+(\.[\w\-]+|:\d))")
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|(?:sk|pk|rk)[-_](?=[\w\-]*\d)[\w\-]{16,}|(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}"
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|gl[a-z]{2,4}-[\w\-]{16,}|xox[a-z]-[\w\-]{10,}|AIza[\w\-]{30,}"
+    r"|ya29\.[\w\-]{10,}|nvapi-[\w\-]{16,}|r8_\w{16,}|pypi-[\w\-]{16,}|npm_\w{16,}|dckr_pat_[\w\-]{16,}|dop_v1_\w{16,}"
+    r"|eyJ[\w\-]{8,}\.[\w\-]{8,}(?:\.[\w\-]*)?)"
+)
+_HEADER = re.compile(r"(?P<kind>\b(?:bearer|basic|token))\s+(?=[\w+/.=~\-]*\d)[\w+/.=~\-]{8,}", re.IGNORECASE)
+_PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL)
+_VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"&;,{}\[\]]+)"
+_PAIRS = tuple(
+    re.compile(rf"(?P<name>[A-Za-z_][\w.\-]*)(?P<sign>[\"']?\s*{sign}\s*){_VALUE}") for sign in (r":(?!//)", "=")
+)
+_SPACED = re.compile(
+    r"(?P<name>--?[A-Za-z][\w.\-]*)(?P<sign>\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"&;,\-][^\s'\"&;,]*)"
+)
+_WITH_USER = frozenset({"-u", "--user", "--userpwd", "--proxy-user"})
+_WITH_P = frozenset({"sshpass", "mysql", "mysqldump", "mariadb", "smbclient", "redis-cli"})
+
+
+def sorted_out(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str], int]:
+    """The variables that are kept, sorted; the names of those that look secret; how many others were left out."""
+    kept: dict[str, str] = {}
+    secret: list[str] = []
+    others = 0
+    for name, value in sorted(environ.items()):
+        if _is_secret(name, value):
+            secret.append(name)
+        elif name.upper() in NAMES or name.upper().startswith(FAMILIES):
+            kept[name] = redacted_text(value)
+        else:
+            others += 1
+    return kept, secret, others
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without secrets."""
+    found: list[str] = []
+    program = words[0].rsplit("/", 1)[-1] if words else ""
+    for number, word in enumerate(words):
+        option = words[number - 1] if number else ""
+        if option.startswith("-") and not word.startswith("--") and _belongs(option, word, program):
+            found.append(HIDDEN)
+        elif option in _WITH_USER and ":" in word:
+            found.append(f"{word.partition(':')[0]}:{HIDDEN}")
+        else:
+            program = word.rsplit("/", 1)[-1] if word.rsplit("/", 1)[-1] in _WITH_P else program
+            joined = program in _WITH_P and re.fullmatch(r"-p.+", word)
+            found.append(f"-p{HIDDEN}" if joined else redacted_text(word))
+    return found
+
+
+def redacted(value: Any) -> Any:
+    """Plain values without secrets: texts, and what stands under keys whose names say so, however deep."""
+    if isinstance(value, str):
+        return redacted_text(value)
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {key: HIDDEN if isinstance(one, str) and _is_secret(key, one) else redacted(one) for key, one in items}
+    return [redacted(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def redacted_text(text: str) -> str:
+    """A text without credentials of URLs, tokens of known forms, and values of names that are secret."""
+    text = _PRIVATE.sub(HIDDEN, without_credentials(text))
+    text = _HEADER.sub(rf"\g<kind> {HIDDEN}", text)
+    text = _TOKEN.sub(HIDDEN, text)
+    for pattern in (*_PAIRS, _SPACED):
+        text = pattern.sub(_hide, text)
+    return text
+
+
+def without_credentials(text: str) -> str:
+    """A text whose URLs have no user and password."""
+    if "@" not in text:
+        return text
+    return _USER.sub(rf"\g<user>:{HIDDEN}@", _URL.sub(rf"\g<scheme>{HIDDEN}@", text))
+
+
+def _hide(found: re.Match[str]) -> str:
+    value = found["value"].strip("'\"")
+    secret = HIDDEN not in value and _is_secret(found["name"].lstrip("-"), value)
+    return f"{found['name']}{found['sign']}{HIDDEN}" if secret else found[0]
+
+
+def _belongs(option: str, word: str, program: str) -> bool:
+    """Whether a word is the secret value of the option in front of it."""
+    if "=" in option or (word.startswith("-") and len(word) < 8):
+        return False
+    if option == "-p":
+        return program in _WITH_P or _is_random(word)
+    return _is_secret(option.lstrip("-"), word)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a value under this name is secret, by the end of the name."""
+    parts = [part for part in re.split(r"[._\-/ ]+", _CAMEL.sub("_", name)) if part]
+    plain = "_".join(parts).lower()
+    if not value or not parts:
+        return False
+    if re.search(rf"(?:^|_)(?:{_ALWAYS})$", plain) or _GLUED.search(plain):
+        return True
+    if not re.search(rf"(?:^|_)(?:{_OFTEN})$", plain) or (len(parts) > 1 and parts[-2].lower() in _OF_DATA):
+        return False
+    return _NUMBER.fullmatch(value) is None
+
+
+def _is_random(word: str) -> bool:
+    """Whether a word looks like a password, and not like a port, a path, a precision or a name."""
+    kinds = (str.islower, str.isupper, str.isdigit)
+    return len(word) >= 8 and all(any(map(kind, word)) for kind in kinds) and not re.search(r"[/\\:]|\.\w+$", word)

@@ -1,0 +1,133 @@
+"""What looks like a secret never enters a Run, nor what is shown of an older one; what decides numbers does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import trueline
+from trueline.schema.errors import RunError
+from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.secrets import HIDDEN, redacted, redacted_text, redacted_words, sorted_out, without_credentials
+from trueline.store.reader import Run
+from trueline.store.writer import RunWriter
+
+S = "Xy7Qp2Zt9Lm4Rk8W"
+"""What must not be found anywhere."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", S], ["--api_key", S], [f"--api-key={S}"], [f"--token={S}"], ["--TOKEN", S], [f"--hfToken={S}"],
+        ["--hub_token", S], ["--password", "123456"], ["--passwd=hunter2"], [f"--wandb-key={S}"], ["--auth", S],
+        [f"WANDB_API_KEY={S}"], [f"openai_api_key={S}"], [f"+logger.wandb.api_key={S}"], [f"env.SECRET={S}"],
+        ["bash", "-c", f"export HF_TOKEN={S}; python x.py --token {S} --password '{S} {S}'"],
+        ["--config", f'{{"wandb": {{"api_key": "{S}"}}, "lr": 1}}'], ["-H", f"Authorization: Bearer {S}"],
+        ["--header=X-Api-Key: " + S], ["sshpass", "-p", "hunter2"], ["mysql", "-phunter2"], ["-p", S],
+        ["curl", "-u", f"me:{S}"], ["-p", "Hunter2Hunter"], ["--aws-secret-access-key", S], [f"--dsn=x{S}"],
+        [f"https://me:{S}@host/x"], [f"HTTPS://{S}@github.com/a.git"], [f"--url=s3://AK:{S}@bucket/x"],
+        [f"redis://:{S}@cache:6379/0"], [f"postgresql+psycopg2://u:p@{S}@db/x"], [f"https://u:a/{S}@host/x"],
+        [f"u:{S}@host.example:6379"], [f"https://x/y?sig={S}&b=1"], [f"https://x/y?X-Amz-Signature={S}"],
+        [f"hf_{S}{S}"], [f"sk-{S}{S}"], [f"sk-proj-{S}_{S}"], ["AKIAIOSFODNN7EXAMPLE"], [f"ghp_{S}{S}"],
+        [f"glpat-{S}{S}"], [f"xoxb-1234-{S}"], [f"nvapi-{S}{S}"], [f"eyJhbGciOiJIUzI1NiJ9.{S}.{S}"],
+        ["--cert", f"-----BEGIN RSA PRIVATE KEY-----\n{S}\n-----END RSA PRIVATE KEY-----"],
+        [f"AccountName=a;AccountKey={S};"], ["--token", f"-{S}"], [f"--credentials={S}"], ["--connection-string", S],
+    ],
+)  # fmt: skip
+def test_secrets_of_commands(words):
+    told = " ".join(redacted_words(["train.py", *words]))
+    for secret in (S, "123456", "hunter2", "AKIAIOSFODNN7EXAMPLE", "Hunter2Hunter"):
+        assert secret not in told, told
+    assert HIDDEN in told
+    assert redacted_words(redacted_words(words)) == redacted_words(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--lr", "1e-4", "--max-tokens", "2048", "--num_tokens=1000000", "--pad-token", "</s>"],
+        ["--text-key", "text", "--label_key=label", "--token-id=0", "--tokenizer", "gpt2", "--key-dim", "64"],
+        ["-p", "29500", "-p", "bf16-mixed", "--precision", "bf16", "-u", "train.py", "--keys", "3", "--seed=0"],
+        ["--data", "s3://bucket/path@v2/x", "/data/me@host/x", "a@b", "--eos_token=<|endoftext|>", "--bypass", "x"],
+        [
+            "--monkey=banana",
+            "--author",
+            "me",
+            "--session",
+            "3",
+            "https://host:8080/x@y",
+            "model.layers:8",
+            "--sketch=a",
+        ],
+        ["--git", "git@github.com:owner/repo.git", "--time", "10:30:00", "--rdzv-endpoint=10.0.0.1:29500"],
+        [
+            "--deepspeed",
+            "ds.json",
+            "--optim",
+            "sk-learn-pipeline-of-words",
+            "--keyword",
+            "hf_hub",
+            "--pass-through",
+            "1",
+        ],
+    ],
+)
+def test_what_is_no_secret_stays(words):
+    assert redacted_words(words) == words
+
+
+def test_the_environment_keeps_what_has_a_say_and_counts_the_rest():
+    kept, secret, others = sorted_out(
+        {
+            "NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "4", "SLURM_PROCID": "3",
+            "TORCH_HUB_URL": f"https://u:{S}@hub/x", "HCCL_WHITELIST_DISABLE": "1", "NVTE_FLASH_ATTN": "0",
+            "TOKENIZERS_PARALLELISM": "false", "HF_ENDPOINT": f"https://u:{S}@hf", "HOME": "/root", "PATH": "/bin",
+            "HF_TOKEN": S, "hf_token": S, "Wandb_Api_Key": S, "NCCL_AUTH_TOKEN": S, "AWS_SECRET_ACCESS_KEY": S,
+            "DB_PASSWORD": S, "SLURM_JWT": S, "DATABASE_DSN": S, "OPENAI_KEY": S, "TORCH_CREDENTIALS": S, "MY_PASS": S,
+        }
+    )  # fmt: skip
+    assert S not in json.dumps(kept)
+    assert list(kept) == sorted(kept)
+    assert {"NCCL_ALGO", "OMP_NUM_THREADS", "SLURM_PROCID", "TORCH_HUB_URL", "TOKENIZERS_PARALLELISM"} <= set(kept)
+    assert {"HF_TOKEN", "hf_token", "Wandb_Api_Key", "NCCL_AUTH_TOKEN", "MY_PASS", "SLURM_JWT"} <= set(secret)
+    assert others == 3
+
+
+def test_paths_and_nested_values():
+    assert without_credentials(f"s3://k:{S}@bucket/run") == f"s3://{HIDDEN}@bucket/run"
+    told = json.dumps(
+        redacted({"path": f"https://{S}@x", "values": {"auth_token": S, "lr": 1e-3, "x": [f"hf_{S}{S}"]}})
+    )
+    assert S not in told
+    assert "0.001" in told
+    assert redacted_text("plain words, nothing else: 1.5") == "plain words, nothing else: 1.5"
+
+
+def test_neither_a_new_run_nor_an_old_one_shows_them(tmp_path):
+    writer = RunWriter(tmp_path / "run", rank=0)
+    environ = {"NCCL_DEBUG": f"https://u:{S}@x", "MY_TOKEN": S, "HOME": "/"}
+    command, source = ["train.py", f"--token={S}"], {"format": "hf", "path": f"https://u:{S}@x"}
+    writer.describe(Manifest(command=command, source=source), RankEnv(environ=environ, data={"url": f"https://{S}@x"}))
+    writer.close()
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and S.encode() in path.read_bytes()]
+    (tmp_path / "run" / "manifest.json").write_text(
+        json.dumps({"schema_version": 1, "command": command, "source": source, "notes": [f"https://{S}@x"]})
+    )
+    (tmp_path / "run" / "env" / "rank-00000.json").write_text(json.dumps({"rank": 0, "environ": environ}))
+    run = Run(tmp_path / "run")
+    assert S not in run.manifest.model_dump_json() + run.env[0].model_dump_json()
+    assert run.env[0].environ_secret == ["MY_TOKEN"]
+    assert run.env[0].environ_others == 1
+    page = tmp_path / "report.html"
+    trueline.report([tmp_path / "run"], page)
+    text = page.read_text()
+    assert S not in text
+    assert "MY_TOKEN" in text
+
+
+def test_credentials_of_a_url_are_in_no_message():
+    with pytest.raises(RunError) as caught:
+        Run(f"nothing://u:{S}@host/run")
+    assert S not in str(caught.value)
