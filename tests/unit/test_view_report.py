@@ -18,6 +18,7 @@ from tests.unit.page_words import Words
 import trueline
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
+from trueline.view.evidence_words import evidence_words
 from trueline.view.report import write_report
 from trueline.view.report_data import distinct_names
 
@@ -82,6 +83,93 @@ def test_clean_run_that_is_too_short_says_that_its_workers_were_not_judged(tmp_p
     assert "None of them judges whether one rank’s loss" in text
     assert "No check that judges whether one rank’s loss" in text
     assert "4 steps have losses to compare" in text
+
+
+SCALED = Finding("worker-scale", "error", "Rank 2 is scaled.", (2,), 12, 39, next=("Divide by 2.",))
+LONGER = Finding("worker-grad-norm-outlier", "warning", "Rank 2 is longer.", (2,), 12, 39, next=("Look at rank 2.",))
+UNEVEN = Finding("token-imbalance", "warning", "Uneven.", (0, 3), 20, 39, next=("Run `trueline plan RUN`, then `x.",))
+
+
+def test_findings_of_one_fault_stand_together_with_its_advice_once(tmp_path: Path) -> None:
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp", findings=(LONGER, UNEVEN, SCALED)))).text
+
+    assert "Fault found: rank 2, since step 12; 3 findings in 2 incidents." in text
+    assert text.index("Incident 1: rank 2, since step 12") < text.index("Incident 2: ranks 0 and 3, since step 20")
+    assert text.count("Divide by 2.") == 2  # at the top and in the table
+    assert "Look at rank 2." not in text
+    assert "That of finding 1 , which brings this with it." in text
+
+
+def test_numbers_codes_and_words_lead_to_what_they_name(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", findings=(LONGER, UNEVEN, SCALED))]
+    page = Words(report_on(tmp_path, *runs))
+    ids = [value for name, value in page.attributes if name == "id"]
+    targets = [value.removeprefix("#") for name, value in page.attributes if name == "href" and value.startswith("#")]
+
+    assert len(ids) == len(set(ids))
+    assert set(targets) <= set(ids)
+    assert {"finding-1", "finding-2", "finding-3", "check-worker-scale", "findings", "not-run"} <= set(targets)
+    assert targets.count("finding-1") == 6  # its number, an effect, what was checked, and a mark on three charts
+
+
+def test_slider_opens_at_the_first_faulty_step(tmp_path: Path) -> None:
+    page = Words(report_on(tmp_path, write_run(tmp_path / "exp", findings=(UNEVEN, SCALED))))
+    (slider,) = [attrs for _, attrs in page.elements if attrs.get("id") == "step"]
+    assert slider["value"] == "12"
+
+    far = Finding("replica-drift", "error", "Far.", (1,), 900)
+    page = Words(report_on(tmp_path / "far", write_run(tmp_path / "far", findings=(far,))))
+    (slider,) = [attrs for _, attrs in page.elements if attrs.get("id") == "step"]
+    assert slider["value"] == "39"
+
+
+def test_errors_come_first_in_what_was_checked(tmp_path: Path) -> None:
+    text = Words(report_on(tmp_path, write_run(tmp_path / "exp", findings=(UNEVEN, SCALED)))).text
+    table = text[text.index("What was checked") :]
+    words = ["worker-scale 1 error", "token-imbalance 1 warning", "duplicate-data clean", "overflow-origin not run"]
+    assert [table.index(each) for each in words] == sorted(table.index(each) for each in words)
+
+
+def test_commands_can_be_copied(tmp_path: Path) -> None:
+    document = report_on(tmp_path, write_run(tmp_path / "exp", findings=(UNEVEN,)))
+    assert '<code class="command">trueline plan RUN</code><button type="button" class="copy"' in document
+    assert "then `x." in Words(document).text
+
+
+def test_charts_name_their_metric_to_those_who_do_not_see_them(tmp_path: Path) -> None:
+    labels = dict.fromkeys(
+        value
+        for name, value in Words(report_on(tmp_path, write_run(tmp_path / "exp"))).attributes
+        if name == "aria-label" and "step 39" in value
+    )
+    assert any(label.startswith("Loss, exp, step 39: r0 ") for label in labels)
+    assert any(label.startswith("Gradient norm: range, exp, step 39: ") for label in labels)
+
+
+def test_evidence_is_labelled_rounded_and_leaves_out_what_is_empty() -> None:
+    evidence = {
+        "log_height": 26.71234567,
+        "threshold": 19,
+        "decided_by": "",
+        "undecided": False,
+        "interval": None,
+        "shares": {"0": 0.123456789, "3": 0.5},
+        "names": ["a", "b"],
+        "num_steps": 1200,
+        "layers": [{"x": None}],
+        "made_up": True,
+        "nothing": [],
+        "zero": 0,
+    }
+    assert evidence_words(evidence) == (
+        ("odds against chance, reached (natural log)", "26.71"),
+        ("odds against chance, needed (natural log)", "19"),
+        ("share of each rank", "0: 0.1235, 3: 0.5"),
+        ("names", "a, b"),
+        ("steps", "1,200"),
+        ("made up", "yes"),
+        ("zero", "0"),
+    )
 
 
 def test_finding_tells_when_its_evidence_was_beyond_chance_and_how_sure_its_size_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trueline.analyze.ends import ends_of
 from trueline.analyze.evidence import data_parallel_ranks
-from trueline.analyze.incidents import Incident, advice_of, incidents_of
+from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.iterations import parting_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
@@ -60,6 +60,10 @@ class CheckReport:
     def advice(self, incident: Incident) -> tuple[str, ...]:
         """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
         return advice_of([self.findings[place] for place in incident.findings])
+
+    def explained(self, place: int, incident: Incident) -> bool:
+        """Whether another finding of ``incident`` brings the one at ``place`` with it."""
+        return is_explained(self.findings[place], [self.findings[each] for each in incident.findings])
 
     @property
     def found(self) -> bool:

@@ -119,17 +119,18 @@ def _onset(finding: Finding) -> tuple[float, float]:
 
 def advice_of(group: Sequence[Finding]) -> tuple[str, ...]:
     """The advice of those findings of an incident that none of the others explains, each piece once."""
-    return tuple(dict.fromkeys(line for finding in group if not _explained(finding, group) for line in finding.next))
+    return tuple(dict.fromkeys(line for finding in group if not is_explained(finding, group) for line in finding.next))
 
 
-def _explained(effect: Finding, group: Sequence[Finding]) -> bool:
+def is_explained(effect: Finding, group: Sequence[Finding]) -> bool:
+    """Whether any of ``group`` explains ``effect``."""
     return any(explains(cause, effect) for cause in group)
 
 
 def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
     """The telling one is what no other of them explains."""
     members = [findings[place] for place in group]
-    ordered = sorted(group, key=lambda place: (_explained(findings[place], members), by_weight(findings[place])))
+    ordered = sorted(group, key=lambda place: (is_explained(findings[place], members), by_weight(findings[place])))
     telling = findings[ordered[0]]
     return Incident(
         ranks=telling.ranks,

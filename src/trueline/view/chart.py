@@ -61,6 +61,7 @@ class Chart:
     numbers: dict[str, Any] = field(default_factory=dict)
     steps_a_bin: int = 1
     decimals: int | None = None
+    metric: str = ""
 
     @property
     def crowded(self) -> bool:
@@ -71,7 +72,8 @@ class Chart:
     def summary(self) -> str:
         """The chart in one sentence, for those who do not see it."""
         values = ", ".join(f"{entry.name} {entry.value}" for entry in self.legend)
-        return f"{self.title}, {self.at}: {values}." if values else f"{self.title}."
+        name = ", ".join(part for part in (self.metric, self.title) if part)
+        return f"{name}, {self.at}: {values}." if values else f"{name}."
 
 
 def workers_chart(

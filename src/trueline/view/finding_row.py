@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.finding import Finding
-from trueline.view.wording import clipped, counted, false_alarm, number, ranks_words, steps_words
+from trueline.view.evidence_words import evidence_words
+from trueline.view.wording import counted, false_alarm, number, ranks_words, steps_words
 
-_MAX_EVIDENCE = 16
 _MAX_SITES = 8
-_MAX_VALUE = 400
-"""Entries, sites and characters shown; the Run and `trueline check --json` have all."""
+"""Sites shown; the Run and `trueline check --json` have all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +19,7 @@ class FindingRow:
     """Texts of one Finding, and the ``number`` that charts mark it with.
 
     ``steps`` are those of the evidence; ``alarm`` is the step at which it crossed the line, where that came later.
+    ``explained_by`` is the number of the finding that brings this one with it, and has the advice; 0 without one.
     """
 
     number: int
@@ -38,9 +37,12 @@ class FindingRow:
     next: tuple[str, ...]
     sites: tuple[str, ...]
     evidence: tuple[tuple[str, str], ...]
+    explained_by: int = 0
 
 
-def finding_row(number_on_page: int, finding: Finding, all_ranks: Sequence[int]) -> FindingRow:
+def finding_row(
+    number_on_page: int, finding: Finding, all_ranks: Sequence[int], *, explained_by: int = 0
+) -> FindingRow:
     """The texts of ``finding``; ``all_ranks`` lets a Finding on every rank say so."""
     sites = list(finding.sites[:_MAX_SITES])
     if len(finding.sites) > _MAX_SITES:
@@ -60,7 +62,8 @@ def finding_row(number_on_page: int, finding: Finding, all_ranks: Sequence[int])
         false_alarms=false_alarm(finding.false_alarm_rate),
         next=finding.next,
         sites=tuple(sites),
-        evidence=_evidence(finding.evidence),
+        evidence=evidence_words(finding.evidence),
+        explained_by=explained_by,
     )
 
 
@@ -84,17 +87,3 @@ def _interval(evidence: Mapping[str, Any]) -> str:
     low, high = (number(bound, 3) for bound in bounds)
     of = evidence.get("interval_of")
     return f"95 %{f' of {of}' if of else ''}: {low} to {high}"
-
-
-def _evidence(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    entries = [(str(key), _text(value)) for key, value in list(evidence.items())[:_MAX_EVIDENCE]]
-    if len(evidence) > _MAX_EVIDENCE:
-        entries.append(("…", f"{len(evidence) - _MAX_EVIDENCE} more"))
-    return tuple(entries)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return number(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return clipped(text, _MAX_VALUE)

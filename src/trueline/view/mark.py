@@ -16,12 +16,15 @@ _MAX_SPANS = 3
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line at ``at`` (percent of the plot's width), labelled with the numbers of the findings that begin there."""
+    """A line at ``at`` (percent of the plot's width), labelled with the numbers of the findings that begin there, of
+    which ``first`` is the first (0: it is no finding's).
+    """
 
     at: float
     text: str
     severity: str
     anchor: str
+    first: int = 0
 
 
 def marks(findings: Sequence[tuple[int, Finding]], plot: Plot) -> list[Mark]:
@@ -45,4 +48,10 @@ def _mark(group: list[tuple[float, int, Finding]]) -> Mark:
     shown = texts if len(texts) <= _MAX_SPANS else [*texts[: _MAX_SPANS - 1], "…"]
     severity = min((finding.severity for _, _, finding in group), key=SEVERITIES.index)
     at = round(group[0][0], 2)
-    return Mark(at, ", ".join(shown), severity, "start" if at < 8 else "end" if at > 92 else "middle")
+    return Mark(
+        at,
+        ", ".join(shown),
+        severity,
+        "start" if at < 8 else "end" if at > 92 else "middle",
+        first=min(number for _, number, _ in group),
+    )

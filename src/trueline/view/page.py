@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trueline.analyze.dispersion import CosineMatrix
-from trueline.schema.finding import Finding
+from trueline.analyze.incidents import Incident
+from trueline.analyze.verdict import place_text
 from trueline.view.environment import Environment, environment
 from trueline.view.finding_row import FindingRow, finding_row
 from trueline.view.mark import marks
@@ -23,6 +24,11 @@ from trueline.view.verdict import Verdict, headline, judges_workers
 from trueline.view.wording import clipped, counted, listed, number, seconds_words, steps_words
 
 _Line = TypeVar("_Line", bound=Hashable)
+_Word = tuple[str, str, int]
+_Numbered = dict[int, int]
+"""Place of a finding in the report of its Run to its number on the page."""
+_ORDER = ("found", "warned", "clean", "skipped")
+"""Classes of the words about checks, what to read first at the top."""
 _GLANCE = ("Run", "Workers", "Steps", "Watched as", "Gradient signals", "Step time", "Cost of watching", "Started")
 _NOT_JUDGED = (
     "No check that judges whether one rank’s loss, gradient norm or direction is unusual could run: "
@@ -53,7 +59,9 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page; ``checks`` are (code, a word and a class for each Run), ``not_run`` (code, why, which Runs)."""
+    """The whole page; ``checks`` are (code, for each Run a word, its class and the finding that it links to, or 0),
+    ``not_run`` (code, why, which Runs), ``step_shown`` is the first that is faulty, or the last.
+    """
 
     title: str
     headline: str
@@ -61,10 +69,13 @@ class Page:
     runs: tuple[RunView, ...]
     findings: tuple[FindingGroup, ...]
     notices: tuple[FindingGroup, ...]
+    findings_named: bool
     step_range: tuple[int, int] | None
+    step_shown: int
     chart_sections: tuple[ChartSection, ...]
     colour_key: tuple[str, ...]
-    checks: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    checks: tuple[tuple[str, tuple[_Word, ...]], ...]
+    check_codes: tuple[str, ...]
     checked_any: bool
     not_run: tuple[tuple[str, str, str], ...]
     not_judged: str
@@ -79,7 +90,11 @@ class Page:
 def page_of(readings: Sequence[RunReading]) -> Page:
     """The page for some Runs, in the order given."""
     numbered = _numbered(readings)
-    places = [marks(rows, plot_of(reading)) for reading, rows in zip(readings, numbered, strict=True)]
+    places = [
+        marks([(number, reading.report.findings[place]) for place, number in numbers.items()], plot_of(reading))
+        for reading, numbers in zip(readings, numbered, strict=True)
+    ]
+    checks = _checks(readings, numbered)
     charts = (workers_section(readings, places), dispersion_section(readings, places))
     ranges = [reading.step_range for reading in readings if reading.step_range]
     problems = _with_runs([(line, reading.name) for reading in readings for line in reading.run.problems], readings)
@@ -90,11 +105,14 @@ def page_of(readings: Sequence[RunReading]) -> Page:
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         runs=tuple(_run_view(reading) for reading in readings),
         findings=_finding_groups(readings, numbered),
+        findings_named=len(readings) > 1 or any(len(reading.report.incidents) > 1 for reading in readings),
         notices=_notice_groups(readings, first_number=1 + sum(len(rows) for rows in numbered)),
         step_range=(min(first for first, _ in ranges), max(last for _, last in ranges)) if ranges else None,
+        step_shown=_step_shown(readings, ranges),
         chart_sections=charts,
         colour_key=tuple(f"{'n' if level < 0 else 'p'}{abs(level)}" for level in range(-LEVELS, LEVELS + 1, 2)),
-        checks=_checks(readings),
+        checks=checks,
+        check_codes=tuple(code for code, _ in checks),
         checked_any=any(reading.report.checks_run for reading in readings),
         not_run=_not_run(readings),
         not_judged="" if any(judges_workers(reading.report.checks_run) for reading in readings) else _NOT_JUDGED,
@@ -141,26 +159,53 @@ def page_numbers(page: Page, readings: Sequence[RunReading]) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _numbered(readings: Sequence[RunReading]) -> list[list[tuple[int, Finding]]]:
-    """The errors and warnings of each Run with a number that is unique on the page, from 1."""
+def _numbered(readings: Sequence[RunReading]) -> list[_Numbered]:
+    """For each Run, its errors and warnings in the order of incidents, numbered from 1 over the page."""
     numbers = count(1)
     return [
-        [(next(numbers), finding) for finding in reading.report.findings if _grave(finding)] for reading in readings
+        {place: next(numbers) for incident in reading.report.incidents for place in incident.findings}
+        for reading in readings
     ]
 
 
-def _grave(finding: Finding) -> bool:
-    return finding.severity != "info"
+def _step_shown(readings: Sequence[RunReading], ranges: Sequence[tuple[int, int]]) -> int:
+    """The step at which the first incident of the first Run with one begins, else the last step."""
+    first, last = min((low for low, _ in ranges), default=0), max((high for _, high in ranges), default=0)
+    begins = [
+        incident.step_first
+        for reading in readings
+        for incident in reading.report.incidents
+        if incident.step_first is not None
+    ]
+    return min(max(begins[0], first), last) if begins else last
 
 
-def _finding_groups(
-    readings: Sequence[RunReading], numbered: Sequence[Sequence[tuple[int, Finding]]]
-) -> tuple[FindingGroup, ...]:
+def _finding_groups(readings: Sequence[RunReading], numbered: Sequence[_Numbered]) -> tuple[FindingGroup, ...]:
     return tuple(
-        FindingGroup(reading.name, tuple(finding_row(place, finding, reading.run.ranks) for place, finding in rows))
-        for reading, rows in zip(readings, numbered, strict=True)
-        if rows
+        _incident_group(reading, incident, place, numbers, several_runs=len(readings) > 1)
+        for reading, numbers in zip(readings, numbered, strict=True)
+        for place, incident in enumerate(reading.report.incidents, start=1)
     )
+
+
+def _incident_group(
+    reading: RunReading, incident: Incident, place: int, numbers: _Numbered, *, several_runs: bool
+) -> FindingGroup:
+    report = reading.report
+    telling = numbers[incident.findings[0]]
+    rows = tuple(
+        finding_row(
+            numbers[each],
+            report.findings[each],
+            reading.run.ranks,
+            explained_by=telling if report.explained(each, incident) else 0,
+        )
+        for each in incident.findings
+    )
+    name = f"Incident {place}" if len(report.incidents) > 1 else "" if several_runs else "Incident"
+    begins = place_text(incident.ranks, incident.step_first, report.judged.world_size)
+    where = ": ".join(part for part in (name, begins) if part)
+    return FindingGroup(" · ".join(part for part in (reading.name if several_runs else "", where) if part), rows)
 
 
 def _notice_groups(readings: Sequence[RunReading], *, first_number: int) -> tuple[FindingGroup, ...]:
@@ -169,7 +214,7 @@ def _notice_groups(readings: Sequence[RunReading], *, first_number: int) -> tupl
         (finding_row(0, finding, reading.run.ranks), reading.name)
         for reading in readings
         for finding in reading.report.findings
-        if not _grave(finding)
+        if finding.severity == "info"
     ]
     groups: dict[str, list[FindingRow]] = {}
     for place, (row, where) in enumerate(_with_runs(lines, readings), start=first_number):
@@ -196,21 +241,30 @@ def _matrix_note(matrix: CosineMatrix) -> str:
     return f"Each cell ±{number(largest_error(matrix), 3)} at most (one standard error of the sketch)."
 
 
-def _checks(readings: Sequence[RunReading]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+def _checks(readings: Sequence[RunReading], numbered: Sequence[_Numbered]) -> tuple[tuple[str, tuple[_Word, ...]], ...]:
     codes = {code for reading in readings for code in reading.report.checks_run}
     codes |= {entry.check for reading in readings for entry in reading.report.checks_not_run}
-    return tuple((code, tuple(_check_word(code, reading) for reading in readings)) for code in sorted(codes))
+    words = {
+        code: tuple(_check_word(code, reading, numbers) for reading, numbers in zip(readings, numbered, strict=True))
+        for code in codes
+    }
+
+    def first_to_read(code: str) -> tuple[int, str]:
+        return min(_ORDER.index(css) for _, css, _ in words[code]), code
+
+    return tuple((code, words[code]) for code in sorted(codes, key=first_to_read))
 
 
-def _check_word(code: str, reading: RunReading) -> tuple[str, str]:
-    found = [finding for finding in reading.report.findings if finding.code == code]
-    grave = [finding.severity for finding in found if finding.severity != "info"]
+def _check_word(code: str, reading: RunReading, numbers: _Numbered) -> _Word:
+    found = [(place, finding) for place, finding in enumerate(reading.report.findings) if finding.code == code]
+    grave = {numbers[place]: finding.severity for place, finding in found if finding.severity != "info"}
     if grave:
-        errors = grave.count("error")
-        return (counted(errors, "error"), "found") if errors else (counted(len(grave), "warning"), "warned")
+        errors = list(grave.values()).count("error")
+        word, css = (counted(errors, "error"), "found") if errors else (counted(len(grave), "warning"), "warned")
+        return word, css, min(grave)
     if code not in reading.report.checks_run:
-        return "not run", "skipped"
-    return (counted(len(found), "note"), "clean") if found else ("clean", "clean")
+        return "not run", "skipped", 0
+    return counted(len(found), "note") if found else "clean", "clean", 0
 
 
 def _not_run(readings: Sequence[RunReading]) -> tuple[tuple[str, str, str], ...]:

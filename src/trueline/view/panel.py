@@ -128,7 +128,7 @@ def _workers_panel(quantity: Quantity, readings: Sequence[RunReading], marks: Se
         )
         if quantity.key == "cosine_others" and len(reading.run.ranks) == 1:
             chart.empty = "One worker: there is no other to compare its gradient with."
-        chart.marks = marks[index]
+        chart.metric, chart.marks = quantity.title, marks[index]
         charts.append(chart)
     return Panel(quantity.title, quantity.meaning, tuple(charts))
 
@@ -154,7 +154,7 @@ def _dispersion_panel(
         )
         if len(reading.run.ranks) == 1:
             chart.empty = "One worker."
-        chart.marks = [] if compact else marks[index]
+        chart.metric, chart.marks = quantity.title, [] if compact else marks[index]
         if one is not None and (outside := _outside(one)):
             chart.notes.append(outside)
         charts.append(chart)

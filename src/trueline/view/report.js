@@ -223,11 +223,28 @@
     wanted = step;
   }
 
-  if (slider) slider.addEventListener("input", () => choose(Number(slider.value)));
+  if (slider) {
+    slider.addEventListener("input", () => choose(Number(slider.value)));
+    choose(Number(slider.value));
+  }
   for (const chart of charts) {
     const plot = chart.figure.querySelector(".plot");
     plot.addEventListener("pointermove", (event) => chart.point(event));
     plot.addEventListener("pointerdown", (event) => chart.point(event));
     plot.addEventListener("pointerleave", () => chart.mark(null, 0));
+  }
+
+  // A page from a file may have no clipboard of its own: then the command is marked, and copied as the reader would.
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.addEventListener("click", async () => {
+      const command = button.previousElementSibling;
+      try {
+        await navigator.clipboard.writeText(command.textContent);
+      } catch {
+        getSelection().selectAllChildren(command);
+        document.execCommand("copy");
+      }
+      button.textContent = "copied";
+    });
   }
 })();

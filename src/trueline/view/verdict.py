@@ -17,14 +17,15 @@ _LIMIT = " None of them judges whether one rank’s loss, gradient norm or direc
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``line`` is the verdict in one sentence, ``what`` one or two more; ``where`` and ``next`` are empty where nothing
-    was found. ``unchecked`` are (check, why it did not run).
+    """``line`` is the verdict in one sentence, ``what`` one or two more, ``more`` how many findings there are beside
+    the telling one; ``where``, ``more`` and ``next`` are empty where nothing was found. ``unchecked`` are (check, why).
     """
 
     status: Status
     line: str
     where: str
     what: str
+    more: str
     next: tuple[str, ...]
     checked: str
     unchecked: tuple[tuple[str, str], ...]
@@ -45,11 +46,13 @@ def verdict(report: CheckReport) -> Verdict:
     said = report.verdict
     telling = [report.findings[incident.findings[0]] for incident in report.incidents]
     advice = list(dict.fromkeys(finding.next[0] for finding in telling if finding.next))
+    others = sum(len(incident.findings) for incident in report.incidents) - 1
     return Verdict(
         status=said.status,
         line=said.line,
         where=said.where,
         what=_what(report),
+        more=f"{counted(others, 'more finding')} below" if others > 0 else "",
         next=tuple(advice[:_MAX_NEXT]),
         checked=_checked(report) if report.judged.num_steps else "",
         unchecked=tuple((entry.check, entry.why) for entry in report.checks_not_run),
@@ -76,9 +79,7 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
 
 def _what(report: CheckReport) -> str:
     if report.incidents:
-        others = sum(finding.severity != "info" for finding in report.findings) - 1
-        more = f" {counted(others, 'more finding')} below." if others else ""
-        return f"{report.incidents[0].title}{more}"
+        return report.incidents[0].title
     if report.judged.steps is None:
         return "This Run holds no rows, so there is nothing to check or draw."
     if report.verdict.status == "unknown":
