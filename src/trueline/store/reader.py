@@ -9,7 +9,6 @@ import copy
 import difflib
 import os
 import posixpath
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
 from trueline.store.manifest import open_manifest
 from trueline.store.pieces import Pieces, read_pieces
+from trueline.store.query import answer
 from trueline.store.record_reader import RecordReader, site_of
 from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
 from trueline.store.stacks import read_stacks
@@ -262,32 +262,15 @@ class Run:
         return frames
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows that ``sql`` (DuckDB's) selects; the view ``workers`` is ``table()``, ``records`` is ``records()``.
+        """The rows that one SELECT (DuckDB's) gives; the view ``workers`` is ``table()``, ``records`` is ``records()``.
 
-        Raises ``RunError``.
+        It reaches nothing but these two. Raises ``RunError``.
         """
         return self.query_named(sql)[1]
 
     def query_named(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The column names of a query and its rows; see ``query``."""
-        import duckdb
-
-        with duckdb.connect() as connection:
-            connection.execute("SET python_enable_replacements = false")
-            for name, rows in (("workers", self.table), ("records", self.records)):
-                if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
-                    connection.register(name, rows())
-            try:
-                result = connection.execute(sql)
-                if result is None:
-                    raise RunError(f"The query on Run '{self.path}' is empty. Try: select * from workers limit 5.")
-                return [entry[0] for entry in result.description or ()], result.fetchall()
-            except duckdb.Error as error:
-                reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
-                raise RunError(
-                    f"The query on Run '{self.path}' failed: {reason}. The tables are 'workers' and 'records', with "
-                    "the columns of trueline.schema.workers and trueline.schema.records."
-                ) from None
+        return answer(sql, {"workers": self.table, "records": self.records}, of=self.path)
 
     @cached_property
     def _recorded(self) -> RecordReader:

@@ -1,0 +1,88 @@
+"""SQL over the tables of a Run, and over nothing else: no file, no extension, no setting, no end without limit."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trueline.schema.errors import RunError
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY_LIMIT = "4GiB"
+"""What DuckDB may take beside the tables; it spills nothing to disk."""
+TIME_LIMIT_S = 300.0
+MAX_ROWS = 1_000_000
+"""Of an answer, each of whose values becomes an object of Python."""
+
+_SETTINGS = (
+    "SET python_enable_replacements = false",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET temp_directory = ''",
+    f"SET memory_limit = '{MEMORY_LIMIT}'",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+_ANSWERING = frozenset({"SELECT", "EXPLAIN", "MULTI"})
+"""Kinds of statement; several in one is what PIVOT is made of."""
+_SYSTEM = re.compile(
+    r"\b(duckdb_\w+|pragma_\w+|information_schema|pg_catalog|sqlite_master|current_setting)\b", re.IGNORECASE
+)
+_TEXTS = re.compile(r"'[^']*'")
+_TABLES = (
+    "The tables are 'workers' and 'records', with the columns of trueline.schema.workers and trueline.schema.records."
+)
+
+Answer = tuple[list[str], list[tuple[Any, ...]]]
+"""Names of columns, and rows."""
+
+
+def answer(sql: str, tables: Mapping[str, Callable[[], pa.Table]], *, of: str) -> Answer:
+    """What one SELECT of DuckDB's says of ``tables``, which are read where it names them; ``of`` is for messages.
+
+    Raises ``RunError`` for anything else, for what takes more than the limits above, and for what DuckDB refuses.
+    """
+    import duckdb
+
+    with duckdb.connect() as connection:
+        for name, rows in tables.items():
+            if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
+                connection.register(name, rows())
+        for setting in _SETTINGS:
+            connection.execute(setting)
+        timer = threading.Timer(TIME_LIMIT_S, connection.interrupt)
+        timer.start()
+        try:
+            _require_answering(connection, sql, of)
+            result = connection.execute(sql)
+            rows = result.fetchmany(MAX_ROWS + 1)
+            names = [entry[0] for entry in result.description or ()]
+        except duckdb.InterruptException:
+            raise RunError(f"The query on Run '{of}' took longer than {TIME_LIMIT_S:g} s. Ask for less.") from None
+        except duckdb.Error as error:
+            reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
+            raise RunError(f"The query on Run '{of}' failed: {reason}. {_TABLES}") from None
+        finally:
+            timer.cancel()
+    if len(rows) > MAX_ROWS:
+        raise RunError(f"The query on Run '{of}' has more than {MAX_ROWS:,} rows. Add a limit, or sum up in SQL.")
+    return names, rows
+
+
+def _require_answering(connection: duckdb.DuckDBPyConnection, sql: str, of: str) -> None:
+    """Raise ``RunError`` for what is not one question about the Run."""
+    statements = connection.extract_statements(sql)
+    if not statements:
+        raise RunError(f"The query on Run '{of}' is empty. Try: select * from workers limit 5.")
+    kinds = [statement.type.name for statement in statements]
+    if len(kinds) > 1 or kinds[0] not in _ANSWERING:
+        raise RunError(f"The query on Run '{of}' is {' and '.join(kinds)}, and one SELECT is answered. {_TABLES}")
+    outside = _SYSTEM.search(_TEXTS.sub("", sql))
+    if outside:
+        raise RunError(f"The query on Run '{of}' asks for '{outside[0]}', which is not of the Run. {_TABLES}")
