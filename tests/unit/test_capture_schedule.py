@@ -7,7 +7,19 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.capture.schedule import ALLOWANCE_S, MAX_INTERVAL, REDUCED_EVERY, REDUCED_FIRST, Recheck, Schedule
+from trueline.capture import schedule as schedule_module
+from trueline.capture.schedule import (
+    ALLOWANCE_S,
+    DIGESTED_FIRST,
+    EARLY_INTERVAL,
+    EARLY_STEPS,
+    LOOKS_AGAIN,
+    MAX_INTERVAL,
+    REDUCED_EVERY,
+    REDUCED_FIRST,
+    Recheck,
+    Schedule,
+)
 from trueline.schema.plan import Plan
 
 
@@ -49,6 +61,34 @@ def test_then_the_interval_keeps_the_cost_within_the_budget():
     gap = taken[-1] - taken[-2]
     assert gap == 5  # ceil((0.02 - 0.0005) / (0.01 * 0.5 - 0.0005))
     assert (plain + (sampled - plain) / gap) / step_s <= 0.01
+
+
+@given(st.floats(1e-3, 5.0), st.floats(0.0, 1.0), st.integers(0, 1000))
+def test_early_steps_are_sampled_often_enough_whatever_it_costs(sampled_s, plain_s, first):
+    schedule = Schedule(Plan(budget=0.001), first=first)
+    taken = [first + step for step in run_from(schedule, first, sampled_s=sampled_s, plain_s=plain_s, step_s=0.1)]
+    assert max(b - a for a, b in itertools.pairwise(taken) if b < first + EARLY_STEPS) <= EARLY_INTERVAL
+
+
+def run_from(schedule, first, *, sampled_s, plain_s, step_s):
+    """As ``run``, for a job that goes on with step ``first``; steps are counted from there."""
+    taken = []
+    for step in range(first, first + EARLY_STEPS + 200):
+        if schedule.samples(step):
+            taken.append(step - first)
+            schedule.spent(plain_s=plain_s, sampled_s=sampled_s, step_s=step_s)
+            schedule.decide(step, interval=schedule.interval)
+    return taken
+
+
+def test_a_decision_tells_what_it_costs():
+    schedule = Schedule(Plan(budget=0.01))
+    schedule.spent(plain_s=0.01, sampled_s=ALLOWANCE_S, step_s=1.0)
+    early = schedule.decide(0, interval=1)
+    assert (early.interval, early.asked) == (EARLY_INTERVAL, MAX_INTERVAL)
+    assert early.cost_frac == 0.01 + (ALLOWANCE_S - 0.01) / EARLY_INTERVAL
+    late = schedule.decide(EARLY_STEPS, interval=1)
+    assert late.interval == late.asked == MAX_INTERVAL
 
 
 def test_a_budget_that_cannot_be_kept_ends_at_the_widest_interval():
@@ -111,8 +151,9 @@ def test_a_first_factor_and_any_other_shape_raise_doubt_at_the_next_sample():
     assert set(range(11, 16)) <= set(looked_at(wrong))
 
 
-def test_the_first_interval_is_short_enough_to_learn_what_plain_steps_cost():
+def test_the_first_interval_is_short_enough_to_learn_what_plain_steps_cost(monkeypatch):
     """Sampled steps cost 5 % of a step, plain ones 0.5 %: 4.5 / 0.5 = 9, after a first guess of 5 / 1 = 5."""
+    monkeypatch.setattr(schedule_module, "EARLY_STEPS", 0)
     taken = run(Schedule(Plan(budget=0.01)), sampled_s=0.05, plain_s=0.005, step_s=1.0, steps=120)
     intervals = [after - before for before, after in itertools.pairwise(taken)]
     assert intervals[-1] == 9
@@ -159,5 +200,26 @@ def test_a_job_that_goes_on_measures_its_first_step():
     schedule = Schedule(Plan(every=5, params_every=50), first=412)
     steps = range(412, 470)
     assert [step for step in steps if schedule.samples(step)] == list(range(412, 470, 5))
-    assert [step for step in steps if schedule.digests_params(step)] == [412, 450]
+    assert [step for step in steps if schedule.digests_params(step)][:16] == list(range(412, 428))
     assert Schedule(Plan(steps=(500, 510)), first=412).first == 500
+
+
+@given(st.integers(0, 500), st.integers(1, 100))
+def test_a_difference_is_dated_to_an_eighth_of_its_age(first, params_every):
+    schedule = Schedule(Plan(params_every=params_every), first=first)
+    looks = [step for step in range(first, first + 600) if schedule.digests_params(step)]
+    assert looks[0] == first
+    for before, after in itertools.pairwise(looks):
+        assert after - before <= max(1, min((after - first) // 8, params_every))
+    late = [step for step in looks if step - first >= 16 * params_every]
+    assert late == [step for step in range(first + 16 * params_every, first + 600) if step % params_every == 0]
+
+
+def test_replicas_are_digested_often_again_once_all_ranks_heard_of_a_finding():
+    schedule = Schedule(Plan())
+    assert not all(schedule.digests_params(step) for step in range(200, 210))
+    schedule.look_again(200)
+    assert all(schedule.digests_params(step) for step in range(200, 200 + DIGESTED_FIRST))
+    for step in range(300, 300 + 1000 * LOOKS_AGAIN, 100):  # a finding that comes and goes
+        schedule.look_again(step)
+    assert sum(schedule.digests_params(step) for step in range(9000, 9100)) == 100 // Plan().params_every

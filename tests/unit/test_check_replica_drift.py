@@ -25,7 +25,8 @@ def test_one_replica_of_four_is_named(tmp_path):
     assert (finding.step_first, finding.step_last) == (5, 9)
     assert finding.sites == ("5.0/r2/param/head#0:out0",)
     assert finding.claim == (
-        "Rank 2 holds other values than the replicas of 1 parameter, first seen before the update of step 5: head."
+        "Rank 2 holds other values than the replicas of 1 parameter, equal before the update of step 4 and different "
+        "before that of step 5: head."
     )
     assert (finding.measured, finding.false_alarm_rate) == (1.0, 0.0)
 
@@ -70,6 +71,50 @@ def test_only_steps_with_digests_count(tmp_path):
             del row["param_digests"], row["buffer_digests"]
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert finding.step_first == 4
+    assert "equal before the update of step 0 and different before that of step 4" in finding.claim
+    assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (0, 4)
+
+
+def test_a_difference_at_the_first_look_has_no_date(tmp_path):
+    rows = changed(healthy_rows(2, 9), "param_digests", 0, ranks=[1], since=0)
+    (finding,) = replica_drift.check(write_run(tmp_path, rows))
+    assert "different at the first look, before the update of step 0" in finding.claim
+    assert finding.evidence["last_equal"] is None
+
+
+def test_a_rank_that_was_not_seen_to_be_equal_is_not_said_to_have_been(tmp_path):
+    rows = changed(healthy_rows(3, 9), "param_digests", 0, ranks=[2], since=6)
+    for step in (3, 4, 5):
+        del rows[step, 2]["param_digests"]
+    (finding,) = replica_drift.check(write_run(tmp_path, rows))
+    assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (2, 6)
+
+
+def closed_with(rows, *digests, at):
+    for rank, digest in enumerate(digests):
+        rows[at[rank], rank]["closing_digests"] = np.full(len(PARAMS), digest, dtype=np.uint64)
+    return rows
+
+
+def test_a_difference_seen_only_at_the_end_is_told_and_accuses_no_update(tmp_path):
+    rows = closed_with(healthy_rows(2, 6), 1, 2, at=(5, 5))
+    for (step, _), row in rows.items():
+        if step > 3:
+            del row["param_digests"]
+    (finding,) = replica_drift.check(write_run(tmp_path, rows))
+    assert finding.severity == "info"
+    assert "equal before the update of step 3 and different when watching ended, after step 5" in finding.claim
+
+
+def test_ranks_that_ended_at_other_steps_or_equal_are_silent_at_the_end(tmp_path):
+    assert replica_drift.check(write_run(tmp_path / "equal", closed_with(healthy_rows(2, 6), 3, 3, at=(5, 5)))) == []
+    assert replica_drift.check(write_run(tmp_path / "apart", closed_with(healthy_rows(2, 6), 1, 2, at=(5, 4)))) == []
+
+
+def test_drift_that_was_seen_before_the_end_is_told_once(tmp_path):
+    rows = closed_with(changed(healthy_rows(2, 6), "param_digests", 0, ranks=[1], since=2), 1, 2, at=(5, 5))
+    (finding,) = replica_drift.check(write_run(tmp_path, rows))
+    assert (finding.severity, finding.step_first) == ("error", 2)
 
 
 def test_shards_are_not_compared_but_their_replicas_are(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import torch
@@ -31,6 +32,15 @@ class HostCopy:
     def ready(self) -> bool:
         """Whether ``host`` may be read; never blocks."""
         return self._event is None or self._event.query()
+
+    def arrives(self, *, within_s: float) -> bool:
+        """Whether ``host`` may be read within that time; a device may be stuck in what another rank never ends."""
+        until = time.monotonic() + within_s
+        while not self.ready():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        return True
 
     def wait(self) -> None:
         """Block until ``host`` may be read; only for closing."""

@@ -14,7 +14,7 @@ from trueline.capture.exchange import Team
 from trueline.capture.layout import Layout
 from trueline.capture.probes import optimizer as optimizer_probe
 from trueline.capture.probes.batch import Batch
-from trueline.capture.schedule import MAX_INTERVAL
+from trueline.capture.schedule import MAX_INTERVAL, Decision
 from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, PlanRevision, RankEnv
 
@@ -29,6 +29,7 @@ class Identity:
         self._adapter = adapter
         self._team = team
         self._known: object = None
+        self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
 
     def update(
@@ -82,18 +83,23 @@ class Identity:
         self.manifest = self.manifest.model_copy(update={"plans": [*self.manifest.plans, taken_up]})
         return True
 
-    def note_interval(self, interval: int, *, step: int) -> bool:
-        """Say in the manifest which interval the budget chose; whether that is news. Only the first rank keeps a
-        manifest.
+    def note_interval(self, decision: Decision, *, step: int) -> bool:
+        """Say in the manifest which interval is followed, and what it costs where that is over the budget; whether that
+        is news. Only the first rank keeps a manifest.
         """
         if self.manifest is None:
             return False
+        interval, early = decision.interval, decision.interval < decision.asked
+        if (interval, early) == self._interval:
+            return False
+        self._interval = interval, early
         start = "gradients are sampled every "
         kept = [line for line in self.manifest.notes if not line.startswith(start)]
-        last = next((line for line in self.manifest.notes if line.startswith(start)), "")
-        if last.startswith(f"{start}{interval} "):
-            return False
-        why = "the smallest interval within the budget" if interval < MAX_INTERVAL else "the budget asks for fewer"
+        why, cost = "the smallest interval within the budget", f"watching takes {decision.cost_frac:.1%} of step time"
+        if early:
+            why = f"the budget asks for every {decision.asked}, and checks need more in the first steps; {cost}"
+        elif interval == MAX_INTERVAL:
+            why = f"the budget asks for fewer; {cost}"
         note = f"{start}{interval} steps since about step {step}: {why}."
         self.manifest = self.manifest.model_copy(update={"notes": [*kept, note]})
         return True

@@ -82,6 +82,7 @@ class Recorder:
         self._schedule = Schedule(plan, first=start.step)
         self._recheck = Recheck()
         self._broken: set[str] = set()
+        self._updating = False
         self._step = self._outlet.step = start.step
         self._time = OwnTime()
         self._backlog = Backlog()
@@ -93,8 +94,8 @@ class Recorder:
 
     @contextmanager
     def guarded(self, part: str) -> Iterator[None]:
-        """Count the time inside as Trueline's own, and turn an exception of ours into a Finding: training goes on."""
-        begin = time.perf_counter()
+        """Count the CPU time inside as Trueline's, and turn an exception of ours into a Finding: training goes on."""
+        begin = self._time.cpu_s()
         session = self.session
         session.pause()
         try:
@@ -103,7 +104,7 @@ class Recorder:
             self._break(part, error)
         finally:
             session.resume()
-            self._time.add(time.perf_counter() - begin)
+            self._time.add(self._time.cpu_s() - begin)
 
     def enter_forward(self) -> None:
         """A training forward pass begins: digest the buffers, once a step that is due for it.
@@ -125,6 +126,7 @@ class Recorder:
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
         """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
+        self._updating = True
         self.session.begin_update(type(optimizer).__name__, gradients_ready=gradients_ready)
         if not self._schedule.within(self._step):
             return
@@ -139,6 +141,7 @@ class Recorder:
 
     def after_update(self) -> None:
         """The update is done: the step ends, its row is written, the next one opens."""
+        self._updating = False
         self.session.close_step()
         if self._schedule.within(self._step):
             if self._record is None:
@@ -157,16 +160,17 @@ class Recorder:
         """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and
         with ``decides_at`` only for sums that have a say in that step.
         """
-        until = time.perf_counter() + patience_s if patience_s > 0 else None
-        for record in self._backlog.rows(until=until, decides_at=decides_at):
-            self._write_row(record)
-        if "exchange" in self._broken:
-            self._backlog.forget_sums()
-        for record, arrived in self._backlog.sums(until=until, decides_at=decides_at):
-            if arrived:
-                self._write_sum(record)
-            else:
-                self._break("exchange", TimeoutError(f"the sum over workers of step {record.step} never arrived"))
+        with self._time.may_block():
+            until = time.perf_counter() + patience_s if patience_s > 0 else None
+            for record in self._backlog.rows(until=until, decides_at=decides_at):
+                self._write_row(record)
+            if "exchange" in self._broken:
+                self._backlog.forget_sums()
+            for record, arrived in self._backlog.sums(until=until, decides_at=decides_at):
+                if arrived:
+                    self._write_sum(record)
+                else:
+                    self._break("exchange", TimeoutError(f"the sum over workers of step {record.step} never arrived"))
 
     def stop_exchange(self) -> None:
         """The process groups go away: read the sums that are under way, and start no more."""
@@ -178,6 +182,8 @@ class Recorder:
         """Write what is left, close the Sink, and leave the model as it was."""
         with self.guarded("close"):
             self.drain(patience_s=exchange.PATIENCE_S)
+        if "replicas" not in self._broken:
+            self._digest_last()
         self.session.detach()
         self._adapter.detach()
         self.loader.detach()
@@ -224,6 +230,8 @@ class Recorder:
             with self.guarded("plan"):
                 self._live.look(self._step, agrees="exchange" not in self._broken)
                 change = self._live.due(self._step)
+                if self._live.triggers.news_at == self._step:
+                    self._schedule.look_again(self._step)
                 if change is not None:
                     self._follow(change)
 
@@ -253,6 +261,19 @@ class Recorder:
         with self.guarded("replicas"):
             self._staged["param_digests"] = param_digests(self.layout)
             self._row |= rng_digests(device_of(self.layout))
+
+    def _digest_last(self) -> None:
+        """Digest the parameters as training left them. Asks no other rank, and no device for long; an update that never
+        ended left nothing that replicas must share.
+        """
+        last = self._step - 1
+        if self._updating or last < self._schedule.first or not self._schedule.within(last):
+            return
+        with self.guarded("replicas"):
+            if self.layout.fits():
+                copy = HostCopy({"closing_digests": param_digests(self.layout)})
+                if copy.arrives(within_s=exchange.PATIENCE_S):
+                    self._outlet.write({"step": last} | rows.digest_columns(copy.host))
 
     def _gather(self) -> None:
         if self._sampled and self._adapter.alike and "gradients" not in self._broken:
@@ -304,7 +325,7 @@ class Recorder:
 
     def _look_at(self, record: StepRecord) -> None:
         """Note what this rank alone sees amiss in what has reached the host. One process tells itself at once."""
-        if not self.plan.when or record.looked_at:
+        if record.looked_at:
             return
         record.looked_at = True
         with self.guarded("plan"):
@@ -360,17 +381,16 @@ class Recorder:
         columns = record.columns_of(sums, self.layout, reduction, sharded=self._adapter.shards > 1)
         straight, mean = derive.is_mean(columns)
         self._recheck.heard(straight=straight, mean=mean)
-        if self.plan.when:
-            lossy = reduction.lossy or not reduction.known
-            self._live.triggers.see(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
+        lossy = reduction.lossy or not reduction.known
+        self._live.triggers.see(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
         self._outlet.write({"step": record.step} | columns)
 
     def _follow_budget(self, scalars: derive.Array, record: StepRecord) -> None:
         if not self._schedule.counts(record.step):
             return
         self._schedule.spent(**worst(scalars))
-        interval = self._schedule.decide(record.step, interval=record.interval)
-        if interval is not None and self._identity.note_interval(interval, step=record.step):
+        decision = self._schedule.decide(record.step, interval=record.interval)
+        if decision is not None and self._identity.note_interval(decision, step=record.step):
             self._outlet.describe(self._identity.manifest, self._identity.env)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> None:

@@ -47,7 +47,7 @@ def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: boo
 
 def digest_columns(host: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """The columns of uint64 digests that arrived as int64."""
-    names = ("sample_digests", "target_digests", "param_digests", "buffer_digests")
+    names = ("sample_digests", "target_digests", "param_digests", "buffer_digests", "closing_digests")
     return {name: [unsigned(value) for value in host[name].tolist()] for name in names if name in host}
 
 

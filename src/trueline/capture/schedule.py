@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import dataclass
 
 from trueline.schema.plan import Plan
 
 ALLOWANCE_S = 2.0
-"""Host time that a run may spend on sampling every step before the budget rules: most faults show at the start, short
+"""Own time that a run may spend on sampling every step before the budget rules: most faults show at the start, short
 runs are seen whole, and in a run of five minutes it is less than 1 %.
+"""
+
+EARLY_STEPS, EARLY_INTERVAL = 300, 4
+"""In its first steps a job is sampled at least so often, whatever that costs: 75 samples are what a fault that begins
+in the middle of them needs, as two workers are told apart after 29 at best (threshold e^20 of bets that win 2 at most).
 """
 
 MAX_INTERVAL = 100
@@ -30,14 +36,32 @@ thirds of the cost."""
 KEPT = 16
 """Latest measurements of cost whose median counts."""
 
+DIGESTED_FIRST = 16
+"""Steps, from the first and from any at which ranks hear of a finding, before each of which replicas are digested."""
+
+LOOKS_AGAIN = 8
+"""Times in a job that a finding has replicas digested often again: one that comes and goes must not do so for good."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The interval to follow, the one that the budget asks for by itself, and the fraction of step time that watching
+    takes at the first.
+    """
+
+    interval: int
+    asked: int
+    cost_frac: float
+
 
 class Schedule:
     """Answers, per optimizer step, whether gradients, parameters and sketches are taken.
 
     With ``Plan.every`` the interval is fixed. Without, it is 1 until ``ALLOWANCE_S`` is spent and then follows the
-    measured cost: the smallest interval E with (plain + (sampled - plain) / E) / step time <= budget, all in host
-    seconds, the worst rank deciding. A new interval takes effect two samples after the step that it was computed
-    from, when every rank has that step's sum. ``first`` is the job's first step: not 0 where it was started again.
+    measured cost: the smallest interval E with (plain + (sampled - plain) / E) / step time <= budget, in seconds of
+    ``OwnTime``, the worst rank deciding, and ``EARLY_INTERVAL`` at most at first. A new interval takes effect two
+    samples after the step that it was computed from, when every rank has that step's sum. ``first`` is the job's first
+    step: not 0 where it was started again.
     """
 
     def __init__(self, plan: Plan, *, first: int = 0) -> None:
@@ -45,6 +69,8 @@ class Schedule:
         self.first = max(plan.steps[0], first)
         """The first step that is watched."""
         self.interval = plan.every or 1
+        self._dense_since = self.first
+        self._looks_left = LOOKS_AGAIN
         self._next = self.first
         self._window = -1
         self._changes: list[tuple[int, int]] = []
@@ -84,9 +110,21 @@ class Schedule:
         return True
 
     def digests_params(self, step: int) -> bool:
-        """Whether parameters and buffers are digested before the update of this step: the first, then every so many."""
-        due = step == self.first or (step - self._plan.steps[0]) % self._plan.params_every == 0
+        """Whether parameters and buffers are digested before the update of this step: ``DIGESTED_FIRST`` steps, then at
+        gaps of an eighth of the steps gone by, as a power of two, and at last every ``params_every``. So a difference
+        is dated to an eighth of its age, and no date is vaguer than ``params_every``.
+        """
+        age = step - self._dense_since
+        gap = 1 if age < DIGESTED_FIRST else 1 << (age // 8).bit_length() - 1
+        rarest = self._plan.params_every
+        due = (gap < rarest and age % gap == 0) or (step - self._plan.steps[0]) % rarest == 0
         return self.within(step) and due
+
+    def look_again(self, step: int) -> None:
+        """Digest often from ``step`` on, as at the start: all ranks have heard of a finding before it."""
+        if step - self._dense_since >= DIGESTED_FIRST and self._looks_left > 0:
+            self._looks_left -= 1
+            self._dense_since = step
 
     def keeps_sketches(self, step: int) -> bool:
         """Whether a sampled step's sketch is kept (N x N cosines): the first sample in each window of
@@ -102,7 +140,7 @@ class Schedule:
         return self._plan.every is None and step >= self._since
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
-        """Take the host time that watching used in the latest plain and sampled step (0: none yet), of the worst
+        """Take the time that watching used in the latest plain and sampled step (0: none yet), of the worst
         rank, and the step's own time.
         """
         self._total_s += sampled_s
@@ -111,20 +149,22 @@ class Schedule:
                 values.append(value)
             del values[:-KEPT]
 
-    def decide(self, step: int, *, interval: int) -> int | None:
-        """The interval that the budget asks for, to hold from two samples after ``step`` (which was sampled at
-        ``interval``).
+    def decide(self, step: int, *, interval: int) -> Decision | None:
+        """The interval to hold from two samples after ``step`` (which was sampled at ``interval``): what the budget
+        asks for, or the widest that is allowed early.
 
         None where the Plan fixes it. Must be called for the same steps, with the same history, on all ranks.
         """
         if self._plan.every is not None or self._total_s < ALLOWANCE_S:
             return None
-        sampled = statistics.median(self._sampled)
+        sampled, step_s = statistics.median(self._sampled), statistics.median(self._times)
         plain = statistics.median(self._plain) if self._plain else 0.0  # no step was left out yet: that tells
-        room = self._plan.budget * statistics.median(self._times) - plain
-        wanted = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
-        self._changes.append((step + 2 * interval, wanted))
-        return wanted
+        room = self._plan.budget * step_s - plain
+        asked = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
+        holds_from = step + 2 * interval
+        wanted = min(asked, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else asked
+        self._changes.append((holds_from, wanted))
+        return Decision(wanted, asked, (plain + (sampled - plain) / wanted) / step_s)
 
 
 class Recheck:

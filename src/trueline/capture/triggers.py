@@ -40,6 +40,8 @@ class Triggers:
         """Recordings that were started."""
         self.ends = 0
         """The step after the last that the latest recording takes."""
+        self.news_at = -1
+        """The latest step before which all ranks came to know of a finding."""
 
     def see(self, codes: set[str]) -> None:
         """This rank has seen these; the next sum tells the others."""
@@ -63,6 +65,7 @@ class Triggers:
         due = [seen for seen in self._heard if seen.known <= step]
         if not due:
             return None
+        self.news_at = step
         self._heard = [seen for seen in self._heard if seen.known > step]
         told = next((seen for seen in due if seen.code in when), None)
         if told is None or step < self.ends or self.started >= MAX_RECORDINGS:

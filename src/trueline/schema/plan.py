@@ -42,7 +42,7 @@ class Plan(BaseModel):
     """Which steps and ranks are watched, how deeply, and what it may cost.
 
     ``every`` is the interval, in optimizer steps, of the gradient signals; ``None`` lets the recorder choose the
-    smallest one that keeps its own host time under ``budget`` (fraction of step time). Losses and sample digests are
+    smallest one that keeps its own time under ``budget`` (fraction of step time). Losses and sample digests are
     taken at every step: coverage cannot be judged from a sample of it.
 
     The presets ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
@@ -58,7 +58,11 @@ class Plan(BaseModel):
         ge=1,
         description="gradient signals (unset: by budget) and records (unset: every step) every so many steps",
     )
-    params_every: int = Field(default=50, ge=1, description="parameter and buffer digests every so many steps")
+    params_every: int = Field(
+        default=25,
+        ge=1,
+        description="parameter and buffer digests every so many steps; more often at the start and after a finding",
+    )
     matrix_every: int = Field(default=50, ge=1, description="keep the sketches (N x N cosines) every so many steps")
     exact: bool = Field(default=False, description="exact cosines by gathering gradients: costs a copy of them")
     budget: float = Field(default=0.01, gt=0, le=1, description="fraction of step time")

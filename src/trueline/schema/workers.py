@@ -32,7 +32,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("rank", "int32", "", "Global rank."),
     Column("time_ns", "int64", "ns", "Unix time at the end of the step."),
     Column("step_s", "float64", "s", "Wall time since the end of the step before."),
-    Column("own_s", "float64", "s", "Host time of the step that Trueline itself used."),
+    Column(
+        "own_s",
+        "float64",
+        "s",
+        "CPU time of the step that Trueline used, and its own waits.",
+    ),
     Column("epoch", "int32", "", "How many times the training DataLoader had been iterated before; None if unseen."),
     Column("num_micro", "int32", "", "Forward passes in the step (micro-batches)."),
     Column(
@@ -128,6 +133,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "list<uint64>",
         "",
         "[P + F] digest of each parameter, then each frozen one, before the update.",
+    ),
+    Column(
+        "closing_digests",
+        "list<uint64>",
+        "",
+        "[P + F] the same when watching ended, after the update of this step, its last.",
     ),
     Column(
         "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."

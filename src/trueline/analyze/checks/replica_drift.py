@@ -2,8 +2,8 @@
 
 What it finds
 -------------
-The first step, and the first parameter, at which two ranks that should hold equal parameters do not. The same for
-buffers, such as the running statistics of BatchNorm.
+The first step, and the first parameter, at which two ranks that should hold equal parameters do not, and the last step
+at which they still did. The same for buffers, such as the running statistics of BatchNorm.
 
 Why it matters
 --------------
@@ -13,7 +13,9 @@ Buffers that drift make evaluation depend on the rank.
 
 How it decides
 --------------
-By 64-bit digests of the bits of each parameter before the update of a step, between ranks with the same `replica_key`
+By 64-bit digests of the bits of each parameter before the update of a step (each of the first 16, then at gaps of an
+eighth of the steps gone by, at last every `params_every`; often again once all ranks heard of a finding; and once more
+when watching ends), between ranks with the same `replica_key`
 (under FSDP only the same shards of different replicas; buffers are whole there, and are compared between all ranks, as
 are parameters that every rank holds whole beside the shards).
 Replicas that apply the same update to the same weights are
@@ -22,20 +24,22 @@ different digests are two different values.
 
 Where most replicas agree on the first parameter that differs, the others are named; where no value is in the
 majority, as with two ranks, all are. Drift of buffers alone is a warning, because training may be right without them.
+Parameters that differ only when watching ends are an info: the last updates may have done it, or the script itself,
+which often puts averaged or merged weights into the model of one rank to save it.
 
 A parameter beside the shards that was not equal on all ranks from the start, and whose gradient never is, is each
 rank's own, as experts are that FSDP was told to ignore: it is named with severity info and not compared.
 
 What it may miss
 ----------------
-Drift between two measured steps that goes away again (`plan.params_every`), parameters of ranks without a replica
+Drift between two measured steps that goes away again, parameters of ranks without a replica
 (plain FSDP, pipeline stages), and state that is neither a parameter nor a registered buffer: optimizer state drifts
 first and shows one update later in the parameters. It names where the difference was seen first, not what made it.
 
 Example
 -------
-Rank 2 holds other values than the replicas of 4 parameters, first seen before the update of step 50: embed.weight,
-head.weight, norm.bias and 1 more.
+Rank 2 holds other values than the replicas of 4 parameters, equal before the update of step 48 and different before
+that of step 52: embed.weight, head.weight, norm.bias and 1 more.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ from trueline.store.reader import Run
 
 CODE = "replica-drift"
 QUESTION = "replicas"
-NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests")
+NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests", "closing_digests")
 
 Kind = Literal["parameter", "buffer"]
 _KINDS: tuple[Kind, ...] = ("parameter", "buffer")
@@ -81,6 +85,11 @@ _LATER = (
     "Look for what changes gradients or weights on some ranks only: findings on reduction and configuration at the "
     "step before, clipping, a skipped step, a parameter replaced after wrapping, a device that computes wrongly."
 )
+_AT_THE_END = (
+    "If the script does not change the weights of single ranks after training (averaged or merged ones, to save them), "
+    "look at the updates since: findings on reduction and configuration, clipping, a skipped step. Closing the watch "
+    "right after the last step tells the two apart."
+)
 _BUFFERS = (
     "Keep DDP's broadcast_buffers=True (FSDP2 has no such option), use SyncBatchNorm, or broadcast buffers before "
     "evaluating and saving."
@@ -89,10 +98,13 @@ _BUFFERS = (
 
 @dataclass(frozen=True)
 class _Drift:
-    """Where replicas of one key first differ, and when they last do."""
+    """Where replicas of one key first differ, and when they last do. ``equal_at``: the last step before at which they
+    were equal, None where they never were.
+    """
 
     step: int
     step_last: int
+    equal_at: int | None
     ranks: tuple[int, ...]
     names: tuple[str, ...]
     all_named: bool
@@ -110,7 +122,10 @@ def check(run: Run) -> list[Finding]:
     if not measured:
         raise CannotTell("no step has digests of parameters from two replicas")
     found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas[kind])) for kind in measured]
-    return [_finding(kind, drifts) for kind, drifts in found if drifts] + own
+    findings = [_finding(kind, drifts) for kind, drifts in found if drifts]
+    if not any(drifts for kind, drifts in found if kind == "parameter"):
+        findings += _at_the_end(run, replicas["parameter"])
+    return findings + own
 
 
 def _without_replicas(run: Run) -> CannotTell:
@@ -159,27 +174,34 @@ def _measured_together(run: Run, column: str, replicas: Sequence[_Replicas]) -> 
 
 
 def _drifts(run: Run, kind: Kind, replicas: Sequence[_Replicas]) -> list[_Drift]:
-    rows = run.lists(_COLUMN[kind])
-    by_step: defaultdict[int, dict[int, NDArray[Any]]] = defaultdict(dict)
-    for (step, rank), digests in rows.items():
-        by_step[step][rank] = digests
+    by_step = _by_step(run, _COLUMN[kind])
     return [drift for each in replicas if (drift := _drift(run, kind, each, by_step)) is not None]
+
+
+def _by_step(run: Run, column: str) -> dict[int, dict[int, NDArray[Any]]]:
+    by_step: defaultdict[int, dict[int, NDArray[Any]]] = defaultdict(dict)
+    for (step, rank), digests in run.lists(column).items():
+        by_step[step][rank] = digests
+    return by_step
 
 
 def _drift(run: Run, kind: Kind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]) -> _Drift | None:
     first: _Drift | None = None
     step_last = -1
+    equal: dict[int, set[int]] = {}
     for step in sorted(by_step):
         held = {rank: by_step[step][rank] for rank in replicas.ranks if rank in by_step[step]}
         if replicas.names is not None:
             held = {rank: _only(run.env[rank], replicas.names, digests) for rank, digests in held.items()}
         digests = list(held.values())
         if all(np.array_equal(digests[0], other) for other in digests[1:]):
+            equal[step] = set(held)
             continue
         step_last = step
         if first is None:
             odd, names = _who_and_what(run, kind, held)
-            first = _Drift(step, step, odd, names, all_named=len(odd) == len(held))
+            equal_at = max((before for before, those in equal.items() if those >= set(held)), default=None)
+            first = _Drift(step, step, equal_at, odd, names, all_named=len(odd) == len(held))
     return None if first is None else replace(first, step_last=step_last)
 
 
@@ -187,6 +209,18 @@ def _only(env: RankEnv, names: frozenset[str], digests: NDArray[Any]) -> NDArray
     """The digests with 0 for every parameter that is none of ``names``."""
     every = param_names(env)
     return np.where(np.isin(every, sorted(names)), digests, 0) if len(every) == len(digests) else digests
+
+
+def _at_the_end(run: Run, replicas: Sequence[_Replicas]) -> list[Finding]:
+    """An info where replicas were equal at every step measured, and not when watching ended."""
+    by_step = _by_step(run, "closing_digests")
+    looks = sorted(_by_step(run, "param_digests"))
+    ends = [
+        replace(drift, equal_at=max((step for step in looks if step <= drift.step), default=None))
+        for each in replicas
+        if (drift := _drift(run, "parameter", each, by_step)) is not None
+    ]
+    return [replace(_finding("parameter", ends, ended=True), severity="info", next=(_AT_THE_END,))] if ends else []
 
 
 def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -201,16 +235,22 @@ def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 
 
-def _finding(kind: Kind, drifts: list[_Drift]) -> Finding:
+def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Finding:
+    """``ended``: the difference was seen only when watching ended, after the step of ``drifts``."""
     step = min(drift.step for drift in drifts)
     earliest = [drift for drift in drifts if drift.step == step]
     ranks = tuple(sorted({rank for drift in earliest for rank in drift.ranks}))
     names = tuple(dict.fromkeys(name for drift in earliest for name in drift.names))
+    since = [drift.equal_at for drift in earliest if drift.equal_at is not None]
+    equal_at = min(since) if len(since) == len(earliest) else None
+    seen = f"when watching ended, after step {step}" if ended else f"before that of step {step}"
+    when = f"equal before the update of step {equal_at} and different {seen}"
+    if equal_at is None:
+        when = f"different at the first look, {seen.replace('that', 'the update')}"
     return Finding(
         code=CODE,
         severity="error" if kind == "parameter" else "warning",
-        claim=f"{_who(earliest)} of {counted(len(names), kind)}, first seen before the update of step {step}: "
-        f"{named_some(names)}.",
+        claim=f"{_who(earliest)} of {counted(len(names), kind)}, {when}: {named_some(names)}.",
         ranks=ranks,
         step_first=step,
         step_last=max(drift.step_last for drift in drifts),
@@ -219,7 +259,7 @@ def _finding(kind: Kind, drifts: list[_Drift]) -> Finding:
         expected=0.0,
         unit=f"{kind}s that differ between replicas",
         false_alarm_rate=0.0,
-        evidence={"names": list(names[:100])},
+        evidence={"names": list(names[:100]), "last_equal": equal_at, "first_different": step},
         next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
     )
 
