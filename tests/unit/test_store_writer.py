@@ -90,6 +90,17 @@ def test_a_described_run_may_be_described_again(tmp_path):
     assert run.env[0].optimizer == {"lr": 0.5, "betas": [0.9, 0.5], "dtype": "float32", "max_norm": math.inf}
 
 
+def test_text_that_is_no_utf8_is_written_with_its_bytes_named(tmp_path):
+    with contextlib.closing(RunWriter(tmp_path / "run", rank=0)) as writer:
+        argument = os.fsdecode(b"caf\xe9 \xf0\x9f\x98\x80")
+        writer.describe(Manifest(command=[argument]), RankEnv(environ={"HF_HOME": argument}))
+        writer.write(Finding(code="x", severity="info", claim=argument))
+    run = Run(tmp_path / "run")
+    assert run.problems == []
+    told = [run.manifest.command[0], run.env[0].environ["HF_HOME"], run.live_findings[0].claim]
+    assert told == ["caf\\xe9 \U0001f600"] * 3
+
+
 def test_values_may_change_after_they_were_written(tmp_path):
     lr = np.array([0.5])
     writer = RunWriter(tmp_path, rank=0)

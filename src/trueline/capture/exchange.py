@@ -58,9 +58,15 @@ class Team:
         group, self.group = self.group, None
         left = [work for work in self.under_way if not work.is_completed()]
         self.under_way = []
-        if left:  # gloo's destructor would wait for ranks that may be gone, also at exit: it is never to run
-            for owned in (group, *left):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
+        if left:  # gloo's destructor would wait for ranks that may be gone, also at exit
+            _keep(group, *left)
+
+    def abandon(self) -> None:
+        """Let go of the group in a process that was forked, where gloo's destructor would wait for threads that are not
+        there.
+        """
+        _keep(self.group, *self.under_way)
+        self.group, self.under_way = None, []
 
     def share(self, told: Any) -> Any:
         """What the first worker is given here, on all of them (by pickle)."""
@@ -74,6 +80,12 @@ class Team:
             content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self.group.broadcast(content, root=0).wait()
         return pickle.loads(content.numpy().tobytes())
+
+
+def _keep(*objects: object) -> None:
+    """See to it that destructors never run."""
+    for owned in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
 
 
 def make_team(process_group: dist.ProcessGroup | None) -> Team:

@@ -185,10 +185,19 @@ class Recorder:
         if "replicas" not in self._broken:
             self._digest_last()
         self.session.detach()
+        self._detach()
+        self._outlet.close()
+
+    def abandon(self) -> None:
+        """Leave the model as it was, in a process that was forked: nothing is written, and no other thread is there."""
+        self.session.abandon()
+        self._detach()
+        self.team.abandon()
+
+    def _detach(self) -> None:
         self._adapter.detach()
         self.loader.detach()
         self.loss.detach()
-        self._outlet.close()
 
     # -- one step --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import datetime
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trueline.capture import seams
 from trueline.capture.adapters import choose_adapter
+from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.environment import autocast_state
 from trueline.capture.exchange import Team, make_team
@@ -28,6 +30,7 @@ from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.optimizer import updates_made
 from trueline.capture.record.start import require_fitting
 from trueline.capture.recorder import Recorder
+from trueline.capture.updates import Updates
 from trueline.capture.world import world_size
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
@@ -76,13 +79,14 @@ class Watch:
             manifest = _manifest(adapter, team, job=job, start=start, version=version)
             start = dataclasses.replace(start, manifest=manifest)
         self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, start=start)
-        self._marker: weakref.ref[torch.optim.Optimizer] | None = None
-        self._updates = 0
-        self._has_closure = False
+        self.updates = Updates(self._optimizers, watched=lambda key: key in self._recorder.layout.index_of)
         self._handles = self._hook(model, adapter)
         self._closed = False
         seams.destroy_groups.add(self._before_destroy)
         atexit.register(self.close)
+        _living.add(self)
+        if (optimizer_running := self.updates.running()) is not None:
+            self._recorder.before_update(optimizer_running, gradients_ready=False)
 
     @contextlib.contextmanager
     def step(self, batch: Any = None) -> Iterator[Watch]:
@@ -120,21 +124,32 @@ class Watch:
         """Write what is left, take all hooks off and give back the connections between ranks. Called again, or at
         exit, it does nothing.
         """
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self.close)
-        seams.destroy_groups.remove(self._before_destroy)
-        for handle in self._handles:
-            handle.remove()
-        self._recorder.close()
-        self._recorder.team.give_back()
+        if not self._closed:
+            self._unhook()
+            self._recorder.close()
+            self._recorder.team.give_back()
+
+    def abandon(self) -> None:
+        """Take all hooks off and leave everything else as it is: another process, of which this one is a fork, watches
+        on.
+        """
+        if not self._closed:
+            self._unhook()
+            self._recorder.abandon()
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _unhook(self) -> None:
+        self._closed = True
+        _living.discard(self)
+        atexit.unregister(self.close)
+        seams.destroy_groups.remove(self._before_destroy)
+        for handle in self._handles:
+            handle.remove()
 
     def _hook(self, model: nn.Module, adapter: Adapter) -> list[Any]:
         handles: list[Any] = [
@@ -155,8 +170,7 @@ class Watch:
         """Take the samples of a training forward pass; evaluation and generation are left alone."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        if not self._has_closure:
-            self._updates = 0  # an update that raised never came to its end
+        self.updates.saw_forward()
         recorder = self._recorder
         with recorder.guarded("batch"):
             recorder.passes.at_forward(recorder.model)
@@ -175,21 +189,20 @@ class Watch:
                 self._recorder.loss.from_output(output)
             with self._recorder.guarded("losses of samples"):
                 self._recorder.parts.see(output, args, kwargs)
+            if self.updates.asks_for_backward:
+                for tensor in differentiable(output):
+                    tensor.register_hook(self._after_backward)
+
+    def _after_backward(self, gradient: Tensor) -> None:
+        self.updates.saw_backward()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._marks_the_step(optimizer):
-            return
-        self._updates += 1
-        if self._updates == 1:  # an optimizer's step may call that of its base class, which has hooks of its own
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
-            self._has_closure = closure is not None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        if self.updates.begin(optimizer, has_closure=closure is not None):
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._marks_the_step(optimizer):
-            return
-        self._updates -= 1
-        if self._updates == 0:
+        if self.updates.end(optimizer):
             self._recorder.after_update()
 
     def _before_destroy(self, group: dist.ProcessGroup | None = None) -> None:
@@ -197,17 +210,17 @@ class Watch:
             self._recorder.stop_exchange()
             self._recorder.team.give_back()
 
-    def _marks_the_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this optimizer's update ends a step: the one that was given, else the first that trains the model."""
-        if self._marker is None:
-            watched = self._recorder.layout.index_of
-            trains = any(id(param) in watched for group in optimizer.param_groups for param in group["params"])
-            wanted = [one for ref in self._optimizers if (one := ref()) is not None]
-            given = not wanted or any(one is optimizer for one in wanted)
-            if not (trains and given):
-                return False
-            self._marker = weakref.ref(optimizer)
-        return self._marker() is optimizer
+
+_living: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Take every Watch off in a process that was just forked: the Run, the group and its threads are its parent's."""
+    for watch in [*_living]:
+        watch.abandon()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _as_refs(

@@ -4,6 +4,7 @@ before it, so that a flipped bit is damage, and never another answer.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import zlib
@@ -16,16 +17,25 @@ _SEAL_BYTES = 64
 """No seal is longer, so that only the end of a document is searched."""
 
 
+def _named(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    found = error.object[error.start : error.end]
+    return "".join(f"\\\\x{ord(character) & 0xFF:02x}" for character in found), error.end
+
+
+codecs.register_error("trueline-named", _named)
+
+
 def encode(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
     """The document, which ends with its checksum and the end of a line. A byte that was no UTF-8 (which Python has as a
-    lone surrogate) is escaped as JSON does it, and reads back as it was.
+    lone surrogate, PEP 383) is named, as in ``\\xe9``: what reads it back can print it, or put it into a page.
     """
     return sealed(json.dumps(document, indent=indent, default=_plain, ensure_ascii=False))
 
 
 def sealed(text: str) -> bytes:
     """The text of a JSON object, laid out on lines or on one, with the checksum as its last key."""
-    body = text.rstrip().removesuffix("}").rstrip().encode("utf-8", "backslashreplace")
+    body = text.rstrip().removesuffix("}").rstrip().encode("utf-8", "trueline-named")
     space, end = (b"\n ", b"\n}\n") if b"\n" in body else (b" ", b"}\n")
     comma = b"" if body.endswith(b"{") else b","
     return body + comma + space + f'"{CHECKSUM}": "{zlib.crc32(body):08x}"'.encode() + end

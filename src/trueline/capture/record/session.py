@@ -176,6 +176,11 @@ class Session:
         self._unhook()
         self.drain(wait=True)
 
+    def abandon(self) -> None:
+        """Leave the model, and what is not written yet, to another process, of which this one is a fork."""
+        self._unwritten.clear()
+        self._unhook()
+
     def save(self, name: str, value: Tensor) -> None:
         """Record ``value`` under ``name`` with its gradient, where a step is being recorded."""
         if not self._open or not self._selection.enters("save", name):

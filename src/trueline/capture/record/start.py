@@ -62,7 +62,7 @@ class Idle:
     def pause(self) -> None:
         """Nothing."""
 
-    resume = close_step = detach = pause
+    resume = close_step = detach = abandon = pause
 
     def open_step(self, step: int) -> None:
         """Nothing."""

@@ -1,0 +1,106 @@
+"""Which updates of which optimizers end a step of the watched model.
+
+A step ends at the first update after a training forward pass; a second optimizer of the same model, or the second
+parameter group of one that updates its groups one by one (DeepSpeed's ZeRO), belongs to the step that has just ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+from torch.optim import Optimizer
+
+_STEP = next(
+    part
+    for part in Optimizer.profile_hook_step.__code__.co_consts
+    if isinstance(part, CodeType) and part.co_name == "wrapper"
+)
+"""The code in which torch wraps the ``step`` of every class of optimizers, and calls the hooks from."""
+
+
+class Updates:
+    """Follows the optimizers of one model. ``given`` are those whose updates count; where there are none (left), those
+    that hold parameters for which ``watched`` is true of their ``id``, and until one of these comes, one that steps
+    after a backward pass of the model: it holds copies (DeepSpeed's bf16, Megatron), or what was not there yet.
+    """
+
+    def __init__(self, given: Sequence[weakref.ref[Optimizer]], *, watched: Callable[[int], bool]) -> None:
+        self._given = list(given)
+        self._watched = watched
+        self._has_own = False
+        self._has_gradient = False
+        self._fed = True
+        self._since_end: set[tuple[int, ...]] = set()
+        self._ends: weakref.ref[Optimizer] | None = None
+
+    @property
+    def asks_for_backward(self) -> bool:
+        """Whether ``saw_backward`` is of use."""
+        return not self._has_own and not self._alive()
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Another optimizer was made whose updates count."""
+        self._given.append(weakref.ref(optimizer))
+
+    def saw_forward(self) -> None:
+        """A training forward pass began."""
+        self._fed = True
+
+    def saw_backward(self) -> None:
+        """A gradient came back through the model's output."""
+        self._has_gradient = True
+
+    def running(self) -> Optimizer | None:
+        """The outermost optimizer of this model in whose ``step`` we are, in a closure. Its update ends the step."""
+        optimizer = next(iter([*self._on_the_stack()][::-1]), None)
+        if optimizer is not None:
+            self._ends = weakref.ref(optimizer)
+        return optimizer
+
+    def begin(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
+        """Whether the update that ``optimizer`` is about to make ends the step. Call it from a hook of torch's.
+
+        That it is not one inside another (an optimizer's step may call that of its base class, which has hooks of its
+        own) is read off the stack: an update that raised leaves nothing behind there.
+        """
+        if not self._counts(optimizer) or len([*self._on_the_stack()]) > 1:
+            return False
+        of = tuple(id(param) for group in optimizer.param_groups for param in group["params"][:1])
+        if not (self._fed or has_closure or of in self._since_end):
+            self._since_end.add(of)
+            return False
+        self._since_end = {of}
+        self._ends = weakref.ref(optimizer)
+        return True
+
+    def end(self, optimizer: Optimizer) -> bool:
+        """Whether the update that ``optimizer`` has just made ended the step."""
+        if self._ends is None or self._ends() is not optimizer or len([*self._on_the_stack()]) > 1:
+            return False
+        self._ends = None
+        self._fed = self._has_gradient = False
+        return True
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        given = self._alive()
+        if given:
+            return any(one is optimizer for one in given)
+        if any(self._watched(id(param)) for group in optimizer.param_groups for param in group["params"]):
+            self._has_own = True
+            return True
+        return self._has_gradient and not self._has_own
+
+    def _alive(self) -> list[Optimizer]:
+        return [one for ref in self._given if (one := ref()) is not None]
+
+    def _on_the_stack(self) -> Iterator[Optimizer]:
+        """Those of this model whose ``step`` this thread is in, the innermost first."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _STEP and self._counts(optimizer := frame.f_locals["args"][0]):
+                yield optimizer
+            frame = frame.f_back
