@@ -27,8 +27,8 @@ codecs.register_error("trueline-named", _named)
 
 
 def encode(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
-    """The document, which ends with its checksum and the end of a line. A byte that was no UTF-8 (which Python has as a
-    lone surrogate, PEP 383) is named, as in ``\\xe9``: what reads it back can print it, or put it into a page.
+    r"""The document, which ends with its checksum and the end of a line. A byte that was no UTF-8 (which Python has as
+    a lone surrogate, PEP 383) is named, as in ``\xe9``: what reads it back can print it, or put it into a page.
     """
     return sealed(json.dumps(document, indent=indent, default=_plain, ensure_ascii=False))
 
