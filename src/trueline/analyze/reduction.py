@@ -162,7 +162,7 @@ def reductions_of(run: Run, *columns: str) -> Reductions:
     steps = sorted({step for column in columns for step, rank in run.lists(column) if rank in set(ranks)})
     env = next((run.env[rank] for rank in ranks if rank in run.env), None)
     if not steps or env is None or not env.groups:
-        if run.manifest.adapter == "fsdp2" and "group_reduce_residual" not in columns:
+        if run.manifest.adapter in ("fsdp1", "fsdp2") and "group_reduce_residual" not in columns:
             raise CannotTell("it compares replicas, and FSDP cuts parameters into shards", reason="by-design")
         raise CannotTell("no step has both the gradients of the ranks before they were reduced and what came of them")
     return Reductions(run, np.array(steps, dtype=np.int64), tuple(ranks), env)

@@ -148,7 +148,7 @@ def local(x: Tensor) -> Tensor:
 
 def is_piece(param: Tensor) -> bool:
     """Whether a rank may hold a piece of ``param`` only: a DTensor, what FSDP1 flattened, what ZeRO 3 partitioned. (The
-    marks of the latter two are private: ``torch.distributed.fsdp._flat_param``, ``deepspeed.zero``.)
+    marks of the latter two are private: ``torch.distributed.fsdp._common_utils``, ``deepspeed.zero``.)
     """
     return any(hasattr(param, mark) for mark in ("to_local", "_fsdp_flattened", "ds_tensor"))
 

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.fsdp1 import Fsdp1Adapter, fsdp1_adapter
 from trueline.capture.adapters.manual import ManualAdapter
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.world import meeting, world_size
@@ -24,12 +25,18 @@ from trueline.capture.world import meeting, world_size
 PRECEDENCE = 15
 
 
-def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> ManualAdapter | ShardedAdapter | None:
-    """The adapter of a model among several ranks some of whose parameters are DTensors, or not the same on all."""
+def adapter_for(
+    model: nn.Module, process_group: dist.ProcessGroup | None
+) -> Fsdp1Adapter | ManualAdapter | ShardedAdapter | None:
+    """The adapter of a model among several ranks some of whose parameters are DTensors, flattened by FSDP1, or not the
+    same on all.
+    """
     wrapped = uncompiled(model)
     meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if isinstance(param, DTensor)))
     if world_size(process_group) == 1:
         return None
+    if (flattened := fsdp1_adapter(wrapped, process_group)) is not None:
+        return flattened
     if not meshes:
         return StagesAdapter(process_group) if _differ(wrapped, process_group) else None
     if process_group is not None and all(_is_across(process_group, mesh) for mesh in meshes):
