@@ -32,7 +32,8 @@ def alone_in(path: str) -> Iterator[None]:
                 raise taken(path) from None
         yield
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def taken(path: str) -> RunExistsError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
@@ -16,7 +17,7 @@ TEMPORARY_SUFFIX = ".tmp"
 PARTS_PER_ATTEMPT = 1_000_000
 """The parts of a start of the job are numbered from its own number times this: at one every 30 s, room for a year."""
 
-_PART = re.compile(r"part-r(\d{5,})-(\d{6,})-([0-9a-f]{8})\.parquet")
+_PART = re.compile(r"part-r(\d{5,})-(\d{6,})(?:-(\d{6,}))?-([0-9a-f]{8})\.parquet")
 _ENV = re.compile(r"rank-(\d{5,})\.json")
 _JOURNAL = re.compile(r"rank-(\d{5,})\.tlj")
 _RECORDS_JOURNAL = re.compile(r"rank-(\d{5,})-records\.tlj")
@@ -32,7 +33,7 @@ _TOP_LEVEL = re.compile(
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
     """What the name of a sealed part says: whose rows, the how-manieth part of that rank (and start of the job, see
-    ``PARTS_PER_ATTEMPT``), and the CRC32 of the file.
+    ``PARTS_PER_ATTEMPT``), the CRC32 of the file, and where it holds the rows of several, the number of the last.
 
     Parquet's own checksums cover its pages but not its footer; the one in the name covers every byte.
     """
@@ -40,20 +41,36 @@ class PartName:
     rank: int
     sequence: int
     crc: int
+    last: int = -1
 
     @property
     def attempt(self) -> int:
         """The start of the job, from 0, that wrote it."""
         return self.sequence // PARTS_PER_ATTEMPT
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of the parts whose rows it holds: its own, or those that were merged into it."""
+        return range(self.sequence, max(self.sequence, self.last) + 1)
+
     def __str__(self) -> str:
-        return f"part-r{self.rank:05d}-{self.sequence:06d}-{self.crc:08x}.parquet"
+        last = f"-{self.last:06d}" if self.last > self.sequence else ""
+        return f"part-r{self.rank:05d}-{self.sequence:06d}{last}-{self.crc:08x}.parquet"
 
     @classmethod
     def parse(cls, name: str) -> PartName | None:
         """The PartName that ``name`` spells, or None where it is no sealed part."""
         found = _PART.fullmatch(name)
-        return cls(int(found[1]), int(found[2]), int(found[3], 16)) if found else None
+        if found is None:
+            return None
+        part = cls(int(found[1]), int(found[2]), int(found[4], 16), int(found[3] or -1))
+        follows = part.last > part.sequence and part.last // PARTS_PER_ATTEMPT == part.attempt
+        return part if found[3] is None or follows else None
+
+
+def numbers_of(parts: Iterable[PartName]) -> set[int]:
+    """The numbers of all parts whose rows these hold."""
+    return {number for part in parts for number in part.numbers}
 
 
 def env_name(rank: int) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from trueline.store.durable import replace_file, sync
 from trueline.store.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.layout import PartName
+from trueline.store.merging import Pile
 
 SEAL_STEPS = 100
 SEAL_S = 30.0
@@ -36,7 +37,8 @@ class SealAfter:
 class Ledger:
     """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
 
-    ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to.
+    ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to. With ``merges``
+    parts that pile up become one (see ``merging``).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Ledger:
         seal_after: SealAfter,
         sequence: int = 0,
         before_seal: Callable[[], None] = lambda: None,
+        merges: bool = False,
     ) -> None:
         self._journal_path = journal_path
         self._parts_path = parts_path
@@ -59,6 +62,7 @@ class Ledger:
         self._seal_after = seal_after
         self._before_seal = before_seal
         self._sequence = sequence
+        self._pile = Pile(parts_path) if merges else None
         self._journal: JournalWriter | None = None
         self._forget_rows()
         self._restart_journal()
@@ -104,13 +108,15 @@ class Ledger:
             return
         self._before_seal()
         data = self._encode(self._batches)
-        path = os.path.join(self._parts_path, str(PartName(self._rank, self._sequence, zlib.crc32(data))))
-        replace_file(path, data)
+        part = PartName(self._rank, self._sequence, zlib.crc32(data))
+        replace_file(os.path.join(self._parts_path, str(part)), data)
         self._sequence += 1
         self._forget_rows()
         self._close_journal()
         # Otherwise a power cut could keep the emptied journal and lose the part.
         sync(self._parts_path)
+        if self._pile is not None:
+            self._pile.add(part)
 
     def _restart_journal(self) -> None:
         self._journal = JournalWriter(self._journal_path, sequence=self._sequence, codec=self._codec)

@@ -29,7 +29,7 @@ def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.S
     except FileNotFoundError:
         return
     present = parts_of(parts_path, rank)
-    numbers = {part.sequence for part in present}
+    numbers = layout.numbers_of(present)
     if content.batches and content.sequence not in numbers:
         data = encode(content.batches)
         number = max(numbers, default=-1) + 1 if content.sequence is None else content.sequence
@@ -41,7 +41,7 @@ def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.S
 
 def first_sequence(parts_path: str, rank: int, attempt: int) -> int:
     """The number of the first part that a start of the job writes: its own, after those that are there already."""
-    own = [part.sequence for part in parts_of(parts_path, rank) if part.attempt == attempt]
+    own = layout.numbers_of(part for part in parts_of(parts_path, rank) if part.attempt == attempt)
     return max(own, default=attempt * layout.PARTS_PER_ATTEMPT - 1) + 1
 
 

@@ -64,7 +64,7 @@ def name_missing_parts(
     folder: str, rank: int, parts: list[PartName], journal: JournalContent | None, problems: list[str]
 ) -> None:
     """Say which parts of a rank there must have been that are not there."""
-    present = {part.sequence for part in parts}
+    present = layout.numbers_of(parts)
     known = sorted(present if journal is None or journal.sequence is None else present | {journal.sequence})
     last = {number // layout.PARTS_PER_ATTEMPT: number for number in known}
     missing = [

@@ -12,6 +12,8 @@ from fsspec import AbstractFileSystem
 from trueline.schema.errors import RunError
 from trueline.schema.reading import why
 from trueline.store.layout import PartName
+from trueline.store.listing import names_in
+from trueline.store.merging import rows_within
 from trueline.store.migrate import to_current
 from trueline.store.parts import DamagedPart, decode_part
 
@@ -43,9 +45,25 @@ class PartFiles:
             ) from None
 
     def _read(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        data = self.fs.cat_file(posixpath.join(self.root, self._path(part)))
         # 'step' comes along so that the number of rows is known even where a part has none of the columns.
-        return to_current(decode_part(data, part, list(dict.fromkeys(["step", *names]))), self.schema, names)
+        columns = list(dict.fromkeys(["step", *names]))
+        try:
+            rows = self._decoded(part, columns)
+        except FileNotFoundError:
+            whole = self._merged_since(part)
+            if whole is None:
+                raise
+            rows = rows_within(self._decoded(whole, columns), whole, part)
+        return to_current(rows, self.schema, names)
+
+    def _decoded(self, part: PartName, columns: list[str]) -> pa.Table:
+        return decode_part(self.fs.cat_file(posixpath.join(self.root, self._path(part))), part, columns)
+
+    def _merged_since(self, part: PartName) -> PartName | None:
+        """The part that has taken the place of one that was there when the Run was opened."""
+        present = map(PartName.parse, names_in(self.fs, posixpath.join(self.root, self.folder_of(part))))
+        holding = (one for one in present if one and one.rank == part.rank)
+        return next((one for one in holding if {*part.numbers} < {*one.numbers}), None)
 
     def _path(self, part: PartName) -> str:
         return posixpath.join(self.folder_of(part), str(part))

@@ -34,8 +34,9 @@ def encode_part(rows: pa.Table, *, dictionary: Sequence[str] = ()) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode_part(data: bytes, name: PartName, columns: Sequence[str]) -> pa.Table:
-    """Those of the columns that a part has, after the checksum in its name and those of the pages were verified.
+def decode_part(data: bytes, name: PartName, columns: Sequence[str] | None = None) -> pa.Table:
+    """Those of the columns (None: all) that a part has, once the checksum in its name and those of the pages are
+    verified.
 
     Raises ``DamagedPart`` with what is wrong.
     """
@@ -46,10 +47,11 @@ def decode_part(data: bytes, name: PartName, columns: Sequence[str]) -> pa.Table
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         if file.metadata.num_rows > MOST_ROWS * len(data):
             raise ValueError(f"its {len(data):,} bytes declare {file.metadata.num_rows:,} rows")
-        present = set(file.schema_arrow.names)
-        rows = file.read(columns=[column for column in columns if column in present], use_threads=False)
+        present = file.schema_arrow.names
+        wanted = present if columns is None else [column for column in columns if column in present]
+        rows = file.read(columns=wanted, use_threads=False)
     except Exception as error:  # Arrow has errors of its own, and raises Python's as well
         raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None
-    if "step" in columns and ("step" not in present or rows["step"].null_count):
+    if (columns is None or "step" in columns) and ("step" not in present or rows["step"].null_count):
         raise DamagedPart("it has rows of which the step is not known")
     return rows

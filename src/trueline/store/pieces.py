@@ -89,13 +89,18 @@ class Pieces:
         return cut
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
-        """Take the parts of one rank, in order; the sequence numbers of those that could be read."""
+        """Take the parts of one rank, in order; the numbers of those that could be read.
+
+        Where a part is there beside those that were merged into it, their writer was about to remove them.
+        """
         read: set[int] = set()
-        for part in sorted(parts):
+        for part in sorted(parts, key=lambda part: (part.sequence, -part.last)):
+            if read.issuperset(part.numbers):
+                continue
             rows = self._files.first(part, SCALAR_NAMES, self.problems)
             if rows is not None:
                 self._take(rows, part.attempt, part)
-                read.add(part.sequence)
+                read.update(part.numbers)
         return read
 
     def add_journal(self, journal: JournalContent, attempt: int) -> None:

@@ -114,6 +114,7 @@ class RunWriter:
             seal_after=self._seal_after,
             sequence=first_sequence(parts_path, self._rank, self.start.attempt),
             before_seal=self._hold.require,
+            merges=True,
         )
 
     def _take_over(self) -> None:
