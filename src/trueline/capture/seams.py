@@ -18,6 +18,18 @@ from torch.utils.data import DataLoader
 
 _log = logging.getLogger("trueline")
 
+_UNSEEN = "<frozen trueline, passed over as importlib._bootstrap>"
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose frames `warnings` does not count: what torch warns of then points at the user's own line.
+
+    It passes over frames whose file name holds both words, as it does over those of an import (CPython,
+    ``warnings._is_internal_frame``).
+    """
+    function.__code__ = function.__code__.replace(co_filename=_UNSEEN)
+    return function
+
 
 class Patch:
     """One attribute of a class or module that is replaced while it is on: ``call(original, *args, **kwargs)`` runs in
@@ -39,6 +51,7 @@ class Patch:
         call = self._call
 
         @functools.wraps(original)
+        @unseen
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return call(original, *args, **kwargs)
 
@@ -75,6 +88,7 @@ class Seam:
         if not self._listeners:
             self._patch.remove()
 
+    @unseen
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._after:
             self._tell(args, kwargs)

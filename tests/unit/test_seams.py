@@ -1,0 +1,40 @@
+"""Seams: what is patched behaves as before, also in what it says."""
+
+import warnings
+
+from trueline.capture.seams import Patch, Seam, unseen
+
+
+class Old:
+    """Warns of itself, as constructors of torch do: the line that is shown is the caller's."""
+
+    def __init__(self) -> None:
+        warnings.warn("Old is deprecated.", FutureWarning, stacklevel=2)
+
+
+def where_it_points():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Old()
+    (warning,) = caught
+    return warning.filename, warning.lineno
+
+
+def test_a_warning_points_at_the_code_of_the_user_while_a_seam_is_listened_to():
+    unpatched = where_it_points()
+    heard = []
+    for seam in (Seam(Old, "__init__", after=True), Seam(Old, "__init__")):
+        seam.add(lambda *args: heard.append(args))
+        assert where_it_points() == unpatched == (__file__, unpatched[1])
+        seam.remove(seam._listeners[0])
+    assert len(heard) == 2
+
+
+def test_a_warning_points_at_the_code_of_the_user_through_a_patch():
+    unpatched = where_it_points()
+    patch = Patch(Old, "__init__", unseen(lambda original, *args: original(*args)))
+    patch.put()
+    try:
+        assert where_it_points() == unpatched
+    finally:
+        patch.remove()
