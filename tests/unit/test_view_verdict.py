@@ -1,5 +1,7 @@
 """The verdict says what findings say and no more, and a clean one says what was not looked at."""
 
+from dataclasses import replace
+
 import pytest
 
 from trueline.analyze.check_run import CheckReport
@@ -106,6 +108,16 @@ def test_what_cannot_be_in_a_training_is_no_lack():
     assert (sharded.enough, [each.question for each in sharded.of("open")]) == (True, ["data"])
     assert not judged_of(ALL_RAN | {"replicas": "undecidable", "data": "no-data"}).enough
     assert not judged_of(dict.fromkeys(ALL_RAN, "by-design")).enough
+
+
+def test_a_question_of_which_most_checks_lacked_something_is_judged_in_part():
+    lacking = tuple(NotRun(code, "", "too-few-steps") for code in "abc")
+    assert Asked("workers", ("x",), lacking).state == "partly"
+    assert Asked("workers", ("x", "y", "z"), lacking).state == "judged"
+    assert Asked("workers", ("x",), (NotRun("a", "", "by-design"), NotRun("b", "", "not-recorded"))).state == "judged"
+    judged = replace(judged_of(ALL_RAN), questions=(Asked("workers", ("x",), lacking), *judged_of(ALL_RAN).questions))
+    line = CheckReport("exp", (), judged).verdict.line
+    assert line.startswith("No fault found in 10 steps of 4 ranks; judged in part: whether losses and gradients of one")
 
 
 @pytest.mark.parametrize("reason", ["no-data", "too-few-steps", "one-worker", "undecidable", "damaged", "failed"])

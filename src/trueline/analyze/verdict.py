@@ -57,8 +57,8 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
 
 
 def place_text(ranks: Sequence[int], step: int | None, world_size: int) -> str:
-    """``rank 2, since step 32``; ``all 4 ranks`` where nobody is left out."""
-    everyone = len(ranks) > 1 and len(ranks) == world_size
+    """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out."""
+    everyone = len(ranks) > 2 and len(ranks) == world_size
     who = f"all {world_size} ranks" if everyone else ranks_text(ranks) if ranks else ""
     return ", ".join(part for part in (who, "" if step is None else f"since step {step}") if part)
 
@@ -74,17 +74,18 @@ def _scope(judged: Judged) -> str:
 
 
 def _left_open(judged: Judged) -> str:
-    still = judged.of("open")
-    return f"; could not be judged: {_listed(still)}" if still else ""
+    partly, still = judged.of("partly"), judged.of("open")
+    in_part = f"; judged in part: {_listed(partly)}" if partly else ""
+    return in_part + (f"; could not be judged: {_listed(still)}" if still else "")
 
 
 def _lack(judged: Judged) -> str:
-    if judged.of("open", ("reference",)):
+    if judged.of("open", among=("reference",)):
         return "it could not be compared with the reference"
     if not judged.num_steps:
         return "no step was recorded"
     if judged.world_size == 1:
-        seen = judged.of("judged", ("nonfinite", "jumps"))
+        seen = judged.of("judged", among=("nonfinite", "jumps"))
         alone = f"; looked at and without a finding: {_listed(seen)}" if seen else ""
         return f"there is one rank, so none could be compared with another{alone}"
     if len(judged.ranks) < 2:

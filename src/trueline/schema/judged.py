@@ -57,7 +57,7 @@ lack: what it looks for cannot be in such a training, or takes recorded steps, w
 REASONS: tuple[Reason, ...] = get_args(Reason)
 _NO_LACK: tuple[Reason, ...] = ("by-design", "not-recorded")
 
-State = Literal["judged", "open", "not-applicable"]
+State = Literal["judged", "partly", "open", "not-applicable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,11 @@ class Asked:
 
     @property
     def state(self) -> State:
-        """Judged where any check of it ran; not applicable where none ran and none lacked anything."""
+        """Judged where half of its checks ran, of those that lacked something or ran; partly where fewer did."""
+        lacking = sum(entry.reason not in _NO_LACK for entry in self.checks_not_run)
         if self.checks_run:
-            return "judged"
-        return "not-applicable" if all(entry.reason in _NO_LACK for entry in self.checks_not_run) else "open"
+            return "judged" if len(self.checks_run) >= lacking else "partly"
+        return "open" if lacking else "not-applicable"
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
@@ -112,10 +113,10 @@ class Judged:
     steps: tuple[int, int] | None = None
     unclosed: tuple[int, ...] = ()
 
-    def of(self, state: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
-        """The questions ``among`` those asked that are in ``state``."""
+    def of(self, *states: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
+        """The questions ``among`` those asked that are in one of ``states``."""
         wanted = set(among)
-        return tuple(asked for asked in self.questions if asked.state == state and asked.question in wanted)
+        return tuple(asked for asked in self.questions if asked.state in states and asked.question in wanted)
 
     @property
     def enough(self) -> bool:
@@ -124,12 +125,12 @@ class Judged:
         Ranks were compared with each other, and at most one of the four main questions that apply stayed open. Where a
         reference was given it was compared with, which is enough for one rank, and for a Run of records alone.
         """
-        if self.of("open", ("reference",)):
+        if self.of("open", among=("reference",)):
             return False
         if self.world_size == 1 or not self.num_steps:
-            return bool(self.of("judged", ("reference",)))
-        settled = len(self.of("judged", _MAIN)) + len(self.of("not-applicable", _MAIN))
-        return bool(self.of("judged", BETWEEN_RANKS)) and len(_MAIN) - settled <= 1
+            return bool(self.of("judged", among=("reference",)))
+        settled = self.of("judged", "partly", "not-applicable", among=_MAIN)
+        return bool(self.of("judged", "partly", among=BETWEEN_RANKS)) and len(_MAIN) - len(settled) <= 1
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
