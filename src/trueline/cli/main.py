@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from trueline.cli import calibrate, check, compare, demo, gallery, import_, info, plan, plugins, report, run, trial
+from trueline.cli import (
+    calibrate,
+    check,
+    compare,
+    demo,
+    gallery,
+    import_,
+    info,
+    plan,
+    plugins,
+    report,
+    run,
+    trial,
+    verify,
+)
 from trueline.schema.errors import CannotTell, TruelineError
 
 app = typer.Typer(
@@ -16,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, run, check, compare, calibrate, report, info, plan, gallery, plugins):
+for verb in (demo, run, check, compare, calibrate, report, info, verify, plan, gallery, plugins):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(import_.app, name="import")
 app.add_typer(trial.app, name="trial")

@@ -68,7 +68,7 @@ def findings_of(data: bytes) -> tuple[list[Finding], list[str]]:
     problems = [] if data else ["it is empty, and is written with its first line: what it held is gone"]
     *lines, rest = data.split(b"\n")
     if rest:
-        problems.append("its last line is incomplete (killed, or writing just now) and was skipped")
+        problems.append(f"its last line is incomplete {layout.INTERRUPTED} and was skipped")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue

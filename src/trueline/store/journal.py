@@ -25,7 +25,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.reading import why
 from trueline.store.arrays import from_values
 from trueline.store.durable import append, open_replacement
-from trueline.store.layout import PARTS_PER_ATTEMPT, PartName
+from trueline.store.layout import INTERRUPTED, PARTS_PER_ATTEMPT, PartName
 
 _FILE_MAGIC = b"TLJ1"
 _FILE_HEADER = struct.Struct("<4sIII")
@@ -235,7 +235,7 @@ def _body_at(data: bytes, position: int, seed: int) -> bytes | None:
 def _describe_gap(data: bytes, offset: int, end: int) -> str:
     num_bytes = end - offset
     if end == len(data) and _is_torn(data, offset):
-        return f"its last {num_bytes} bytes are an incomplete frame (killed, or writing just now) and were skipped"
+        return f"its last {num_bytes} bytes are an incomplete frame {INTERRUPTED} and were skipped"
     return f"bytes {offset} to {end - 1} are damaged and were skipped"
 
 

@@ -14,6 +14,8 @@ RECORDS_DIR = "records"
 TENSORS_DIR = "tensors"
 STACKS_DIR = "stacks"
 TEMPORARY_SUFFIX = ".tmp"
+INTERRUPTED = "(killed, or writing just now)"
+"""In what is said of files that are whole up to where a process stopped."""
 PARTS_PER_ATTEMPT = 1_000_000
 """The parts of a start of the job are numbered from its own number times this: at one every 30 s, room for a year."""
 

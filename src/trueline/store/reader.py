@@ -261,6 +261,10 @@ class Run:
             raise RunError(f"Run '{self.path}' has no call stack {number} of rank {rank}.")
         return frames
 
+    def has_stack(self, rank: int, number: int) -> bool:
+        """Whether there is a call stack to which column ``stack`` of a row refers."""
+        return number in self._stacks.get(rank, {})
+
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows that one SELECT (DuckDB's) gives; the view ``workers`` is ``table()``, ``records`` is ``records()``.
 

@@ -90,6 +90,11 @@ def decode_stacks(data: bytes) -> dict[int, tuple[str, ...]]:
     return stacks
 
 
+def has_checksum(data: bytes) -> bool:
+    """Whether a file says what its call stacks were; those of older versions do not."""
+    return _CHECKSUM in (pq.read_schema(pa.BufferReader(data)).metadata or {})
+
+
 def _checksum(frames: Mapping[int, tuple[str, ...]]) -> bytes:
     """CRC32 of the call stacks, whatever a damaged footer makes of the pages that hold them."""
     told = json.dumps([[number, frames[number]] for number in sorted(frames)])

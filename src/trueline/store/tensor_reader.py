@@ -39,6 +39,13 @@ class TensorReader:
                     f"{name} is not in the Run, and the values of step {step} of rank {rank} with it."
                 ) from None
 
+    def keys(self, rank: int, step: int, problems: list[str]) -> set[str]:
+        """The keys of the values of a step; where they cannot be read ``problems`` gets a line, once."""
+        if not self.opens(rank, step, problems):
+            return set()
+        name = posixpath.join(self._root, layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
+        return set(self._opened(name, local=isinstance(self._fs, LocalFileSystem)).keys)
+
     def opens(self, rank: int, step: int, problems: list[str]) -> bool:
         """Whether values of a step can be read, but for damage within one; else ``problems`` gets a line, once."""
         name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
@@ -84,7 +91,7 @@ class TensorReader:
 
     def _problem(self, path: str, name: str) -> str:
         if name.endswith(layout.TEMPORARY_SUFFIX):
-            return "its step did not end (killed, or writing just now), and its values cannot be read"
+            return f"its step did not end {layout.INTERRUPTED}, and its values cannot be read"
         found = layout.tensors_step(name)
         if found is None:
             return "it is not named like tensors of a Run and was skipped"

@@ -168,6 +168,16 @@ class TensorContents:
         content = np.memmap(path, dtype=np.uint8, mode="r")
         return cls(lambda begin, end: content[begin:end], content.size)
 
+    @property
+    def keys(self) -> list[str]:
+        """Of all values."""
+        return [key for key in self._header if key != "__metadata__"]
+
+    @property
+    def sealed(self) -> bool:
+        """Whether each value, and the header, has a checksum."""
+        return _SEAL in self._header.get("__metadata__", {}) and set(self.keys) <= set(self._hashes)
+
     def value(self, key: str) -> TensorValue:
         """One of them. Raises ``KeyError`` where there is none such, ``DamagedTensors``."""
         entry = self._header[key]

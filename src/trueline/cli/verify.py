@@ -1,0 +1,35 @@
+"""`trueline verify`: whether the files of a Run are what was written."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trueline.cli.options import Json
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    json: Json = False,
+) -> None:
+    """Read every file of a Run to its end, and say what is damaged or missing; what a killed job left is told apart.
+
+    Exit code 0: whole; 1: damaged, or something is missing; 2: no Run.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from trueline.cli.document import print_document
+    from trueline.store.verify import verify
+
+    with Console(stderr=True).status(f"Reading {escape(run)}"):
+        found = verify(run)
+    if json:
+        print_document(found.to_json())
+    else:
+        console = Console(soft_wrap=True)
+        console.print(found.verdict, style="bold", markup=False, highlight=False)
+        for line in (*(f"{file.state}: {file.file}: {file.why}" for file in found.files if file.why), *found.missing):
+            console.print(f"  {line}", markup=False, highlight=False)
+    raise typer.Exit(found.exit_code)

@@ -1,0 +1,255 @@
+"""Every file of a Run against what was written: checksums of documents, frames, parts, call stacks and values, and what
+is missing between them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from trueline.schema.documents import decode
+from trueline.schema.errors import RunError
+from trueline.schema.plan import Plan
+from trueline.schema.plan_files import PLAN_FILE, REVISIONS_DIR
+from trueline.schema.reading import why
+from trueline.schema.run_manifest import SCHEMA_VERSION, unknown_keys
+from trueline.schema.secrets import without_credentials
+from trueline.store import layout
+from trueline.store.documents import env_of, findings_of
+from trueline.store.filesystem import filesystem_of
+from trueline.store.journal import read_journal
+from trueline.store.layout import PartName
+from trueline.store.listing import names_in
+from trueline.store.manifest import open_manifest
+from trueline.store.migrate import read_manifest
+from trueline.store.parts import decode_part
+from trueline.store.reader import Run
+from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA
+from trueline.store.stacks import decode_stacks, has_checksum
+from trueline.store.tensors import TensorContents
+
+State = Literal["whole", "unchecked", "torn", "damaged"]
+"""``unchecked``: it can be read, and has no checksum, as those of older versions; ``torn``: a process was killed, or
+writes just now, and what it had finished is whole.
+"""
+
+Found = tuple[State, str]
+"""And what there is to say."""
+
+_WHOLE: Found = ("whole", "")
+_OLDER = "it has no checksum (of an older version, or edited)"
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """One file, by its path within the Run."""
+
+    file: str
+    state: State
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found in the Run at ``run``: all its ``files``, and a line for each thing that is ``missing``."""
+
+    run: str
+    files: tuple[FileState, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Files by state."""
+        found = Counter(file.state for file in self.files)
+        states: tuple[State, ...] = ("whole", "unchecked", "torn", "damaged")
+        return {state: found[state] for state in states}
+
+    @property
+    def exit_code(self) -> int:
+        """1 where anything is damaged or missing, else 0."""
+        return 1 if self.counts["damaged"] or self.missing else 0
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        counts, total = self.counts, len(self.files)
+        if self.exit_code:
+            lacks = f", and {len(self.missing)} things are missing" if self.missing else ""
+            return f"Damaged: {counts['damaged']} of {total} files are not what was written{lacks}."
+        told = [f"{counts['torn']} end where a process was killed, or writes just now"] if counts["torn"] else []
+        told += [f"{counts['unchecked']} have no checksum and can be read"] if counts["unchecked"] else []
+        return f"Whole: {counts['whole']} of {total} files are what was written{''.join(f'; {one}' for one in told)}."
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract; ``files`` are those that are not whole."""
+        files = [{"file": file.file, "state": file.state, "why": file.why} for file in self.files if file.why]
+        return {
+            "schema": SCHEMA_VERSION,
+            "run": self.run,
+            "verdict": self.verdict,
+            "counts": self.counts,
+            "files": files,
+            "missing": list(self.missing),
+        }
+
+
+def verify(path: str) -> Verification:
+    """Every file of the Run at ``path``, read to its end. Raises ``RunError`` where there is no Run."""
+    fs, root = filesystem_of(path)
+    told = without_credentials(path)
+    if not fs.exists(root) or not fs.isdir(root) or layout.MANIFEST not in names_in(fs, root):
+        open_manifest(fs, root, told)  # which says what there is instead
+    names = sorted(posixpath.relpath(file, root) for file in fs.find(root))
+    files = tuple(_state(fs, root, name) for name in names)
+    missing: list[str] = []
+    try:
+        run = Run(path)
+        missing = _missing(run, {file.file for file in files if file.why})
+    except RunError as error:
+        if all(file.state != "damaged" for file in files):
+            missing = [str(error)]
+    return Verification(told, files, tuple(missing))
+
+
+def _state(fs: AbstractFileSystem, root: str, name: str) -> FileState:
+    path = posixpath.join(root, name)
+    folder, _, base = name.rpartition("/")
+    if base.endswith(layout.TEMPORARY_SUFFIX):
+        return FileState(name, "torn", "a process was in the middle of it (killed, or writing just now)")
+    try:
+        check = _check_of(name, folder, base)
+        state, told = check(fs, path, base) if check else ("unchecked", "it is no file that a Run has")
+    except Exception as error:  # of any library, about any damage
+        state, told = "damaged", why(error)
+    return FileState(name, state, told)
+
+
+Check = Callable[[AbstractFileSystem, str, str], Found]
+
+
+def _check_of(name: str, folder: str, base: str) -> Check | None:
+    """What is to be done with a file."""
+    inside, _, _ = folder.partition("/")
+    found: dict[str, Check | None] = {
+        layout.ENV_DIR: _env if layout.env_rank(base) is not None else None,
+        layout.WORKERS_DIR: _part(WORKER_SCHEMA) if PartName.parse(base) else None,
+        layout.RECORDS_DIR: _part(RECORD_SCHEMA) if PartName.parse(base) else None,
+        layout.STACKS_DIR: _stacks if layout.stacks_rank(base) is not None else None,
+        layout.TENSORS_DIR: _tensors if layout.tensors_step(base) else None,
+        REVISIONS_DIR: _revision,
+    }
+    if inside == layout.JOURNAL_DIR:
+        if layout.records_journal_rank(base) is not None:
+            return _journal(RECORD_SCHEMA)
+        return _journal(WORKER_SCHEMA) if layout.journal_rank(base) is not None else None
+    if inside:
+        return found.get(inside)
+    if layout.findings_rank(name) is not None:
+        return _findings
+    return {layout.MANIFEST: _manifest, PLAN_FILE: _plan}.get(name)
+
+
+def _sealed(had_checksum: bool, unknown: list[str]) -> Found:
+    told = f"this version does not know {', '.join(unknown)}" if unknown else ""
+    if had_checksum:
+        return "whole", told
+    return ("damaged", f"{_OLDER}, and {told}") if unknown else ("unchecked", _OLDER)
+
+
+def _manifest(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    data = fs.cat_file(path)
+    return _sealed(decode(data)[1], unknown_keys(read_manifest(data, base)))
+
+
+def _env(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    data = fs.cat_file(path)
+    return _sealed(decode(data)[1], unknown_keys(env_of(data)))
+
+
+def _revision(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    document, had_checksum = decode(fs.cat_file(path))
+    unknown = sorted(set(document) - set(Plan.model_fields))
+    Plan.load({key: value for key, value in document.items() if key in Plan.model_fields})
+    return _sealed(had_checksum, unknown)
+
+
+def _plan(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    document, _ = decode(fs.cat_file(path))
+    Plan.load(document)
+    return _WHOLE
+
+
+def _findings(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    data = fs.cat_file(path)
+    problems = findings_of(data)[1]
+    if problems:
+        return ("torn" if all(layout.INTERRUPTED in problem for problem in problems) else "damaged"), "; ".join(
+            problems
+        )
+    return _sealed(all(decode(line)[1] for line in data.split(b"\n") if line), [])
+
+
+def _part(schema: pa.Schema) -> Check:
+    def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
+        part = PartName.parse(base)
+        assert part is not None
+        decode_part(fs.cat_file(path), part, schema.names).validate(full=True)
+        return _WHOLE
+
+    return check
+
+
+def _journal(schema: pa.Schema) -> Check:
+    def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
+        problems = read_journal(fs.cat_file(path), schema).problems
+        torn = all(layout.INTERRUPTED in problem for problem in problems)
+        told = "; ".join(problems) or f"it is not sealed {layout.INTERRUPTED}; its frames are whole"
+        return ("torn" if torn else "damaged"), told
+
+    return check
+
+
+def _stacks(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    data = fs.cat_file(path)
+    decode_stacks(data)
+    return _WHOLE if has_checksum(data) else ("unchecked", _OLDER)
+
+
+def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    contents = TensorContents(lambda begin, end: fs.cat_file(path, begin, end), fs.size(path))
+    for key in contents.keys:
+        contents.value(key)
+    step = layout.tensors_step(base)
+    if step is not None and not step[1]:
+        return "torn", "its step did not end: it holds the values up to there, and no rows refer to them"
+    return _WHOLE if contents.sealed else ("unchecked", _OLDER)
+
+
+def _missing(run: Run, named: set[str]) -> list[str]:
+    """What other files say there must have been."""
+    if not run.has_records:  # reading them names what is missing of them
+        return [problem for problem in run.problems if problem.partition(": ")[0] not in named]
+    rows = run.records(columns=["rank", "step", "tensor", "stack"], resolve=False)
+    wanted: dict[tuple[int, int], set[str]] = {}
+    stacks: dict[int, set[int]] = {}
+    for rank, step, tensor, stack in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
+        if tensor is not None:
+            wanted.setdefault((rank, step), set()).add(tensor)
+        if stack is not None:
+            stacks.setdefault(rank, set()).add(stack)
+    problems = list(run.problems)
+    for (rank, step), keys in wanted.items():
+        absent = keys - run.stored.keys(rank, step, problems)
+        problems += (
+            [f"rank {rank}: {len(absent)} values of step {step} are not stored, as '{min(absent)}'"] if absent else []
+        )
+    for rank, numbers in stacks.items():
+        absent = [number for number in numbers if not run.has_stack(rank, number)]
+        problems += [f"rank {rank}: {len(absent)} call stacks that rows refer to are not there"] if absent else []
+    return [problem for problem in problems if problem.partition(": ")[0] not in named]
