@@ -1,6 +1,6 @@
 """Measure how the judgement of workers performs, and rewrite benchmarks/judgement/README.md.
 
-    python -m benchmarks.judgement [agreement healthy memory simulated power curves intervals] [--quick] [--cache DIR]
+    python -m benchmarks.judgement [PART …] [--quick] [--cache DIR]
 
 Each part leaves its numbers in a JSON file beside this one; the tables are written from all of them. Trainings are kept
 under the cache directory and are not repeated. ``--quick`` runs a small piece of every part and writes nothing.
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from benchmarks import place
-from benchmarks.judgement import agreement, cache, curves, healthy, intervals, memory, power, simulated, tables
+from benchmarks.judgement import agreement, cache, curves, healthy, intervals, memory, onsets, power, simulated, tables
 
 import trueline.analyze
 
@@ -35,6 +35,7 @@ PARTS: dict[str, Part] = {
     "power": lambda folder, quick: power.measure(folder, quick=quick),
     "curves": lambda folder, quick: curves.measure(quick=quick),
     "intervals": lambda folder, quick: intervals.measure(quick=quick),
+    "onsets": lambda folder, quick: onsets.measure(quick=quick),
 }
 
 

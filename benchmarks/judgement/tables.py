@@ -231,6 +231,35 @@ def intervals(found: Found) -> str:
     return _section("Effect sizes and their intervals", INTERVALS, found, _table(head, rows))
 
 
+def onsets(found: Found) -> str:
+    """Coverage of the interval of the first step."""
+    rows = [
+        [
+            *(row[name] for name in ("workers", "first", "shift", "law")),
+            f"{row['found']} of {row['runs']}",
+            f"{row['held']} ({row['held'] / max(row['found'], 1):.0%})",
+            *("–" if row[name] is None else f"{row[name]:.2g}" for name in ("width", "off")),
+        ]
+        for row in [*found["rows"], _all_onsets(found["rows"])]
+    ]
+    head = [
+        "N",
+        "first step",
+        "shift, spreads",
+        "noise",
+        "found",
+        "intervals that hold it",
+        "median width",
+        "mean error",
+    ]
+    return _section("Since which step", ONSETS, found, _table(head, rows))
+
+
+def _all_onsets(rows: Sequence[Found]) -> Found:
+    sums = {name: sum(row[name] for row in rows) for name in ("runs", "found", "held")}
+    return {"workers": "all", "first": "", "shift": "", "law": "", "width": None, "off": None} | sums
+
+
 SECTIONS: dict[str, Callable[[Found], str]] = {
     "agreement": agreement,
     "healthy": healthy,
@@ -239,7 +268,11 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "power": power,
     "curves": curves,
     "intervals": intervals,
+    "onsets": onsets,
 }
+
+ONSETS = """One worker's loss is shifted from a step on, and the run is judged 120 steps later. The first step is a
+least-squares change point with a 95 % interval (`analyze/change_point.py`); errors and widths are in steps."""
 
 SETTING = ("fault", "training", "N")
 OURS = (

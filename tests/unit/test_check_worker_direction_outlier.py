@@ -21,13 +21,13 @@ def test_a_flipped_sign_is_found(tmp_path):
 
     assert (finding.code, finding.severity, finding.ranks) == ("worker-direction-outlier", "warning", (2,))
     assert finding.claim == (
-        "The gradient of rank 2 has a mean cosine of -0.19 to the mean of the others since step 57; the others have "
+        "The gradient of rank 2 has a mean cosine of -0.19 to the mean of the others since step 60; the others have "
         "0.21."
     )
     assert finding.measured == pytest.approx(-0.2, abs=0.03)
     assert finding.expected == pytest.approx(0.2, abs=0.03)
-    assert (finding.step_first, finding.step_last) == (57, 119)
-    assert finding.sites == ("57.0/r2/grad/all#0:out0",)
+    assert (finding.step_first, finding.step_last) == (60, 119)
+    assert finding.sites == ("60.0/r2/grad/all#0:out0",)
 
 
 def test_one_group_that_points_elsewhere_is_named(tmp_path):

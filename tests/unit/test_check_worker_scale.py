@@ -57,10 +57,10 @@ def test_the_claim_says_what_was_measured(tmp_path):
     series = scaled(noisy_workers(3, 200, num_groups=3), 2, 2.0, since=100, loss_too=True)
     (finding,) = worker_scale.check(write_run(tmp_path, rows_of(series)))
     assert finding.claim == (
-        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 98, in all parameter "
+        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 100, in all parameter "
         "groups alike, and so is its loss."
     )
-    assert (finding.step_first, finding.step_last, finding.expected) == (98, 199, 1.0)
+    assert (finding.step_first, finding.step_last, finding.expected) == (100, 199, 1.0)
     assert finding.sites == ("98.0/r2/grad/all#0:out0",)
 
 

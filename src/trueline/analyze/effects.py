@@ -55,7 +55,12 @@ def mean_difference(values_TN: Floats, workers: tuple[int, ...], others: tuple[i
 
     Means, not medians: where values are skewed, the median of several is off from the mean of one even when healthy.
     """
-    return estimate(_mean(values_TN, workers) - _mean(values_TN, others))
+    return estimate(mean_gap(values_TN, workers, others))
+
+
+def mean_gap(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Floats:
+    """[T] the workers' mean minus the others' mean; NaN where none of either was measured."""
+    return _mean(values_TN, workers) - _mean(values_TN, others)
 
 
 def mean_of_workers(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Estimate:

@@ -160,6 +160,12 @@ def steps_text(steps: Iterable[int], *, among: Iterable[int] | None = None) -> s
     return f"steps {and_text(pieces)}"
 
 
+def since_text(step: int, interval: tuple[int, int]) -> str:
+    """``since step 25 (between 23 and 26)``; without the brackets where only one step is left."""
+    low, high = interval
+    return f"since step {step}" + (f" (between {low} and {high})" if low < high else "")
+
+
 def and_text(pieces: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return pieces[0] if len(pieces) == 1 else ", ".join(pieces[:-1]) + " and " + pieces[-1] if pieces else ""

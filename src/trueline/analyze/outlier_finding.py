@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trueline.analyze.effects import Estimate
-from trueline.analyze.evidence import Floats, capitalized, named_some, ranks_text, sites_of
+from trueline.analyze.evidence import Floats, capitalized, named_some, ranks_text, since_text, sites_of
 from trueline.analyze.outliers import Outlier, effect_of, whole_and_groups
 from trueline.analyze.series import WorkerSeries
 from trueline.analyze.stats_tests import NAMING_LEVEL
@@ -36,9 +36,20 @@ def counterpart(series: WorkerSeries, outlier: Outlier) -> str:
 
 
 def when(series: WorkerSeries, outlier: Outlier) -> str:
-    """``since step 1240`` where it goes on to the end, ``at steps 1240-1300`` where it ended."""
+    """``since step 1240 (between 1236 and 1241)`` where it goes on to the end, ``at steps 1240-1300`` where it ended,
+    with when it may have begun.
+    """
     first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
-    return f"since step {first}" if outlier.ongoing else f"at steps {first}-{last}"
+    low, high = onset_interval(series, outlier)
+    if outlier.ongoing:
+        return since_text(first, (low, high))
+    return f"at steps {first}-{last}" + (f" (from between {low} and {high} on)" if low < high else "")
+
+
+def onset_interval(series: WorkerSeries, outlier: Outlier) -> tuple[int, int]:
+    """The first and last step at which it may have begun (95 %)."""
+    low, high = outlier.since
+    return int(series.steps[low]), int(series.steps[high])
 
 
 def doubt(series: WorkerSeries, outlier: Outlier) -> str:
@@ -107,6 +118,7 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             "log_height": outlier.log_height,
             "threshold": outlier.threshold,
             "crossed_step": int(series.steps[outlier.crossed]),
+            "onset_interval": list(onset_interval(series, outlier)),
             "num_compared": len(outlier.workers) + len(outlier.others),
             "undecided": outlier.undecided,
             "decided_by": outlier.decided_by,

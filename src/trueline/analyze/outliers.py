@@ -31,7 +31,8 @@ import numpy as np
 
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.alike import Remembered, memory_among
-from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, t_two_sided
+from trueline.analyze.change_point import onset_of
+from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, mean_gap, t_two_sided
 from trueline.analyze.evidence import Floats, Ints
 from trueline.analyze.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.analyze.kept import kept
@@ -90,10 +91,10 @@ _PLAIN_LEVEL = 0.01
 class Outlier:
     """Workers [positions] that are unlike ``others``; ``first``, ``crossed`` and ``last`` index ``series.steps``.
 
-    ``group`` is the parameter group whose detector is furthest above its threshold, None for the whole. ``undecided``
-    says that ``others`` may as well be the ones that are off. ``decided_by`` tells how of two workers one was named.
-    ``ongoing`` says that the detector has not come down from its height by the last step. ``memory`` is the workers',
-    by the detector that alarmed.
+    ``group`` is the parameter group whose detector is furthest above its threshold, None for the whole. ``since`` is
+    the lowest and highest index that ``first`` may be (95 %). ``undecided`` says that ``others`` may as well be the
+    ones that are off. ``decided_by`` tells how of two workers one was named. ``ongoing`` says that the detector has not
+    come down from its height by the last step. ``memory`` is the workers', by the detector that alarmed.
     """
 
     quantity: Quantity
@@ -110,6 +111,7 @@ class Outlier:
     undecided: bool = False
     decided_by: str = ""
     memory: Memory = NONE
+    since: tuple[int, int] = (0, 0)
 
     @property
     def concerned(self) -> tuple[int, ...]:
@@ -252,7 +254,7 @@ def _of_field(each: _Field, quantity: Quantity) -> list[Outlier]:
         if found is None:
             break
         named.append(found)
-        start = int(np.searchsorted(each.rows, found.first))
+        start = int(np.searchsorted(each.rows, found.since[0]))
         values[start:, :, each.members.index(found.workers[0])] = np.nan
     return [outlier for together in _clusters(named) for outlier in _settled(each, together)]
 
@@ -267,11 +269,13 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
     alarm = _alarm(each, z[:, detector], place, detector)
     if alarm is None:
         return None
+    first, low, high = each.rows[_onset(values[:, detector], place, alarm, each.memories[detector])].tolist()
     return Outlier(
         quantity=quantity,
         workers=(each.members[place],),
         others=tuple(member for member in each.members if member != each.members[place]),
-        first=int(each.rows[alarm.first]),
+        first=first,
+        since=(low, high),
         crossed=int(each.rows[alarm.crossed]),
         last=int(each.rows[alarm.last]),
         log_height=alarm.log_height,
@@ -286,11 +290,7 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
 
 
 def _alarm(each: _Field, z_RM: Floats, place: int, detector: int) -> Alarm | None:
-    """The alarm of one detector; its start is that of the bet which is highest in the end.
-
-    The bet that is highest when the alarm is raised has seen less: over 80 runs of a shift of 3 spreads and normal
-    noise the start was off by 2.8-6.0 steps on average with it, by 0.4-1.5 with that of the end (N = 2, 4, 8).
-    """
+    """The alarm of one detector."""
     pieces = range(0, len(z_RM), _PIECE_STEPS)
     log_e = [
         log_e_values(
@@ -301,10 +301,17 @@ def _alarm(each: _Field, z_RM: Floats, place: int, detector: int) -> Alarm | Non
         for start in pieces
     ]
     log_e_RB = np.concatenate(log_e) if log_e else np.zeros((0, len(BETS)))
-    alarm = alarm_of(log_e_RB, threshold=float(each.thresholds[detector]))
-    if alarm is None or alarm.first_of_highest > alarm.crossed:
-        return alarm
-    return replace(alarm, first=alarm.first_of_highest)
+    return alarm_of(log_e_RB, threshold=float(each.thresholds[detector]))
+
+
+def _onset(values_RM: Floats, place: int, alarm: Alarm, memory: Memory) -> list[int]:
+    """The rows at which the worker began to differ from the mean of the others, and the lowest and highest that may be
+    it: by a change point of the difference up to where the evidence is highest.
+    """
+    difference_R = mean_gap(values_RM, (place,), tuple(n for n in range(values_RM.shape[1]) if n != place))
+    rows = np.flatnonzero(np.isfinite(difference_R[: alarm.last + 1]))
+    onset = onset_of(difference_R[rows], latest=int(np.searchsorted(rows, alarm.crossed)), memory_ratio=memory.ratio)
+    return [int(rows[index]) for index in (onset.at, onset.low, onset.high)]
 
 
 def _clusters(named: Sequence[Outlier]) -> list[list[Outlier]]:
@@ -339,38 +346,24 @@ def _higher(each: _Field, outlier: Outlier) -> Outlier:
 def _by_own_history(each: _Field, outlier: Outlier) -> Outlier:
     """Of two workers, the one whose own series jumps where they part, if the other's does not.
 
-    Chance may start the evidence a few steps early, so they part where their difference changes most between its start
-    and the alarm. The worker that is off decides where that is, so the other's series is looked at where it happens to
-    be, and its level holds.
+    The worker that is off decides where they part, so the other's series is looked at where that happens to be, and its
+    level holds.
     """
     values_RM = each.values[:, 0 if outlier.group is None else outlier.group + 1]
     rows = np.flatnonzero(np.all(np.isfinite(values_RM), axis=1))
-    first, crossed, last = (
-        int(np.searchsorted(each.rows[rows], step)) for step in (outlier.first, outlier.crossed, outlier.last)
-    )
+    parted, last = (int(np.searchsorted(each.rows[rows], index)) for index in (outlier.first, outlier.last))
     values_RM = values_RM[rows]
-    parted = _parting(values_RM[: last + 1, 1] - values_RM[: last + 1, 0], first, crossed)
     rarity = [_rarity(values_RM[:, place], parted, last) for place in range(2)]
     for place in range(2):
         if rarity[place] < NAMING_LEVEL and rarity[1 - place] > _PLAIN_LEVEL:
             return replace(
                 outlier,
-                first=int(each.rows[rows[parted]]),
                 workers=(each.members[place],),
                 others=(each.members[1 - place],),
                 undecided=False,
                 decided_by="own history",
             )
     return outlier
-
-
-def _parting(difference_R: Floats, first: int, crossed: int) -> int:
-    """The index from ``first`` to ``crossed`` at which the mean of a series changes most: two levels, least squares."""
-    num, index = len(difference_R), np.arange(max(first, 1), max(crossed, 1) + 1)
-    before = np.cumsum(difference_R)[index - 1]
-    after = difference_R.sum() - before
-    gain = np.square(after / (num - index) - before / index) * index * (num - index)
-    return int(index[np.argmax(gain)])
 
 
 def _rarity(series_R: Floats, first: int, last: int) -> float:

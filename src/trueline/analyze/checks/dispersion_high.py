@@ -68,7 +68,8 @@ from trueline.analyze.alike import (
     parts_of,
     whole_alarm,
 )
-from trueline.analyze.evidence import Floats, Ints, capitalized, ranks_text, sites_of
+from trueline.analyze.change_point import onset_of
+from trueline.analyze.evidence import Floats, Ints, capitalized, ranks_text, since_text, sites_of
 from trueline.analyze.exchangeability import scores
 from trueline.analyze.memory import Memory
 from trueline.analyze.promise import Promise, promise_of
@@ -105,6 +106,8 @@ class _Excess:
     crossed: int
     last: int
     alarm: Alarm
+    since: tuple[int, int] | None = None
+    """The steps between which it began (95 %), where ``first`` is a change point."""
 
 
 def check(run: Run) -> list[Finding]:
@@ -168,12 +171,25 @@ def _lasting(series: WorkerSeries, members: tuple[int, ...], quantity: str, thre
     effect = dealt if known else lasting.lasting_spread(window_RM) or dealt
     if effect is None:
         return None
-    return _excess(
+    excess = _excess(
         f"lasting differences of {quantity}",
         "warning" if effect.ratio >= MILD else "info",
         effect,
         (series, rows, alarm),
     )
+    return _dated(excess, series.steps[rows], values_RM, memory)
+
+
+def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, memory: Memory) -> _Excess:
+    """The same with the step at which the workers began to differ as they do in the end: by a change point of their
+    residuals' inner product with the mean of these since the evidence starts.
+    """
+    residual_RM = values_RM - np.nanmean(values_RM, axis=1, keepdims=True)
+    pattern_M = np.nanmean(residual_RM[excess.alarm.first : excess.alarm.last + 1], axis=0)
+    along_R = np.nansum(residual_RM * np.nan_to_num(pattern_M), axis=1)[: excess.alarm.last + 1]
+    onset = onset_of(along_R, latest=excess.alarm.crossed, memory_ratio=memory.ratio)
+    first, low, high = (int(steps_R[row]) for row in (onset.at, onset.low, onset.high))
+    return replace(excess, first=first, since=(low, high))
 
 
 def _lasting_alarm(values_RM: Floats, allowance_RM: Floats, threshold: float, memory: Memory) -> Alarm | None:
@@ -236,6 +252,7 @@ def _finding(series: WorkerSeries, promise: Promise, members: tuple[int, ...], e
             "log_height": excess.alarm.log_height,
             "threshold": excess.alarm.threshold,
             "crossed_step": excess.crossed,
+            **({} if excess.since is None else {"onset_interval": list(excess.since)}),
             "compared": list(ranks),
         },
         next=_next(ranks, excess),
@@ -246,7 +263,8 @@ def _claim(ranks: tuple[int, ...], excess: _Excess) -> str:
     by = f"{excess.ratio:.2f} times (95 %: {excess.low:.2f}-{excess.high:.2f}) as far apart as {excess.explained}"
     if excess.statistic.startswith("lasting"):
         what = excess.statistic.removeprefix("lasting differences of ")
-        return f"The {what} of {ranks_text(ranks)} differ lastingly since step {excess.first}: they are {by}."
+        since = since_text(excess.first, excess.since or (excess.first, excess.first))
+        return f"The {what} of {ranks_text(ranks)} differ lastingly {since}: they are {by}."
     return (
         f"{capitalized(ranks_text(ranks))} read batches that are alike within themselves since step {excess.first}: "
         f"their mean losses are {by}, in no lasting order."

@@ -17,9 +17,10 @@ Healthy workers draw their batches from one pool, so at each step every order of
 the losses are distributed and whatever all of them do together (warm-up, spikes, curriculum). Trueline bets against
 that at every step, for each worker, and adds up what the bets win from every possible start (an e-detector: exact, for
 any distribution and any number of steps). The alarm is set so that all statistical checks together raise at most
-`false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding says
-when the evidence starts, which is earlier than when it crossed the line, and bounds the probability that a healthy run
-looks like this.
+`false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding bounds
+the probability that a healthy run looks like this. Since when: the step that best divides the differences to the others
+into some around 0 and some around another level, with the interval of steps that it may be (`analyze/change_point.py`;
+benchmarks/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift began).
 
 The worker with the most evidence is named and taken out, and the others are judged again without it. With two workers,
 or where no majority agrees, the Finding says that they differ and that it is undecided which is off, unless one series
@@ -36,7 +37,7 @@ with its gradient, is told by `worker-scale` instead.
 
 Example
 -------
-The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240.
+The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240 (between 1238 and 1246).
 """
 
 from __future__ import annotations
