@@ -42,6 +42,7 @@ class Identity:
         autocast: dict[str, Any],
         batches: Sequence[Batch],
         loss_source: str,
+        local_updates: str = "",
     ) -> bool:
         """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
         every step (schedules) are columns of the row and do not count as a change.
@@ -49,6 +50,7 @@ class Identity:
         reduction = self._adapter.reduction()
         source = batches[0].token_source if batches else self.env.token_source
         now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), tuple(self._adapter.notes))
+        now += (local_updates,)
         if layout is self._layout and now == self._known:
             return False
         if layout is not self._layout:
@@ -61,6 +63,7 @@ class Identity:
                 "reduce_hook": reduction.hook,
                 "reduce_known": reduction.known,
                 "reduce_lossy": reduction.lossy,
+                "local_updates": reduction.hook if reduction.local else local_updates,
                 "token_source": source,
                 "loss_source": loss_source or self.env.loss_source,
                 "autocast": autocast,
