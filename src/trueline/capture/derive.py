@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.schema.formats import FORMATS
-from trueline.tensor.sketch import BLOCK_ROWS
+from trueline.tensor.sketch import BLOCK_ROWS, sketch_length
 
 Array = NDArray[np.float64]
 
 SCALARS: tuple[str, ...] = (
     *("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s"),
-    *("plan", "seen"),
+    *("plan", "seen", "layout", "wants"),
 )
 """What every rank tells the others a sampled step, in this order."""
 
@@ -65,11 +65,20 @@ class Sums:
 
 
 def scalars(
-    own: Own, *, step: int, spent: Mapping[str, float], passes: int = 0, plan: int = 0, seen: float = 0.0
+    own: Own,
+    *,
+    step: int,
+    spent: Mapping[str, float],
+    passes: int = 0,
+    plan: int = 0,
+    seen: float = 0.0,
+    layout: int = 0,
+    wants: int = 0,
 ) -> list[float]:
     """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite. ``passes`` are the
     reduced backward passes so far, which all workers make together, ``plan`` the latest revision of the Plan that this
-    worker announces, and ``seen`` what it has seen amiss (``Triggers.tell``).
+    worker announces, and ``seen`` what it has seen amiss (``Triggers.tell``). ``layout`` is the digest of the Layout of
+    what it adds to the sums, 0 where it adds nothing, and ``wants`` that of the one that would fit its model now.
     """
     norm2 = float(np.sum(own.local_norm**2))
     whole = math.isfinite(norm2) and all(
@@ -79,7 +88,7 @@ def scalars(
     values = {"step": float(step), "passes": float(passes), "finite": float(whole)}
     values |= {"norm2": norm2, "sketch_norm": sketch_norm}
     values |= {"plain": spent["plain"], "sampled": spent["sampled"], "step_s": spent["step"]}
-    values |= {"plan": float(plan), "seen": seen}
+    values |= {"plan": float(plan), "seen": seen, "layout": float(layout), "wants": float(wants)}
     return [values[name] if math.isfinite(values[name]) else 0.0 for name in SCALARS]
 
 
@@ -101,10 +110,19 @@ def pack(own: Own, *, reduced_norm2: Array | None, sharded: bool, replicas: int)
     )
 
 
+def room(max_groups: int) -> int:
+    """The most that ``pack`` returns for a Layout of at most so many groups."""
+    return max(_length(groups, sketch_length(groups)) for groups in range(1, max_groups + 1))
+
+
+def _length(groups: int, k: int) -> int:
+    return 3 * groups * (k + 1)
+
+
 def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
-    """The inverse of ``pack`` on the summed vector."""
+    """The inverse of ``pack`` on the summed vector, and whatever is behind it."""
     cuts = np.cumsum([groups, groups * k, groups * k, groups * k, groups])
-    norm, local, unit, second, used_norm, reduced = np.split(flat, cuts)
+    norm, local, unit, second, used_norm, reduced = np.split(flat[: _length(groups, k)], cuts)
     return Sums(
         scalars=scalars,
         local_norm=norm,
@@ -128,6 +146,11 @@ def apart(scalars: Array) -> str | None:
             numbers = ", ".join(f"{value:.0f}" for value in values)
             return f"workers were {what} {numbers}; some left out or repeated an update"
     return None
+
+
+def agreed(said_N: Array) -> int | None:
+    """The digest that all workers say, None where they say different ones or some say none."""
+    return int(said_N[0]) if said_N[0] and np.all(said_N == said_N[0]) else None
 
 
 def columns(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.layout import Layout, device_of, is_piece, local, named_buffers
-from trueline.schema.run_manifest import RankEnv
+from trueline.capture.layout import Layout, is_piece, local, named_buffers
+from trueline.schema.run_manifest import ParamLists, RankEnv
 
 _PACKAGES = (
     "torch",
@@ -35,22 +35,30 @@ def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: in
         world_size=world_size,
         hostname=socket.gethostname(),
         pid=os.getpid(),
-        device=str(device_of(layout)),
+        device=str(layout.device),
         replica_key=replica_key,
         buffer_key="all",  # FSDP2 shards parameters and leaves buffers whole
+        buffers=[name for name, _ in named_buffers(model)],
+        **param_lists(layout).named(),
+        grad_dtype=str(layout.params[0].dtype),
+        versions=versions(),
+        flags=flags(),
+        environ=dict(os.environ),  # of which RankEnv keeps some
+    )
+
+
+def param_lists(layout: Layout, *, step: int = 0) -> ParamLists:
+    """What list columns are about from ``step`` on."""
+    return ParamLists(
+        step=step,
         params=list(layout.names),
         param_shapes=[list(local(param).shape) for param in layout.params],
         param_dtypes=[str(param.dtype) for param in layout.params],
         requires_grad=[param.requires_grad for param in layout.params],
         frozen=[name for name, _ in layout.frozen],
         whole=_whole(layout),
-        buffers=[name for name, _ in named_buffers(model)],
         groups=list(layout.groups),
         sketch_length=layout.k,
-        grad_dtype=str(layout.params[0].dtype),
-        versions=versions(),
-        flags=flags(),
-        environ=dict(os.environ),  # of which RankEnv keeps some
     )
 
 

@@ -2,41 +2,66 @@
 for.
 
 It keeps a float32 copy of the gradient and moves it over the wire once per worker; measured at 1.78 times a step.
-Only with ``Plan.exact``, and only between backward and the update, never inside a hook.
+Only with ``Plan.exact``, and only between backward and the update, never inside a hook. It has a group of Trueline's
+own, as sums and the user's collectives are under way meanwhile, and waits for nobody for long.
 """
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator, Mapping
+
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from trueline.capture.exchange import PATIENCE_S, Team
 from trueline.capture.layout import Layout
 
 PIECE = 1_048_576
-"""Elements of one gradient that are gathered at a time (4 MiB of float32 a worker)."""
+"""Elements of the gradient that are gathered at a time (4 MiB of float32 a worker); the last piece is filled up, so
+that no worker ever brings another length.
+"""
 
 
-def exact_cosines(copies: dict[int, Tensor], layout: Layout, *, group: dist.ProcessGroup | None) -> list[float]:
-    """This worker's row of the N x N cosines, float64. A collective on ``group``; all its ranks take part.
+def exact_cosines(copies: Mapping[int, Tensor], layout: Layout, *, team: Team, step: int) -> list[float]:
+    """This worker's row of the N x N cosines, float64, of ``copies`` of its gradients by position. All of the team take
+    part; raises RuntimeError where they do not, or are at other steps or of other Layouts.
 
     Products are formed in float64. A worker without a gradient has cosine 0 to every other.
     """
-    size, index = dist.get_world_size(group), dist.get_rank(group)
-    device = next(iter(copies.values())).device if copies else torch.device("cpu")
-    gram_NN = torch.zeros(size, size, dtype=torch.float64, device=device)
-    for position in range(len(layout.params)):
-        mine = copies.get(position)
-        length = torch.tensor([0 if mine is None else mine.numel()], device=device)
-        dist.all_reduce(length, op=dist.ReduceOp.MAX, group=group)
-        count = int(length.item())
-        flat = torch.zeros(count, device=device) if mine is None else mine.reshape(-1)
-        for begin in range(0, count, PIECE):
-            piece = flat[begin : begin + PIECE].contiguous()
-            gathered = [torch.empty_like(piece) for _ in range(size)]
-            dist.all_gather(gathered, piece, group=group)
-            rows = torch.stack(gathered).double()
-            gram_NN += rows @ rows.T
+    said = _gathered(torch.tensor([float(step), float(layout.digest)], dtype=torch.float64), team)
+    if len(set(map(tuple, said.tolist()))) > 1:
+        raise RuntimeError(f"workers were at the steps {said[:, 0].long().tolist()}, or have other parameters")
+    gram_NN = torch.zeros(team.size, team.size, dtype=torch.float64)
+    for piece in _pieces(copies, layout):
+        rows = _gathered(piece, team).double()
+        gram_NN += rows @ rows.T
     norms = gram_NN.diagonal().sqrt()
-    row = gram_NN[index] / (norms * norms[index]).clamp_min(torch.finfo(torch.float64).tiny)
-    return [float(value) for value in row.cpu()]
+    row = gram_NN[team.index] / (norms * norms[team.index]).clamp_min(torch.finfo(torch.float64).tiny)
+    return [float(value) for value in row]
+
+
+def _pieces(copies: Mapping[int, Tensor], layout: Layout) -> Iterator[Tensor]:
+    """Float32 [PIECE] on the host: all gradients behind each other, zeros where there is none."""
+    piece, taken = torch.zeros(PIECE), 0
+    for position, width in enumerate(layout.widths):
+        mine = copies.get(position)
+        flat = torch.zeros(width) if mine is None else mine.reshape(-1).cpu()
+        while len(flat):
+            part, flat = flat[: PIECE - taken], flat[PIECE - taken :]
+            piece[taken : taken + len(part)] = part
+            taken += len(part)
+            if taken == PIECE:
+                yield piece
+                piece, taken = torch.zeros(PIECE), 0
+    if taken:
+        yield piece
+
+
+def _gathered(mine: Tensor, team: Team) -> Tensor:
+    """[N, ...] what every worker brings."""
+    if team.side is None:
+        raise RuntimeError("workers are no longer connected")
+    all_N = [torch.empty_like(mine) for _ in range(team.size)]
+    team.side.allgather([all_N], [mine]).wait(datetime.timedelta(seconds=PATIENCE_S))
+    return torch.stack(all_N)

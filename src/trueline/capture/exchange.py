@@ -2,13 +2,15 @@
 
 Every rank fills its own row of a [N, m] block and leaves zeros elsewhere, so that one sum is an all-gather of the
 scalars and an all-reduce of the sketches at once. gloo on host memory: it never touches the accelerator or its
-communicators.
+communicators. All sums of a job have one length, whatever becomes of a rank's model: gloo ends a process whose buffer
+is not as long as the others'.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import hashlib
 import logging
 import pickle
 from collections.abc import Sequence
@@ -19,13 +21,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import nn
 
-from trueline.capture.world import is_initialised, meeting
+from trueline.capture import peers
+from trueline.capture.layout import ALIKE, Apart
+from trueline.capture.world import Meeting, is_initialised, meet
 
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """How long a late sum is waited for where it must be (at close); a rank that is gone must not hold up the others."""
+
+COMING_S = 20.0
+"""How long ranks that start to train wait for those that do not: one that only evaluates, say, never comes."""
+
+REDUCING_S = 300.0
+"""The same where the framework's own backward pass would wait for them next."""
 
 Array = NDArray[np.float64]
 
@@ -33,12 +44,25 @@ Array = NDArray[np.float64]
 @dataclass
 class Team:
     """The N workers whose gradients are averaged together; ``group`` is Trueline's own, None for one worker and once it
-    was given back. ``under_way`` are sums that were not done when last looked at.
+    was given back. ``under_way`` are sums that were not done when last looked at. ``room`` is how many numbers a sum
+    adds up besides the scalars, the same on all workers.
+    ``side`` is a second group, for what is not part of a sum.
+
+    Both are none of torch's list: the names that torch gives to the groups of the user depend on how many are in there,
+    and where one was destroyed, a later one of the same ranks may get its name and meet at its old addresses.
+
+    ``apart`` is what they do not hold alike, None where they are not to be compared; ``missing`` are those of the group
+    that did not come in time.
     """
 
     ranks: tuple[int, ...]
     rank: int
     group: dist.ProcessGroupGloo | None
+    place: dist.Store | None = None
+    side: dist.ProcessGroupGloo | None = None
+    room: int = 0
+    apart: Apart | None = ALIKE
+    missing: tuple[int, ...] = ()
     under_way: list[dist.Work] = field(default_factory=list)
 
     @property
@@ -55,7 +79,7 @@ class Team:
         """Let go of the group, and so of its threads and sockets. Never waits for another rank: what this one has
         received in full does not need the others any more.
         """
-        group, self.group = self.group, None
+        group, self.group, self.side = self.group, None, None
         left = [work for work in self.under_way if not work.is_completed()]
         self.under_way = []
         if left:  # gloo's destructor would wait for ranks that may be gone, also at exit
@@ -65,21 +89,22 @@ class Team:
         """Let go of the group in a process that was forked, where gloo's destructor would wait for threads that are not
         there.
         """
-        _keep(self.group, *self.under_way)
-        self.group, self.under_way = None, []
+        _keep(self.group, self.side, *self.under_way)
+        self.group, self.side, self.under_way = None, None, []
+
+    def connect(self, *, side: bool) -> None:
+        """Make ``group``, and ``side`` where it is asked for; all workers must."""
+        if self.place is not None:
+            self.group = _connected(self.place, self.index, self.size)
+            self.side = _connected(dist.PrefixStore("side", self.place), self.index, self.size) if side else None
 
     def share(self, told: Any) -> Any:
         """What the first worker is given here, on all of them (by pickle)."""
-        if self.group is None:
+        if self.place is None:
             return told
-        data = pickle.dumps(told) if self.index == 0 else b""
-        size = torch.tensor([len(data)])
-        self.group.broadcast(size, root=0).wait()
-        content = torch.zeros(int(size), dtype=torch.uint8)
         if self.index == 0:
-            content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self.group.broadcast(content, root=0).wait()
-        return pickle.loads(content.numpy().tobytes())
+            self.place.set("shared", pickle.dumps(told))
+        return pickle.loads(self.place.get("shared"))
 
 
 def _keep(*objects: object) -> None:
@@ -88,26 +113,44 @@ def _keep(*objects: object) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
 
 
-def make_team(process_group: dist.ProcessGroup | None) -> Team:
-    """The Team of ``process_group`` (None: the default group; a single worker where none is initialised).
+def make_team(
+    process_group: dist.ProcessGroup | None, *, model: nn.Module, adapter: str = "", replicas: bool = False
+) -> Team:
+    """The Team of those of ``process_group`` (None: the default group; a single worker where none is initialised) that
+    come to train ``model``, which they compare unless an ``adapter`` has no name.
 
-    A collective among the group's members: all of them must call it at the same point.
+    ``replicas`` are of a framework in whose backward pass ranks wait for each other anyway. All ranks must call it in
+    the same order, and one that never does is waited for a while. They are not connected yet.
     """
     if not is_initialised():
         return Team(ranks=(0,), rank=0, group=None)
     ranks = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
     rank = dist.get_rank()
-    return Team(ranks=ranks, rank=rank, group=_connected(ranks, rank) if len(ranks) > 1 else None)
+    if len(ranks) == 1:
+        return Team(ranks=ranks, rank=rank, group=None)
+    said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
+    patience_s = REDUCING_S if replicas else COMING_S
+    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", told=said, patience_s=patience_s)
+    missing = tuple(sorted(set(ranks) - set(met.told)))
+    differ = len(set(met.told.values())) > 1
+    apart = _apart(met, model, adapter, replicas=replicas) if differ else ALIKE
+    came = tuple(other for other in ranks if other in met.told)
+    if len(came) == 1:
+        return Team(ranks=came, rank=rank, group=None, missing=missing)
+    return Team(ranks=came, rank=rank, group=None, place=met.place, apart=apart, missing=missing)
 
 
-def _connected(ranks: tuple[int, ...], rank: int) -> dist.ProcessGroupGloo:
-    """A gloo group of ``ranks``, met through the store of the default group.
+def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> Apart | None:
+    """What ranks do not hold alike, None where they hold parts of one model or are not watched alike."""
+    told = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
+    said = {rank: pickle.loads(data) for rank, data in told.items()}
+    if len({name for name, _ in said.values()}) > 1:
+        return None
+    return peers.apart({rank: held for rank, (_, held) in said.items()}, replicas=replicas)
 
-    It is none of torch's list: the names that torch gives to the groups of the user depend on how many are in there,
-    and where one was destroyed, a later one of the same ranks may get its name and meet at its old addresses.
-    """
-    store = meeting(ranks, purpose="team")
-    return dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), timeout=datetime.timedelta(minutes=10))
+
+def _connected(place: dist.Store, index: int, size: int) -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(place, index, size, timeout=datetime.timedelta(minutes=10))
 
 
 @dataclass
@@ -143,13 +186,12 @@ class Pending:
 
 
 def start(team: Team, *, step: int, scalars: Sequence[float], sums: Array) -> Pending:
-    """Begin the sum of one step: ``scalars`` (m float64) gathered, ``sums`` (float64, same length on all ranks)
-    added.
-    """
+    """Begin the sum of one step: ``scalars`` (m float64) gathered, ``sums`` (float64, at most ``team.room``) added."""
     width = len(scalars)
-    flat = np.zeros(team.size * width + sums.size, dtype=np.float64)
+    begin = team.size * width
+    flat = np.zeros(begin + team.room, dtype=np.float64)
     flat[team.index * width : (team.index + 1) * width] = scalars
-    flat[team.size * width :] = sums
+    flat[begin : begin + sums.size] = sums
     buffer = torch.from_numpy(flat)
     work = team.group.allreduce([buffer]) if team.group is not None else None
     if work is not None:

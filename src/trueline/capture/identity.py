@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from trueline.capture.adapters.base import Adapter
-from trueline.capture.environment import describe_rank
+from trueline.capture.environment import describe_rank, param_lists
 from trueline.capture.exchange import Team
 from trueline.capture.layout import Layout
+from trueline.capture.parameters import Parameters
 from trueline.capture.probes import optimizer as optimizer_probe
 from trueline.capture.probes.batch import Batch
 from trueline.capture.schedule import MAX_INTERVAL, Decision
 from trueline.schema.plan import Plan
-from trueline.schema.run_manifest import Manifest, PlanRevision, RankEnv
+from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
 
 
 class Identity:
@@ -31,44 +32,50 @@ class Identity:
         self._known: object = None
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
+        self._lists: list[ParamLists] = []
 
     def update(
         self,
         model: nn.Module,
-        layout: Layout,
+        parameters: Parameters,
         *,
+        step: int,
         optimizer: torch.optim.Optimizer,
         data: dict[str, Any],
         autocast: dict[str, Any],
         batches: Sequence[Batch],
         loss_source: str,
-        local_updates: str = "",
     ) -> bool:
         """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
         every step (schedules) are columns of the row and do not count as a change.
         """
         reduction = self._adapter.reduction()
         source = batches[0].token_source if batches else self.env.token_source
-        now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), tuple(self._adapter.notes))
-        now += (local_updates,)
-        if layout is self._layout and now == self._known:
+        layout, notes = parameters.layout, tuple(self._adapter.notes)
+        now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), notes, len(parameters.changes))
+        if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return False
-        if layout is not self._layout:
+        if self._layout is None:
             key = "all" if layout.shards == 1 else f"shard {self._adapter.shard} of {layout.shards}"
             key = key if self._adapter.alike else f"rank {self._team.rank}"
             self.env = describe_rank(model, layout, rank=self._team.rank, world_size=self._team.size, replica_key=key)
+            self._lists = [param_lists(layout)]
+        elif layout.digest != self._layout.digest:
+            self._lists.append(param_lists(layout, step=step))
         self._layout, self._known = layout, now
         self.env = self.env.model_copy(
             update={
                 "reduce_hook": reduction.hook,
                 "reduce_known": reduction.known,
                 "reduce_lossy": reduction.lossy,
-                "local_updates": reduction.hook if reduction.local else local_updates,
                 "token_source": source,
                 "loss_source": loss_source or self.env.loss_source,
                 "autocast": autocast,
                 "data": data,
                 "buffers": self.buffers or self.env.buffers,
+                "apart": parameters.apart,
+                "changes": parameters.changes,
+                "lists": self._lists if len(self._lists) > 1 else [],
                 "optimizer": optimizer_probe.describe(optimizer),
                 "notes": list(self._adapter.notes),
             }

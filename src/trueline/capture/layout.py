@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,29 +23,58 @@ _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 
 
 @dataclass(frozen=True)
+class Apart:
+    """Names of parameters that not all ranks hold alike when watching begins: those that some lack, or hold in another
+    ``shape``, and those that some have ``frozen``.
+    """
+
+    shape: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+
+
+ALIKE = Apart()
+
+
+@dataclass(frozen=True)
 class Layout:
     """Names, groups and sketcher of the P watched parameters of one model, the same on every rank. ``group_of`` says
     which group each is in, and ``group_index`` the same as an array.
 
-    ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``numels`` are of whole
+    ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``shapes`` are of whole
     parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``shards`` is how many equal
     pieces each is reduced in (1 unless FSDP). ``whole`` are the positions of parameters that ranks hold whole beside
-    the pieces of others, and reduce by other means: they have norms and digests, and no sketch.
+    the pieces of others, and reduce by other means: they have norms and digests, and no sketch. ``digest`` is one of
+    names, shapes and groups: ranks add up what they measured only where theirs are equal. A parameter that this rank
+    does not hold any more is an empty one, ``gone``.
     """
 
     names: tuple[str, ...]
     params: tuple[nn.Parameter, ...]
-    numels: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     groups: tuple[GroupSpec, ...]
     group_of: tuple[int, ...]
     k: int
     shards: int
     sketcher: Sketcher
-    index_of: dict[int, int]
+    digest: int
+    device: torch.device
     group_index: NDArray[np.int64]
     frozen: tuple[tuple[str, nn.Parameter], ...] = ()
     whole: tuple[int, ...] = ()
+    gone: nn.Parameter | None = None
+    index_of: dict[int, int] = field(default_factory=dict[int, int])
     tables: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...] = ()
+    facts: tuple[Any, ...] = ()
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Elements of each of ``shapes`` as it is reduced, padding included."""
+        return tuple(_padded(shape, self.shards) for shape in self.shapes)
+
+    @property
+    def numels(self) -> tuple[int, ...]:
+        """Elements of each of ``shapes``."""
+        return tuple(math.prod(shape) for shape in self.shapes)
 
     def fits(self) -> bool:
         """Whether the model still has exactly these parameters, trained and frozen as they were (people replace them
@@ -54,11 +84,33 @@ class Layout:
         same = all(
             len(table) == len(held) and all(map(operator.is_, table.values(), held)) for table, held in self.tables
         )
-        return (
-            same
-            and all(param.requires_grad for param in self.params)
-            and not any(param.requires_grad for _, param in self.frozen)
+        return same and self._facts() == self.facts
+
+    def held_by(self, model: nn.Module, *, axes: int = 0) -> Layout:
+        """The same Layout over the parameters that ``model`` holds now under these names."""
+        held = {clean_name(name): param for name, param in unwrap(model).named_parameters()}
+        gone = nn.Parameter(torch.empty(0, device=self.device), requires_grad=False)
+        params = tuple(
+            param if param is not None and _shape(param, shards=self.shards, axes=axes) == shape else gone
+            for param, shape in zip(map(held.get, self.names), self.shapes, strict=True)
         )
+        made = replace(
+            self,
+            params=params,
+            frozen=tuple((name, held.get(name, gone)) for name, _ in self.frozen),
+            gone=gone,
+            index_of={id(param): index for index, param in enumerate(params) if param is not gone},
+            tables=tuple(
+                (table, tuple(table.values()))
+                for module in model.modules()
+                for table in (module._modules, module._parameters)
+            ),
+        )
+        return replace(made, facts=made._facts())
+
+    def _facts(self) -> tuple[Any, ...]:
+        every = [*self.params, *(param for _, param in self.frozen)]
+        return [param.requires_grad for param in every], [param.dtype for param in every]
 
 
 def clean_name(name: str) -> str:
@@ -102,20 +154,37 @@ def watched_parameters(model: nn.Module, *, patterns: tuple[str, ...]) -> list[t
 
 
 def make_layout(
-    model: nn.Module, *, patterns: tuple[str, ...], max_groups: int, shards: int = 1, axes: int = 0
+    model: nn.Module,
+    *,
+    patterns: tuple[str, ...],
+    max_groups: int,
+    shards: int = 1,
+    axes: int = 0,
+    apart: Apart = ALIKE,
 ) -> Layout:
-    """The Layout of ``watched_parameters``, and its errors. ``axes``: see ``Adapter``."""
-    chosen = watched_parameters(model, patterns=patterns)
+    """The Layout of ``watched_parameters`` but for those ``apart``, and its errors; also where none is left.
+    ``axes``: see ``Adapter``.
+    """
+    left_out = apart.shape | apart.frozen
+    chosen = [(name, param) for name, param in watched_parameters(model, patterns=patterns) if name not in left_out]
+    if not chosen:
+        raise CaptureError("no parameter is trained by all ranks, so there are no gradients to compare.")
     names = tuple(name for name, _ in chosen)
     params = tuple(param for _, param in chosen)
-    shapes = [_held(param, axes) if shards > 1 else local(param).shape for param in params]
-    numels = tuple(math.prod(shape) for shape in shapes)
-    groups, group_of = _group(names, list(numels), max_groups=max_groups)
+    shapes = tuple(_shape(param, shards=shards, axes=axes) for param in params)
+    groups, group_of = _group(names, [math.prod(shape) for shape in shapes], max_groups=max_groups)
     k = sketch_length(len(groups))
-    return Layout(
+    device = local(params[0]).device
+    frozen = tuple(
+        (clean, param)
+        for name, param in unwrap(model).named_parameters()
+        if (clean := clean_name(name)) in apart.frozen or (not param.requires_grad and clean not in apart.shape)
+    )
+    said = repr((names, shapes, group_of, k, shards, [name for name, _ in frozen]))
+    layout = Layout(
         names=names,
         params=params,
-        numels=numels,
+        shapes=shapes,
         groups=groups,
         group_of=group_of,
         k=k,
@@ -126,18 +195,15 @@ def make_layout(
             group_of,
             k=k,
             shards=shards,
-            device=local(params[0]).device,
+            device=device,
         ),
-        index_of={id(param): index for index, param in enumerate(params)},
+        digest=int(hashlib.sha256(said.encode()).hexdigest()[:13], 16),  # 52 bits: a float64 holds it whole
+        device=device,
         group_index=np.array(group_of, dtype=np.int64),
-        frozen=tuple((clean_name(n), p) for n, p in unwrap(model).named_parameters() if not p.requires_grad),
+        frozen=frozen,
         whole=tuple(index for index, param in enumerate(params) if shards > 1 and not is_piece(param)),
-        tables=tuple(
-            (table, tuple(table.values()))
-            for module in model.modules()
-            for table in (module._modules, module._parameters)
-        ),
     )
+    return layout.held_by(model, axes=axes)
 
 
 def local(x: Tensor) -> Tensor:
@@ -167,6 +233,10 @@ def _block(name: str) -> str:
         if part.isdigit():
             return ".".join(parts[: position + 1])
     return ".".join(parts[:-1]) or name
+
+
+def _shape(param: Tensor, *, shards: int, axes: int) -> tuple[int, ...]:
+    return tuple(_held(param, axes) if shards > 1 else local(param).shape)
 
 
 def _held(param: Tensor, axes: int) -> list[int]:
@@ -210,8 +280,3 @@ def _group(
         for index, group in enumerate(merged)
     )
     return specs, group_of
-
-
-def device_of(layout: Layout) -> torch.device:
-    """Where the parameters live on this rank."""
-    return local(layout.params[0]).device

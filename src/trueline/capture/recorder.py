@@ -24,12 +24,12 @@ from trueline.capture.exact import exact_cosines
 from trueline.capture.exchange import Team
 from trueline.capture.host_copy import HostCopy
 from trueline.capture.identity import Identity
-from trueline.capture.layout import Layout, device_of, local, make_layout
+from trueline.capture.layout import ALIKE, Layout, local, make_layout
 from trueline.capture.live import Change, Live
 from trueline.capture.outlet import Outlet
 from trueline.capture.own_time import OwnTime, worst
+from trueline.capture.parameters import Parameters
 from trueline.capture.passes import Passes
-from trueline.capture.probes.averaging import AveragingProbe
 from trueline.capture.probes.batch import Batch, digests_of
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -55,7 +55,6 @@ class Recorder:
         self.plan = plan
         self.team = team
         self.loader = DataLoaderProbe()
-        self.averaging = AveragingProbe()
         self.loss = LossProbe()
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
@@ -80,7 +79,6 @@ class Recorder:
             notes=adapter.notes,
         )
         self.session = self._make_session(plan=self._live.records)
-        self._param_names = plan.param_names
         self._schedule = Schedule(plan, first=start.step)
         self._recheck = Recheck()
         self._broken: set[str] = set()
@@ -88,7 +86,20 @@ class Recorder:
         self._step = self._outlet.step = start.step
         self._time = OwnTime()
         self._backlog = Backlog()
-        self._shape_layout()
+        self._parameters = Parameters(
+            model,
+            make=lambda apart: make_layout(
+                model,
+                patterns=plan.param_names,
+                max_groups=plan.max_groups,
+                shards=adapter.shards,
+                axes=adapter.axes,
+                apart=apart,
+            ),
+            apart=team.apart or ALIKE,
+            axes=adapter.axes,
+        )
+        self._attach()
         self._identity = Identity(start.manifest, adapter=adapter, team=team)
         self._open()
 
@@ -132,6 +143,8 @@ class Recorder:
         self.session.begin_update(type(optimizer).__name__, gradients_ready=gradients_ready)
         if not self._schedule.within(self._step):
             return
+        with self.guarded("parameters"):
+            self._parameters.look(self._step)
         with self.guarded("optimizer"):
             self._row |= hyper_parameters(optimizer)
             self._describe(optimizer)
@@ -151,7 +164,9 @@ class Recorder:
             self._end_row()
         elif self._schedule.beats(self._step):
             row, nothing = {"step": self._step}, HostCopy({})
-            self._backlog.add(StepRecord(row, nothing, BEAT // 2, passes=self.passes.count, sampled=True, beat=True))
+            done = self.passes.count
+            beat = StepRecord(row, nothing, BEAT // 2, passes=done, sampled=True, layout=self.layout, beat=True)
+            self._backlog.add(beat)
         self._step += 1
         self._outlet.step = self._step
         with self.guarded("exchange"):
@@ -199,7 +214,6 @@ class Recorder:
     def _detach(self) -> None:
         self._adapter.detach()
         self.loader.detach()
-        self.averaging.detach()
         self.loss.detach()
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -212,13 +226,13 @@ class Recorder:
         self.loss.begin()
         self._await_decision()
         self._take_up()
-        self._sampled = self._schedule.samples(self._step) and "gradients" not in self._broken
+        self._sampled = self._schedule.samples(self._step)
         self._keeps = self._sampled and self._schedule.keeps_sketches(self._step)
-        if self._sampled and not self.layout.fits():
-            with self.guarded("gradients"):
-                self._shape_layout()
+        with self.guarded("gradients"):
+            if self._parameters.due(self._step, alone=self.team.size == 1):
+                self._attach()
         self.gradients.begin(
-            active=self._sampled,
+            active=self._measures,
             exact=self.plan.exact and self._keeps,
             wants_reduced=self._sampled and self._recheck.due(),
         )
@@ -258,21 +272,24 @@ class Recorder:
         else:
             self.session.follow(change.records)
 
-    def _shape_layout(self) -> None:
-        self.layout: Layout = make_layout(
-            self.model,
-            patterns=self._param_names,
-            max_groups=self.plan.max_groups,
-            shards=self._adapter.shards,
-            axes=self._adapter.axes,
-        )
+    @property
+    def layout(self) -> Layout:
+        """The Layout in force."""
+        return self._parameters.layout
+
+    @property
+    def _measures(self) -> bool:
+        """Whether gradients are looked at in this step. A rank that cannot any more still takes part in the sums."""
+        return self._sampled and self._adapter.alike and "gradients" not in self._broken
+
+    def _attach(self) -> None:
         self.gradients = GradientProbe(self.layout)
         self._adapter.attach(self.gradients, self.guarded)
 
     def _digest_replicas(self) -> None:
         with self.guarded("replicas"):
             self._staged["param_digests"] = param_digests(self.layout)
-            self._row |= rng_digests(device_of(self.layout))
+            self._row |= rng_digests(self.layout.device)
 
     def _digest_last(self) -> None:
         """Digest the parameters as training left them. Asks no other rank, and no device for long; an update that never
@@ -288,21 +305,29 @@ class Recorder:
                     self._outlet.write({"step": last} | rows.digest_columns(copy.host))
 
     def _gather(self) -> None:
-        if self._sampled and self._adapter.alike and "gradients" not in self._broken:
+        if self._measures:
             with self.guarded("gradients"), torch.no_grad():
                 self._gather_gradients()
+        if self._keeps and self.plan.exact and self.team.side is not None and "exact cosines" not in self._broken:
+            with self.guarded("exact cosines"), torch.no_grad():
+                self._gather_exactly()
+        copy = HostCopy({})
         with self.guarded("row"):
             self._staged |= digests_of(self._batches)
             self._staged |= self.loss.result(self._batches) | self.parts.result()
-            self._record = StepRecord(
-                self._row,
-                HostCopy(self._staged),
-                self._schedule.interval,
-                passes=self.passes.count,
-                sampled=self._sampled,
-                keeps_sketch=self._keeps,
-            )
-        if self._record is not None and self._record.copy.ready():
+            copy = HostCopy(self._staged)
+        self._record = StepRecord(
+            self._row,
+            copy,
+            self._schedule.interval,
+            passes=self.passes.count,
+            sampled=self._sampled,
+            layout=self.layout,
+            wants=self._parameters.wants,
+            measured=self._measures,
+            keeps_sketch=self._keeps,
+        )
+        if copy.ready():
             self._start_sum(self._record)
 
     def _gather_gradients(self) -> None:
@@ -312,19 +337,21 @@ class Recorder:
         else:
             self.gradients.see_used(shard=self._adapter.shard if self._adapter.shards > 1 else None)
         self._staged |= self.gradients.payload()
-        if self.gradients.exact and self.team.group is not None:
-            group = self._adapter.process_group
-            self._row["exact_cosines"] = exact_cosines(self.gradients.copies, self.layout, group=group)
+
+    def _gather_exactly(self) -> None:
+        copies = self.gradients.copies
+        self._row["exact_cosines"] = exact_cosines(copies, self.layout, team=self.team, step=self._step)
 
     def _start_sum(self, record: StepRecord) -> None:
         """Begin the sum over workers of a sampled step, once its numbers are on the host."""
         self._look_at(record)
         if record.pending is not None or self.team.group is None or not record.sampled or "exchange" in self._broken:
             return
+        sums = np.zeros(0)
+        if record.measured and "gradients" not in self._broken:
+            with self.guarded("gradients"):
+                sums = record.part_of_sum(workers=self.team.size)
         with self.guarded("exchange"):
-            sums = np.zeros(0)
-            if self._adapter.alike and not record.beat:
-                sums = record.part_of_sum(self.layout, self._adapter.shards, workers=self.team.size)
             scalars = derive.scalars(
                 record.own or derive.NOTHING,
                 step=record.step,
@@ -332,6 +359,8 @@ class Recorder:
                 passes=record.passes,
                 plan=self._live.announced,
                 seen=self._live.triggers.tell(),
+                layout=record.layout.digest if sums.size else 0,
+                wants=record.wants,
             )
             record.pending = exchange.start(self.team, step=record.step, scalars=scalars, sums=sums)
 
@@ -365,7 +394,7 @@ class Recorder:
         if record.beat:
             return
         host = record.copy.host
-        columns = record.row | rows.gradient_columns(host, self.layout, sharded=self._adapter.shards > 1)
+        columns = record.row | rows.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
         columns |= rows.digest_columns(host) | self.parts.columns(host)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
@@ -379,18 +408,19 @@ class Recorder:
         if (apart := derive.apart(scalars)) is not None:
             self._break("exchange", RuntimeError(apart))
             return
-        plan, seen = (scalars[:, derive.SCALARS.index(name)].tolist() for name in ("plan", "seen"))
-        self._live.hear(int(max(plan)), known=record.known)
-        self._live.triggers.hear(seen, step=record.step, known=record.known)
-        if record.own is not None:
-            sums = derive.unpack(*result, groups=len(self.layout.groups), k=self.layout.k)
-            self._write_shared(record, sums)
+        plan, seen, wants = (scalars[:, derive.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
+        self._live.hear(int(plan.max()), known=record.known)
+        self._live.triggers.hear(seen.tolist(), step=record.step, known=record.known)
+        self._parameters.hear(wants, known=record.known)
+        self._write_shared(record, *result)
         if not record.beat:
             self._follow_budget(scalars, record)
 
-    def _write_shared(self, record: StepRecord, sums: derive.Sums) -> None:
+    def _write_shared(self, record: StepRecord, scalars: derive.Array, flat: derive.Array) -> None:
         reduction = self._adapter.reduction()
-        columns = record.columns_of(sums, self.layout, reduction, sharded=self._adapter.shards > 1)
+        columns = record.columns_of(scalars, flat, reduction)
+        if not columns:
+            return
         straight, mean = derive.is_mean(columns)
         self._recheck.heard(straight=straight, mean=mean)
         lossy = reduction.lossy or not reduction.known
@@ -409,13 +439,13 @@ class Recorder:
         self.loader.at_training_step()
         changed = self._identity.update(
             self.model,
-            self.layout,
+            self._parameters,
+            step=self._step,
             optimizer=optimizer,
             data=self.loader.facts,
             autocast=self.autocast,
             batches=self._batches,
             loss_source=self.loss.source,
-            local_updates=self.averaging.averager or ("the plan" if self.plan.local_updates else ""),
         )
         if changed:
             self._outlet.describe(self._identity.manifest, self._identity.env)

@@ -19,7 +19,8 @@ from trueline.schema.formats import FORMATS
 @dataclass
 class StepRecord:
     """What was measured at a step, on its way to the host, and the sum over workers where it is ``sampled``. A ``beat``
-    has no row: its sum only tells whether the Plan has changed.
+    has no row: its sum only tells whether the Plan has changed. ``layout`` is that of its gradients, ``wants`` the
+    digest of the one that the model would have now; ``measured`` says that gradients were looked at.
     """
 
     row: dict[str, Any]
@@ -27,6 +28,9 @@ class StepRecord:
     interval: int
     passes: int
     sampled: bool
+    layout: Layout
+    wants: int = 0
+    measured: bool = False
     keeps_sketch: bool = False
     beat: bool = False
     looked_at: bool = False
@@ -44,24 +48,29 @@ class StepRecord:
         """The first step that may depend on what its sum says: two samples later every rank has it."""
         return self.step + 2 * self.interval
 
-    def part_of_sum(self, layout: Layout, shards: int, *, workers: int) -> Array:
+    def part_of_sum(self, *, workers: int) -> Array:
         """What this worker adds to the sum (``derive.pack``), from what has reached the host."""
-        self.own = rows.own_measurement(self.copy.host, layout)
-        self.reduced_norm2 = rows.reduced_norm2(self.copy.host, layout)
-        sharded = shards > 1
-        replicas = workers // shards if sharded else 1
-        return derive.pack(self.own, reduced_norm2=self.reduced_norm2, sharded=sharded, replicas=replicas)
+        shards = self.layout.shards
+        own = rows.own_measurement(self.copy.host, self.layout)
+        self.reduced_norm2 = rows.reduced_norm2(self.copy.host, self.layout)
+        replicas = workers // shards if shards > 1 else 1
+        part = derive.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
+        self.own = own
+        return part
 
-    def columns_of(
-        self, sums: derive.Sums, layout: Layout, reduction: Reduction, *, sharded: bool
-    ) -> dict[str, object]:
-        """The columns that the sum over workers adds to the row (``derive.columns``)."""
-        assert self.own is not None
+    def columns_of(self, scalars: Array, flat: Array, reduction: Reduction) -> dict[str, object]:
+        """The columns that the sum over workers adds to the row (``derive.columns``); none where they did not all
+        measure, or not by one Layout.
+        """
+        layout = self.layout
+        told = derive.agreed(scalars[:, derive.SCALARS.index("layout")])
+        if self.own is None or told != layout.digest:
+            return {}
         return derive.columns(
             self.own,
-            sums,
+            derive.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
             reduced_norm2=self.reduced_norm2,
-            sharded=sharded,
+            sharded=layout.shards > 1,
             numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
             dtype=reduction.dtype,
             roundings=reduction.roundings,

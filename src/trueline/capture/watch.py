@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueline.capture import seams
+from trueline.capture import derive, seams
 from trueline.capture.adapters import choose_adapter
 from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import Adapter
+from trueline.capture.adapters.sharded import StagesAdapter
 from trueline.capture.environment import autocast_state
 from trueline.capture.exchange import Team, make_team
 from trueline.capture.hook import Hook
@@ -37,6 +38,9 @@ from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
 from trueline.schema.run_manifest import Attempt, Manifest
 from trueline.schema.start import Job, Start
+
+REDUCING = ("ddp", "fsdp1", "fsdp2")
+"""Adapters of frameworks whose backward pass reduces: whoever trains comes to it."""
 
 
 class SinkMaker(Protocol):
@@ -72,9 +76,23 @@ class Watch:
         watched_parameters(model, patterns=plan.param_names)
         require_fitting(model, plan)
         adapter = choose_adapter(model, process_group)
-        team = make_team(adapter.process_group or process_group)
+        compared = adapter.name if adapter.alike and adapter.name != "fsdp1" else ""  # its shards have other shapes
+        team = make_team(
+            adapter.process_group or process_group, model=model, adapter=compared, replicas=adapter.name in REDUCING
+        )
+        if team.apart is None:
+            adapter.detach()
+            adapter = StagesAdapter(process_group)
+        adapter.notes += _notes(team)
         job = _job(model, adapter, plan, step=step, updates=updates_made(ref() for ref in self._optimizers))
-        sink, start = _open_together(team, make_sink, job)
+        sink, start, followed = _open_together(team, make_sink, job, plan)
+        if followed != plan:
+            adapter.notes.append(
+                f"rank {team.rank} was given another Plan than rank {team.ranks[0]}: that is followed."
+            )
+        plan = followed
+        team.connect(side=plan.exact and adapter.alike)
+        team.room = derive.room(plan.max_groups) if adapter.alike else 0
         if team.index == 0:
             manifest = _manifest(adapter, team, job=job, start=start, version=version)
             start = dataclasses.replace(start, manifest=manifest)
@@ -239,12 +257,8 @@ def _as_refs(
 
 def _innermost(optimizer: Any) -> Any:
     """The optimizer whose step torch's hooks see, inside of those that Accelerate (which are optimizers too) and
-    Lightning wrap around it, and of post-local SGD's, which was never constructed as an optimizer.
+    Lightning wrap around it.
     """
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and isinstance(
-        inner := getattr(optimizer, "optim", None), torch.optim.Optimizer
-    ):
-        optimizer = inner
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
@@ -286,9 +300,27 @@ def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, up
     )
 
 
-def _open_together(team: Team, make_sink: SinkMaker, job: Job) -> tuple[Sink, Start]:
-    """Every rank's Sink, the first rank's first, and how the job begins; where that fails all ranks raise, so that
-    none waits for the others.
+def _notes(team: Team) -> list[str]:
+    """What is to be said of the ranks that met."""
+    notes: list[str] = []
+    if team.missing:
+        notes.append(
+            f"rank{'s' if len(team.missing) > 1 else ''} {', '.join(map(str, team.missing))} did not come to train "
+            f"this model in time: only {', '.join(map(str, team.ranks))} of its ranks are in this Run."
+        )
+    if team.apart:
+        names = sorted(team.apart.shape | team.apart.frozen)
+        if names:
+            notes.append(
+                f"{len(names)} parameters are not the same on all ranks, {names[0]} for one: their gradients are not "
+                "compared, all others are."
+            )
+    return notes
+
+
+def _open_together(team: Team, make_sink: SinkMaker, job: Job, plan: Plan) -> tuple[Sink, Start, Plan]:
+    """Every rank's Sink, the first rank's first, how the job begins, and the first rank's Plan, which all follow; where
+    that fails all ranks raise, so that none waits for the others.
     """
     failure: TruelineError | None = None
     sink: Sink | None = None
@@ -301,14 +333,14 @@ def _open_together(team: Team, make_sink: SinkMaker, job: Job) -> tuple[Sink, St
             failure = error
         except OSError as error:
             failure = InputError(str(error))
-    failure, shared = team.share((failure, dataclasses.replace(start, manifest=None)))
+    failure, shared, plan = team.share((failure, dataclasses.replace(start, manifest=None), plan))
     if failure is not None:
         team.give_back()
         raise failure
     start = start if team.index == 0 else shared
     if sink is None:
         sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=start)
-    return sink, start
+    return sink, start, plan
 
 
 def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: str) -> Manifest:

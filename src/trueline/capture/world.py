@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -18,11 +22,35 @@ def world_size(process_group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(process_group) if is_initialised() else 1
 
 
-def meeting(ranks: Sequence[int], *, purpose: str) -> dist.PrefixStore:
-    """A place of its own in the store of the default group, the same on each of ``ranks`` that comes as often as they
-    do for ``purpose``.
+@dataclass(frozen=True)
+class Meeting:
+    """A place of its own in the store of the default group, and what the ranks that came there told, by rank."""
+
+    place: dist.Store
+    told: dict[int, bytes]
+
+    def exchange(self, key: str, told: bytes) -> dict[int, bytes]:
+        """What every rank that came tells under ``key``, by rank. All of them must ask."""
+        self.place.set(f"{key}/{dist.get_rank()}", told)
+        return {rank: self.place.get(f"{key}/{rank}") for rank in self.told}
+
+
+def meet(ranks: Sequence[int], *, purpose: str, told: bytes, patience_s: float) -> Meeting:
+    """Those of ``ranks`` that come here, for ``purpose``, as often as this one did, at most ``patience_s`` apart.
+
+    All that go on together know the same ranks, since one alone decides who came: the last to come, or the first whose
+    patience ends. A rank that comes after that is by itself.
     """
-    store = dist.distributed_c10d._get_default_store()
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
     name = f"trueline/{purpose}/{hashlib.sha1(repr(tuple(ranks)).encode(), usedforsecurity=False).hexdigest()}"
-    others_before = store.add(f"{name}/came", 1) - 1
-    return dist.PrefixStore(f"{name}/{others_before // len(ranks)}", store)
+    number = store.add(f"{name}/came/{rank}", 1)
+    place = dist.PrefixStore(f"{name}/{number}", store)
+    place.set(f"told/{rank}", told)
+    if place.add("came", 1) < len(ranks):
+        with contextlib.suppress(RuntimeError):
+            place.wait(["who"], datetime.timedelta(seconds=patience_s))
+    came = [other for other in ranks if place.check([f"told/{other}"])]
+    who = json.loads(place.compare_set("who", "", json.dumps(came)))
+    if rank not in who:
+        return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: told})
+    return Meeting(place, {other: place.get(f"told/{other}") for other in who})

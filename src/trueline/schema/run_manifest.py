@@ -96,6 +96,46 @@ class GroupSpec(BaseModel):
     numel: int = 0
 
 
+class ParamState(BaseModel):
+    """A parameter on one rank; ``trains`` is None where the rank does not hold it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    trains: bool | None = None
+    dtype: str = ""
+    shape: list[int] = Field(default_factory=list[int])
+
+
+class ParamChange(ParamState):
+    """What became of a parameter by the update of ``step``; ``replaced`` says that another object has its name now. One
+    without a name says that parameters were not followed any more.
+    """
+
+    step: int
+    replaced: bool = False
+
+
+class ParamLists(BaseModel):
+    """The parameters and groups that list columns are about, from ``step`` on (see ``RankEnv``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: int = 0
+    params: list[str] = Field(default_factory=list)
+    param_shapes: list[list[int]] = Field(default_factory=list[list[int]])
+    param_dtypes: list[str] = Field(default_factory=list)
+    requires_grad: list[bool] = Field(default_factory=list[bool])
+    frozen: list[str] = Field(default_factory=list)
+    whole: list[str] = Field(default_factory=list)
+    groups: list[GroupSpec] = Field(default_factory=list[GroupSpec])
+    sketch_length: int = 0
+
+    def named(self) -> dict[str, Any]:
+        """The fields of a ``RankEnv`` that say so."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "step"}
+
+
 class RankEnv(BaseModel):
     """`env/rank-00003.json`: what one rank is, and the names behind the list columns of its rows."""
 
@@ -117,17 +157,24 @@ class RankEnv(BaseModel):
         default_factory=list, description="parameters that every rank holds whole, where others are in shards"
     )
     buffers: list[str] = Field(default_factory=list)
+    apart: list[ParamState] = Field(
+        default_factory=list[ParamState],
+        description="parameters that not all ranks held alike when watching began, as they were on this one",
+    )
+    changes: list[ParamChange] = Field(
+        default_factory=list[ParamChange], description="what became of this rank's parameters since, in order"
+    )
+    lists: list[ParamLists] = Field(
+        default_factory=list[ParamLists],
+        description="what list columns were about from which step on, where all ranks came to train others; the first "
+        "is as the job started",
+    )
     groups: list[GroupSpec] = Field(default_factory=list[GroupSpec])
     sketch_length: int = 0
     grad_dtype: str = "torch.float32"
     reduce_hook: str = Field(default="", description="the user's comm hook, '' for the framework's own reduction")
     reduce_known: bool = Field(default=True, description="False where user code reduces in a way we cannot know")
     reduce_lossy: bool = Field(default=False, description="the hook is known to be lossy (PowerSGD, quantisation)")
-    local_updates: str = Field(
-        default="",
-        description="the hook or averager by which replicas update by themselves and are averaged now and then, or "
-        "'the plan'; '' where they should be equal at every step",
-    )
     token_source: str = ""
     loss_source: str = ""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -132,7 +132,7 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "param_digests",
         "list<uint64>",
         "",
-        "[P + F] digest of each parameter, then each frozen one, before the update.",
+        "[P + F] digest of each parameter, then each frozen one, before the update; 0: this rank holds it no more.",
     ),
     Column(
         "closing_digests",
@@ -144,5 +144,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
     ),
 )
+
+PARAM_COLUMNS = frozenset(
+    column.name
+    for column in WORKER_COLUMNS
+    if column.name.startswith(("param_", "group_", "used_param_")) or column.name in ("sketch", "closing_digests")
+)
+"""Those whose lists are about the parameters and groups of ``ParamLists``."""
 
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in WORKER_COLUMNS}

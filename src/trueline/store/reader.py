@@ -24,6 +24,7 @@ from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.secrets import without_credentials
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
+from trueline.schema.workers import PARAM_COLUMNS
 from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
 from trueline.store.manifest import open_manifest
@@ -78,6 +79,7 @@ class Run:
         self.env = read_env(self._fs, self._root, self.problems)
         self.live_findings = read_findings(self._fs, self._root, self.problems)
         self.ranks = sorted({int(rank) for rank in np.unique(self._rows.ranks)} | set(self.env))
+        self._choose_lists()
         self._name_missing_ranks()
 
     def _take(self, pieces: Pieces) -> None:
@@ -316,6 +318,8 @@ class Run:
         else:
             lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
             wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & np.isin(self._rows.steps, list(steps))
+        if column in PARAM_COLUMNS:
+            wanted_R &= self._lists_at(self._rows.steps) == self._main_lists
         rows = np.flatnonzero(wanted_R)
         return lists_R if len(rows) == len(lists_R) else lists_R.take(pa.array(rows)), rows
 
@@ -326,6 +330,29 @@ class Run:
         values_TN[self._step_index, self._rank_index] = values_R.fill_null(absent).to_numpy()
         measured_TN[self._step_index, self._rank_index] = measured_R
         return values_TN, measured_TN
+
+    def _choose_lists(self) -> None:
+        """Put what list columns are about into ``env``: where all ranks came to train others, what held for most steps;
+        the lists of other steps count as not measured.
+        """
+        every = max((env.lists for env in self.env.values()), key=len, default=[])
+        self._lists_since = [lists.step for lists in every] if len(every) > 1 else [0]
+        which_T = self._lists_at(self.steps)
+        self._main_lists = int(np.argmax(np.bincount(which_T, minlength=1)))
+        if len(every) < 2:
+            return
+        for rank, env in self.env.items():
+            if self._main_lists < len(env.lists):
+                self.env[rank] = env.model_copy(update=env.lists[self._main_lists].named())
+        self.problems.append(
+            f"other parameters were trained from step {', '.join(map(str, self._lists_since[1:]))} on: gradients and "
+            f"parameters are judged for the {int(np.sum(which_T == self._main_lists))} steps in which "
+            f"{len(every[self._main_lists].params)} were"
+        )
+
+    def _lists_at(self, steps: np.ndarray) -> np.ndarray:
+        """Which of the lists of ``env`` holds at each of ``steps``."""
+        return np.maximum(np.searchsorted(self._lists_since, steps, side="right") - 1, 0)
 
     def _name_missing_ranks(self) -> None:
         for rank in range(self.world_size):

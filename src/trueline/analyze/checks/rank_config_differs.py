@@ -3,8 +3,8 @@
 What it finds
 -------------
 Optimizer hyper-parameters (also where they part later, as with a scheduler that steps once more on one rank), dtypes,
-autocast, which parameters train; versions of packages, switches of torch, and environment variables that change
-numbers.
+autocast; which parameters a rank holds and trains, from the start or from the step on at which it freezes, drops, adds,
+replaces or casts one; versions of packages, switches of torch, and environment variables that change numbers.
 
 Why it matters
 --------------
@@ -17,13 +17,15 @@ By equality of what each rank recorded about itself, and of the learning rates a
 hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are
 warnings. What tells ranks apart by nature is left out: host, process, device index, and variables that hold a rank, a
 local rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with equal
-parameters only. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no
+parameters only. What becomes of a parameter is looked at before every update, and compared between workers that
+finished that step. Ranks that share less than half of their parameters hold parts of one model, a pipeline, and are not
+compared. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no
 false alarms.
 
 What it may miss
 ----------------
 Settings that are not recorded: a model's own attributes, loss weights, data augmentation. Learning rates held in
-tensors on a device (reading them would synchronise).
+tensors on a device (reading them would synchronise). A parameter that is frozen and trained again between two updates.
 
 Example
 -------
@@ -51,6 +53,7 @@ from trueline.analyze.evidence import (
     ranks_text,
     several_workers,
 )
+from trueline.analyze.held import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.site import Site
@@ -84,7 +87,7 @@ def check(run: Run) -> list[Finding]:
         _static("error", "precision", _precision(env, replicas), run),
         _static("warning", "environment", _environment(env), run),
     ]
-    return [finding for finding in found if finding is not None]
+    return [*map(_parted, partings(run)), *(finding for finding in found if finding is not None)]
 
 
 def _of_largest_replica_set(env: Mapping[int, RankEnv]) -> list[int]:
@@ -233,3 +236,60 @@ def _told(entry: _Difference) -> str:
         f"{value} on {ranks_text(ranks)}" for value, ranks in sorted(by_value.items(), key=lambda item: len(item[1]))
     ]
     return f"{entry.name} is {and_text(parts[:3])}"
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+_DO = {TRAINS: "train", FROZEN: "hold {it} frozen", ABSENT: "do not hold"}
+_DID = {TRAINS: "began to train", FROZEN: "froze", ABSENT: "dropped"}
+
+
+def _parted(parting: Parting) -> Finding:
+    """The Finding on parameters that ranks hold differently."""
+    ranks = parting.odd or tuple(sorted(parting.values))
+    names, phase = parting.names, "param"
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=_claim(parting),
+        ranks=ranks,
+        step_first=parting.step,
+        step_last=parting.step_last,
+        sites=tuple(str(Site(parting.step, 0, rank, phase, name)) for rank in ranks[:2] for name in names[:2]),
+        measured=float(len(names)),
+        expected=0.0,
+        unit="parameters that ranks hold differently",
+        false_alarm_rate=0.0,
+        evidence={"parameters": list(names[:100]), parting.aspect: {str(r): v for r, v in parting.values.items()}},
+        next=(
+            "Freeze, add, drop, replace and cast parameters on all ranks at the same step, before the model is wrapped "
+            "and the optimizer made; load the same configuration and checkpoint everywhere.",
+        ),
+    )
+
+
+def _claim(parting: Parting) -> str:
+    """``Rank 1 froze layers.3.weight from step 12 on while ranks 0 and 2 train it.``"""
+    it = "it" if len(parting.names) == 1 else "them"
+    who: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, value in sorted(parting.values.items()):
+        who[value].append(rank)
+    said = {value: f"{ranks_text(ranks)} {_verb(parting, value, ranks, it=it)}" for value, ranks in who.items()}
+    odd = [value for value, ranks in who.items() if set(ranks) <= set(parting.odd)]
+    first = odd[0] if odd else next(iter(said))
+    others = [text for value, text in said.items() if value != first]
+    what = said[first].replace(f" {it}", f" {named_some(parting.names)}", 1)
+    return f"{capitalized(what)} from step {parting.step} on, while {and_text(others)}."
+
+
+def _verb(parting: Parting, value: str, ranks: Sequence[int], *, it: str) -> str:
+    one = len(ranks) == 1
+    if parting.aspect == "replaced":
+        return f"replaced {it} by another of the same name" if set(ranks) & parting.changed else f"kept {it}"
+    if parting.aspect != "state":
+        return f"{'holds' if one else 'hold'} {it} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
+    if set(ranks) <= parting.changed:
+        return f"{_DID[value]} {it}"
+    do = _DO[value].replace("do not", "does not") if one else _DO[value]
+    do = f"{do}s" if one and value == TRAINS else do.replace("hold {it}", "holds {it}") if one else do
+    return do.format(it=it) if "{it}" in do else f"{do} {it}"

@@ -30,9 +30,6 @@ which often puts averaged or merged weights into the model of one rank to save i
 A parameter beside the shards that was not equal on all ranks from the start, and whose gradient never is, is each
 rank's own, as experts are that FSDP was told to ignore: it is named with severity info and not compared.
 
-Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or the plan
-says so) are not compared.
-
 What it may miss
 ----------------
 Drift between two measured steps that goes away again, parameters of ranks without a replica
@@ -63,7 +60,6 @@ from trueline.analyze.evidence import (
     named_some,
     odd_ranks,
     ranks_text,
-    require_equal_replicas,
     sites_of,
 )
 from trueline.analyze.whole import held_by_one, param_names
@@ -78,6 +74,9 @@ NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests", "closing_digests")
 
 Kind = Literal["parameter", "buffer"]
 _KINDS: tuple[Kind, ...] = ("parameter", "buffer")
+NOT_HELD = 0
+"""Digest that stands for a parameter which a rank does not hold any more (`rank-config-differs` tells of that)."""
+
 _COLUMN: dict[Kind, str] = {"parameter": "param_digests", "buffer": "buffer_digests"}
 _PHASE: dict[Kind, str] = {"parameter": "param", "buffer": "buffer"}
 
@@ -116,7 +115,6 @@ class _Drift:
 
 def check(run: Run) -> list[Finding]:
     """A Finding for parameters and one for buffers, where they differ; raises ``CannotTell`` without replicas."""
-    require_equal_replicas(run)
     replicas: dict[Kind, list[_Replicas]] = {kind: _replicas(run, kind) for kind in _KINDS}
     measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
     own = [_own(run, names)] if (names := sorted(held_by_one(run))) else []
@@ -198,8 +196,7 @@ def _drift(run: Run, kind: Kind, replicas: _Replicas, by_step: dict[int, dict[in
         held = {rank: by_step[step][rank] for rank in replicas.ranks if rank in by_step[step]}
         if replicas.names is not None:
             held = {rank: _only(run.env[rank], replicas.names, digests) for rank, digests in held.items()}
-        digests = list(held.values())
-        if all(np.array_equal(digests[0], other) for other in digests[1:]):
+        if not _apart(list(held.values())):
             equal[step] = set(held)
             continue
         step_last = step
@@ -228,15 +225,28 @@ def _at_the_end(run: Run, replicas: Sequence[_Replicas]) -> list[Finding]:
     return [replace(_finding("parameter", ends, ended=True), severity="info", next=(_AT_THE_END,))] if ends else []
 
 
+def _apart(digests: list[NDArray[Any]]) -> bool:
+    if len({len(one) for one in digests}) > 1:
+        return True
+    return bool(digests) and bool(_differing(np.stack(digests)).any())
+
+
+def _differing(digests_NP: NDArray[Any]) -> NDArray[np.bool_]:
+    """[P] whether any two ranks that hold the parameter hold different values."""
+    held_NP = digests_NP != NOT_HELD
+    low = np.where(held_NP, digests_NP, np.iinfo(np.uint64).max).min(axis=0)
+    return np.asarray(np.where(held_NP, digests_NP, 0).max(axis=0) > low, dtype=np.bool_)
+
+
 def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The ranks that differ in the first of the parameters that do, and the names of all that do."""
     if len({len(digests) for digests in held.values()}) > 1:
         return odd_ranks({rank: len(digests) for rank, digests in held.items()}), ("(their number)",)
     digests_NP = np.stack(list(held.values()))
-    different = np.flatnonzero(np.any(digests_NP != digests_NP[0], axis=0))
+    different = np.flatnonzero(_differing(digests_NP))
     env = run.env[next(iter(held))]
     names = param_names(env) if kind == "parameter" else env.buffers
-    odd = odd_ranks({rank: int(digests[different[0]]) for rank, digests in held.items()})
+    odd = odd_ranks({rank: int(one) for rank, digests in held.items() if (one := digests[different[0]]) != NOT_HELD})
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 
 

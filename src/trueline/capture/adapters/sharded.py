@@ -9,8 +9,6 @@ the same shards and read other samples, these are workers as any others, whose g
 
 from __future__ import annotations
 
-import hashlib
-
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,7 +18,7 @@ from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.fsdp1 import Fsdp1Adapter, fsdp1_adapter
 from trueline.capture.adapters.manual import ManualAdapter
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.world import meeting, world_size
+from trueline.capture.world import world_size
 
 PRECEDENCE = 15
 
@@ -28,9 +26,7 @@ PRECEDENCE = 15
 def adapter_for(
     model: nn.Module, process_group: dist.ProcessGroup | None
 ) -> Fsdp1Adapter | ManualAdapter | ShardedAdapter | None:
-    """The adapter of a model among several ranks some of whose parameters are DTensors, flattened by FSDP1, or not the
-    same on all.
-    """
+    """The adapter of a model among several ranks some of whose parameters are DTensors, or flattened by FSDP1."""
     wrapped = uncompiled(model)
     meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if isinstance(param, DTensor)))
     if world_size(process_group) == 1:
@@ -38,7 +34,7 @@ def adapter_for(
     if (flattened := fsdp1_adapter(wrapped, process_group)) is not None:
         return flattened
     if not meshes:
-        return StagesAdapter(process_group) if _differ(wrapped, process_group) else None
+        return None
     if process_group is not None and all(_is_across(process_group, mesh) for mesh in meshes):
         return DataParallelShards(wrapped, process_group, meshes)
     return ShardedAdapter(process_group, meshes)
@@ -76,7 +72,7 @@ class ShardedAdapter:
 
 
 class StagesAdapter(ShardedAdapter):
-    """Watches one model of which each rank holds other layers."""
+    """Watches one model of which each rank holds other layers, as the ranks have found when they met."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         self.process_group = process_group
@@ -85,17 +81,6 @@ class StagesAdapter(ShardedAdapter):
             "(a pipeline), and are not compared with each other; their gradients are not watched, their steps can be "
             "recorded. To compare workers that hold the same stage, pass their process_group."
         ]
-
-
-def _differ(model: nn.Module, process_group: dist.ProcessGroup | None) -> bool:
-    """Whether ranks hold parameters of other names or shapes. (Another dtype alone is a fault of one rank's settings.)
-    All of them ask at the same point: they meet through the store, as a collective of theirs might need a device.
-    """
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    held = repr([(name, tuple(param.shape)) for name, param in model.named_parameters()])
-    store = meeting(ranks, purpose="models")
-    store.set(str(dist.get_rank()), hashlib.sha256(held.encode()).hexdigest())
-    return len({store.get(str(rank)) for rank in ranks}) > 1
 
 
 class DataParallelShards(ManualAdapter):

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.layout import Layout, device_of, local
+from trueline.capture.layout import Layout, local
 from trueline.tensor.sketch import Measured
 
 Phase = Literal["local", "reduced", "used"]
@@ -127,7 +127,7 @@ class GradientProbe:
         ``<phase>_times``, how many there were at most; ``<phase>_whole_norm2`` of ``Layout.whole``.
         """
         shape = (len(self.layout.groups), self.layout.k)
-        like = {"dtype": torch.float64, "device": device_of(self.layout)}
+        like = {"dtype": torch.float64, "device": self.layout.device}
         out: dict[str, Tensor] = {}
         for phase, seen in self._seen.items():
             if seen.whole:

@@ -10,9 +10,12 @@ from trueline.tensor.digest import digest_tensor
 
 
 def param_digests(layout: Layout) -> Tensor:
-    """int64 [P + F] digest of each watched, then each frozen parameter's own memory (its shard under FSDP)."""
+    """int64 [P + F] digest of each watched, then each frozen parameter's own memory (its shard under FSDP); 0 for one
+    that this rank does not hold any more.
+    """
     params = [*layout.params, *(param for _, param in layout.frozen)]
-    return torch.stack([digest_tensor(local(param.detach())) for param in params])
+    nothing = torch.zeros((), dtype=torch.int64, device=layout.device)
+    return torch.stack([nothing if p is layout.gone else digest_tensor(local(p.detach())) for p in params])
 
 
 def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:

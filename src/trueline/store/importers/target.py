@@ -7,11 +7,9 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from trueline.schema import documents
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store import layout
-from trueline.store.durable import replace_file
 from trueline.store.writer import RunWriter
 
 
@@ -22,16 +20,16 @@ class NewRun:
         self.manifest = manifest
         """Written with the first rank, and again at the end."""
         self._folder = folder
-        self._leads = True
+        self._lead: tuple[RunWriter, RankEnv] | None = None
 
     @contextlib.contextmanager
     def rank(self, rank: int) -> Iterator[RunWriter]:
         """What takes the records of ``rank``; sealed at the end."""
-        writer = RunWriter(self._folder, rank=rank, creates=self._leads)
+        writer = RunWriter(self._folder, rank=rank, creates=self._lead is None)
         try:
             env = RankEnv(rank=rank, world_size=self.manifest.world_size, device="", grad_dtype="")
-            writer.describe(self.manifest if self._leads else None, env)
-            self._leads = False
+            writer.describe(self.manifest if self._lead is None else None, env)
+            self._lead = self._lead or (writer, env)
             yield writer
         finally:
             writer.close()
@@ -40,8 +38,9 @@ class NewRun:
             raise OSError("not all values could be stored")
 
     def finish(self) -> None:
-        """Write the manifest as it is now: the writers have given their shares back."""
-        replace_file(os.path.join(self._folder, layout.MANIFEST), documents.encode(self.manifest.model_dump()))
+        """Write the manifest as it is now."""
+        if self._lead is not None:
+            self._lead[0].describe(self.manifest, self._lead[1])
 
 
 @contextlib.contextmanager
