@@ -45,6 +45,7 @@ class Identity:
         autocast: dict[str, Any],
         batches: Sequence[Batch],
         loss_source: str,
+        local_updates: str = "",
     ) -> bool:
         """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
         every step (schedules) are columns of the row and do not count as a change.
@@ -53,6 +54,7 @@ class Identity:
         source = batches[0].token_source if batches else self.env.token_source
         layout, notes = parameters.layout, tuple(self._adapter.notes)
         now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), notes, len(parameters.changes))
+        now += (local_updates,)
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return False
         if self._layout is None:
@@ -68,6 +70,7 @@ class Identity:
                 "reduce_hook": reduction.hook,
                 "reduce_known": reduction.known,
                 "reduce_lossy": reduction.lossy,
+                "local_updates": reduction.hook if reduction.local else local_updates,
                 "token_source": source,
                 "loss_source": loss_source or self.env.loss_source,
                 "autocast": autocast,

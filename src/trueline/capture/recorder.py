@@ -30,6 +30,7 @@ from trueline.capture.outlet import Outlet
 from trueline.capture.own_time import OwnTime, worst
 from trueline.capture.parameters import Parameters
 from trueline.capture.passes import Passes
+from trueline.capture.probes.averaging import AveragingProbe
 from trueline.capture.probes.batch import Batch, digests_of
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -55,6 +56,7 @@ class Recorder:
         self.plan = plan
         self.team = team
         self.loader = DataLoaderProbe()
+        self.averaging = AveragingProbe()
         self.loss = LossProbe()
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
@@ -214,6 +216,7 @@ class Recorder:
     def _detach(self) -> None:
         self._adapter.detach()
         self.loader.detach()
+        self.averaging.detach()
         self.loss.detach()
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -446,6 +449,7 @@ class Recorder:
             autocast=self.autocast,
             batches=self._batches,
             loss_source=self.loss.source,
+            local_updates=self.averaging.averager or ("the plan" if self.plan.local_updates else ""),
         )
         if changed:
             self._outlet.describe(self._identity.manifest, self._identity.env)

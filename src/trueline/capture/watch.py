@@ -257,8 +257,12 @@ def _as_refs(
 
 def _innermost(optimizer: Any) -> Any:
     """The optimizer whose step torch's hooks see, inside of those that Accelerate (which are optimizers too) and
-    Lightning wrap around it.
+    Lightning wrap around it, and of post-local SGD's, which was never constructed as an optimizer.
     """
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and isinstance(
+        inner := getattr(optimizer, "optim", None), torch.optim.Optimizer
+    ):
+        optimizer = inner
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer

@@ -84,6 +84,12 @@ class Plan(BaseModel):
         description="groups of global ranks that are meant to be alike and are compared among themselves only; "
         "a rank in none is compared with no one. Empty: all are alike",
     )
+    local_updates: bool = Field(
+        default=False,
+        description="replicas update by themselves and are averaged now and then, on purpose (local SGD, DiLoCo, model "
+        "averaging): neither their values nor their gradients need be equal. Averagers and hooks of torch that do so "
+        "are recognised",
+    )
     ranks: tuple[int, ...] | None = Field(default=None, description="global ranks that record; unset: all")
     phases: tuple[Phase, ...] = Field(default=PHASES, min_length=1, description="which phases are recorded")
     between: tuple[str, str] | None = Field(

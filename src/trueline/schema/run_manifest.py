@@ -175,6 +175,11 @@ class RankEnv(BaseModel):
     reduce_hook: str = Field(default="", description="the user's comm hook, '' for the framework's own reduction")
     reduce_known: bool = Field(default=True, description="False where user code reduces in a way we cannot know")
     reduce_lossy: bool = Field(default=False, description="the hook is known to be lossy (PowerSGD, quantisation)")
+    local_updates: str = Field(
+        default="",
+        description="the hook or averager by which replicas update by themselves and are averaged now and then, or "
+        "'the plan'; '' where they should be equal at every step",
+    )
     token_source: str = ""
     loss_source: str = ""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -31,6 +31,7 @@ What it may miss
 ----------------
 Groups whose gradients are equal on all workers, since then nothing differs; steps between those that are sampled
 (`plan.every`). If one worker alone keeps its own gradient while the others reduce, that is reduction-mismatch.
+Replicas that update by themselves on purpose (`local_updates`) are not judged.
 Parameters that each rank holds for itself from the start and never reduces, such as experts, are left alone.
 
 Example
@@ -50,6 +51,7 @@ from trueline.analyze.evidence import (
     capitalized,
     named_some,
     ranks_text,
+    require_equal_replicas,
     sites_of,
     steps_text,
 )
@@ -74,6 +76,7 @@ NEEDS: tuple[str, ...] = (
 
 def check(run: Run) -> list[Finding]:
     """The Findings of what was not reduced; raises ``CannotTell`` where that was not measured."""
+    require_equal_replicas(run)
     held = run.lists("unreduced_params")
     findings = _held_back(run, held)
     try:

@@ -63,6 +63,7 @@ from trueline.analyze.evidence import (
     named_some,
     numbers,
     ranks_text,
+    require_equal_replicas,
     sites_of,
     steps_text,
 )
@@ -120,6 +121,8 @@ class _Case:
 
 def check(run: Run) -> list[Finding]:
     """One Finding for each kind of mismatch and set of ranks; raises ``CannotTell`` where that was not measured."""
+    if run.manifest.adapter != "ddp" or any(env.reduce_hook for env in run.env.values()):
+        require_equal_replicas(run)  # else DDP still averages every gradient
     reductions = reductions_of(run, "group_reduce_residual", "group_used_residual")
     with np.errstate(invalid="ignore", divide="ignore"):
         cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]

@@ -30,6 +30,9 @@ which often puts averaged or merged weights into the model of one rank to save i
 A parameter beside the shards that was not equal on all ranks from the start, and whose gradient never is, is each
 rank's own, as experts are that FSDP was told to ignore: it is named with severity info and not compared.
 
+Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or the plan
+says so) are not compared.
+
 What it may miss
 ----------------
 Drift between two measured steps that goes away again, parameters of ranks without a replica
@@ -60,6 +63,7 @@ from trueline.analyze.evidence import (
     named_some,
     odd_ranks,
     ranks_text,
+    require_equal_replicas,
     sites_of,
 )
 from trueline.analyze.whole import held_by_one, param_names
@@ -115,6 +119,7 @@ class _Drift:
 
 def check(run: Run) -> list[Finding]:
     """A Finding for parameters and one for buffers, where they differ; raises ``CannotTell`` without replicas."""
+    require_equal_replicas(run)
     replicas: dict[Kind, list[_Replicas]] = {kind: _replicas(run, kind) for kind in _KINDS}
     measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
     own = [_own(run, names)] if (names := sorted(held_by_one(run))) else []

@@ -21,7 +21,7 @@ class Reduction:
     """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is
     known, whether it is known to be lossy, the dtype in which sums are formed, and how many roundings one element
     goes through at most. ``seen`` is False where only what the optimizer receives is ever looked at, not what the
-    reduction returned.
+    reduction returned; ``local`` where replicas update by themselves, on purpose.
     """
 
     hook: str
@@ -30,6 +30,7 @@ class Reduction:
     dtype: str
     roundings: int
     seen: bool = True
+    local: bool = False
 
 
 class Adapter(Protocol):

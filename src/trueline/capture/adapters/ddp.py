@@ -25,6 +25,7 @@ from trueline.capture.probes.gradients import GradientProbe
 UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
 
 _EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
+_LOCAL = ("localsgd", "noop")
 _LOSSY = ("powersgd", "quantization", "localsgd", "noop", "ddp_zero", "optimizer_overlap")
 
 PRECEDENCE = 30
@@ -174,7 +175,8 @@ class DdpAdapter:
         return Reduction(
             hook=name,
             known=name in _EXACT,
-            lossy=_is_lossy(hook),
+            lossy=_is_any(hook, _LOSSY),
+            local=_is_any(hook, _LOCAL),
             dtype=str(compressed) if compressed is not None else dtype,
             roundings=size + 2,
             seen=not self._fallback,
@@ -298,9 +300,9 @@ def _inner(hook: Any) -> list[Any]:
     return [hook, *(cell.cell_contents for cell in cells if callable(cell.cell_contents))]
 
 
-def _is_lossy(hook: Any) -> bool:
+def _is_any(hook: Any, words: tuple[str, ...]) -> bool:
     texts = [f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}".lower() for part in _inner(hook)]
-    return any(word in text for word in _LOSSY for text in texts)
+    return any(word in text for word in words for text in texts)
 
 
 def _compression(hook: Any) -> torch.dtype | None:
