@@ -126,3 +126,10 @@ def test_a_run_of_unlike_workers_is_found(tmp_path):
         row["loss"] += rank
     (finding,) = dispersion_high.check(write_run(tmp_path, rows))
     assert finding.ranks == (0, 1, 2, 3)
+
+
+def test_losses_that_are_all_equal_are_said_to_be_and_not_to_be_absent(tmp_path):
+    rows = {(step, rank): {"loss": 2.0 + step} for step in range(9) for rank in range(2)}
+    with pytest.raises(CannotTell, match="all workers have equal losses and gradient norms, at 9 steps") as told:
+        dispersion_high.check(write_run(tmp_path, rows))
+    assert told.value.reason == "undecidable"

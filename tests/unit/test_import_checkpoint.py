@@ -100,7 +100,7 @@ def test_nested_dicts_lose_the_keys_of_their_containers(trained, tmp_path):
     assert ("opt", "state.1", 0, "exp_avg_sq") in rows
     assert run.manifest.source["values"]["epoch"] == 3
     assert run.manifest.source["values"]["optimizer.param_groups.0.lr"] == 1e-3
-    assert run.manifest.notes == ["1 entries are neither tensors nor plain values, and were left out: hook."]
+    assert run.manifest.notes == ["Entries that are neither tensors nor plain values (1) were left out: hook."]
 
 
 def test_optimizer_state_goes_by_the_names_that_it_has(trained, tmp_path):
@@ -269,7 +269,7 @@ def test_a_value_that_cannot_be_read_half_way_leaves_nothing(tmp_path):
         (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "1 of 2 files"),
         (
             lambda folder: save_file({"x": torch.ones(1)}, folder / "model-00002-of-00002.safetensors"),
-            "lacks 1 tensors",
+            "lacks 1 of the tensors",
         ),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "no 'weight_map'"),
         (lambda folder: [path.unlink() for path in folder.glob("model*")], "neither model.safetensors"),

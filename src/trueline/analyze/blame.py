@@ -271,9 +271,10 @@ def _explained(steps: Sequence[Step]) -> list[Finding]:
     if not within:
         return []
     largest = max(within, key=lambda found: found[1].times or 0.0)
+    differ = f"{counted(len(within), 'value')} {'differs' if len(within) == 1 else 'differ'}"
     claim = (
-        f"Rounding explains every difference: {counted(len(within), 'value')} differ, "
-        f"by at most {largest[1].times or 0.0:.2g} times what is expected, at {value_of(largest[1]).site}."
+        f"Rounding explains every difference: {differ}, by at most {largest[1].times or 0.0:.2g} times what is "
+        f"expected, at {value_of(largest[1]).site}."
     )
     return [_finding("explained-by-rounding", "info", claim, [largest])]
 

@@ -19,6 +19,7 @@ from trueline.analyze.align import Alignment, align
 from trueline.analyze.compare import Heard, measure_with
 from trueline.analyze.distance import MAX_BYTES, Distance
 from trueline.analyze.drift import Curve, loss_curve
+from trueline.analyze.evidence import counted
 from trueline.analyze.floors import kind_key, site_key
 from trueline.analyze.naming import NameMap
 from trueline.analyze.sides import Arrangement, arrange
@@ -250,6 +251,7 @@ def _notes(seen: _Seen, floor_K: Floats) -> list[str]:
     if seen.nonfinite:
         first = next(iter(seen.nonfinite.values()))
         notes.append(
-            f"NaN or infinities differ at {len(seen.nonfinite):,} places, first at {first}; they have no floor."
+            f"NaN or infinities differ at {counted(len(seen.nonfinite), 'place')}, first at {first}; they have no "
+            "floor."
         )
     return notes

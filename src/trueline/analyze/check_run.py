@@ -17,6 +17,7 @@ from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
+from trueline.schema.reading import why
 from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)
@@ -155,4 +156,4 @@ def _not_run(code: str, error: Exception) -> NotRun:
     if isinstance(error, RunError | AlignmentError):
         return NotRun(code, str(error), "damaged" if isinstance(error, RunError) else "undecidable")
     _log.warning("check %s failed", code, exc_info=error)
-    return NotRun(code, f"it failed with {type(error).__name__}: {error}; please report this", "failed")
+    return NotRun(code, f"it failed with {type(error).__name__}: {why(error)}; please report this", "failed")

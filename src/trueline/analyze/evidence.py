@@ -185,6 +185,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def of_ranks(
+    nouns: Sequence[str], ranks: Iterable[int], *, verbs: tuple[str, str] = ("is", "are"), where: str = ""
+) -> str:
+    """``the loss of rank 3 is``, ``the losses of ranks 0 and 1 are``, ``the loss and the gradient of rank 3 are``;
+    ``where`` stands before the verb.
+    """
+    whose = sorted(set(ranks))
+    plural = ("es" if nouns[0].endswith("s") else "s") if len(whose) > 1 and len(nouns) == 1 else ""
+    told = and_text([f"the {noun}{plural}" for noun in nouns])
+    return f"{told} of {ranks_text(whose)}{where} {verbs[len(whose) > 1 or len(nouns) > 1]}"
+
+
 def capitalized(sentence: str) -> str:
     """The sentence with its first letter, and nothing else, in upper case."""
     return sentence[:1].upper() + sentence[1:]

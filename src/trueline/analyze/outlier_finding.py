@@ -25,9 +25,14 @@ def ranks_of(series: WorkerSeries, workers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(series.ranks[worker] for worker in workers))
 
 
+def named(series: WorkerSeries, outlier: Outlier) -> tuple[int, ...]:
+    """Global ranks that are named together, ascending."""
+    return ranks_of(series, outlier.workers)
+
+
 def subject(series: WorkerSeries, outlier: Outlier) -> str:
     """``rank 3``, or ``ranks 0 and 1`` where several are named together."""
-    return ranks_text(ranks_of(series, outlier.workers))
+    return ranks_text(named(series, outlier))
 
 
 def counterpart(series: WorkerSeries, outlier: Outlier) -> str:
@@ -164,9 +169,10 @@ def sites(series: WorkerSeries, outlier: Outlier, names: tuple[str, ...], *, pha
 
 def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
     """How to declare workers that are meant to differ, as an edit of the plan."""
+    who = f"{subject(series, outlier)} {'is' if len(outlier.workers) == 1 else 'are'}"
     return (
-        f"If {subject(series, outlier)} is meant to differ (another data mixture, longer sequences), list the "
-        f"ranks that are alike in the plan: worker_groups = [{list(ranks_of(series, outlier.others))}]."
+        f"If {who} meant to differ (another data mixture, longer sequences), list the ranks that are alike in the "
+        f"plan: worker_groups = [{list(ranks_of(series, outlier.others))}]."
     )
 
 

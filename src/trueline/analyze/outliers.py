@@ -33,7 +33,7 @@ from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.alike import Remembered, memory_among
 from trueline.analyze.change_point import onset_of
 from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, mean_gap, t_two_sided
-from trueline.analyze.evidence import Floats, Ints
+from trueline.analyze.evidence import Floats, Ints, counted
 from trueline.analyze.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.analyze.kept import kept
 from trueline.analyze.memory import NONE, Memory
@@ -239,8 +239,8 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
     if all(num_steps < needed for needed, num_steps, _ in needs):
         needed, num_steps, num_workers = min(needs, key=lambda need: need[0] - need[1])
         raise CannotTell(
-            f"{num_steps} steps have {_NAMES[quantity]} to compare; with {num_workers} workers one that is last at "
-            f"every step stands out beyond chance after {needed} steps or more (ln of the odds over ln {num_workers})",
+            f"{counted(num_steps, 'step')} {'has' if num_steps == 1 else 'have'} {_NAMES[quantity]} to compare; with "
+            f"{num_workers} workers one that is last at every step stands out beyond chance after {needed} steps",
             reason="too-few-steps",
         )
 

@@ -15,6 +15,7 @@ from trueline.analyze import checks
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
+from trueline.schema.reading import why
 from trueline.store.reader import Run
 
 GROUP = "trueline.checks"
@@ -54,8 +55,8 @@ def _loaded(entry: EntryPoint) -> Check:
         module = entry.load()
     except ImportError as error:
         raise InputError(
-            f"Check '{entry.name}' cannot be loaded from '{entry.value}': {error}. Reinstall or remove the package "
-            "that registers it."
+            f"Check '{entry.name}' cannot be loaded from '{entry.value}': {why(error)}. Reinstall or remove the "
+            "package that registers it."
         ) from error
     return _checked(module, entry.name)
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 
 from trueline.schema.finding import Finding
+from trueline.schema.reading import why
 from trueline.schema.roles import Record, Sink
 from trueline.schema.run_manifest import Manifest, RankEnv
 
@@ -41,7 +42,7 @@ class Outlet:
     def degraded(self, part: str, error: Exception) -> None:
         """Say that watching of ``part`` ended with an exception of ours."""
         _log.debug("trueline: %s failed", part, exc_info=error)
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {why(error)}"
         claim = f"Watching of {part} stopped on rank {self._rank} at step {self.step}: {what}."
         _log.warning("trueline: %s Training goes on.", claim)
         self.write(
@@ -66,7 +67,7 @@ class Outlet:
 
     def _lose(self, error: OSError) -> None:
         sink, self._sink = self._sink, None
-        claim = f"The Run could not be written from step {self.step} on rank {self._rank}: {error}."
+        claim = f"The Run could not be written from step {self.step} on rank {self._rank}: {why(error)}."
         _log.warning("trueline: %s Training goes on, unrecorded.", claim)
         finding = Finding(
             code="watch-degraded",

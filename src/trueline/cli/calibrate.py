@@ -65,8 +65,8 @@ def _print_tolerance(console: Console, tolerance: Tolerance, target: str) -> Non
         console.print(line, markup=False, highlight=False)
 
     say(
-        f"{len(tolerance.sites):,} sites at {counted(len(tolerance.steps), 'step')} of {len(tolerance.runs)} Runs "
-        f"({counted(tolerance.pairs, 'pair')}), measured on {_MEASURED[tolerance.how]}."
+        f"{counted(len(tolerance.sites), 'site')} at {counted(len(tolerance.steps), 'step')} of "
+        f"{len(tolerance.runs)} Runs ({counted(tolerance.pairs, 'pair')}), measured on {_MEASURED[tolerance.how]}."
     )
     for at, step in enumerate(tolerance.steps):
         floors = [(floors[at], site) for site, floors in tolerance.sites.items() if floors[at] is not None]

@@ -98,7 +98,9 @@ def _print_table(scores: Sequence[Score]) -> None:
 
 
 def _cells(score: Score) -> tuple[str, ...]:
-    spoken = f"{len(score.alarms)} alarms" if score.alarms else "silent"
+    from trueline.view.wording import counted
+
+    spoken = counted(len(score.alarms), "alarm") if score.alarms else "silent"
     healthy = "did not finish" if score.failed_healthy else spoken
     if score.kind == "control":
         return score.id, score.name, "", "", "", healthy

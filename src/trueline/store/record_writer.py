@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 from trueline.schema.finding import Finding
+from trueline.schema.reading import why
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES, Background
@@ -182,7 +183,7 @@ class RecordWriter:
         for file in self._tensors.values():
             file.drop()
         self._tensors.clear()
-        claim = f"Tensors could not be stored from step {step} on rank {self._rank}: {error}."
+        claim = f"Tensors could not be stored from step {step} on rank {self._rank}: {why(error)}."
         _log.warning("trueline: %s Statistics are still recorded.", claim)
         self.notices.append(
             Finding(

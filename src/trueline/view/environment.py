@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.view.wording import clipped, ranks_words
+from trueline.view.wording import clipped, counted, ranks_words
 
 _MAX_VALUE = 300
 """Characters of a value that are shown."""
@@ -89,8 +89,8 @@ def _rank_facts(env: RankEnv) -> dict[str, str]:
         "pid": env.pid,
         "device": env.device,
         "model": {
-            "parameters": f"{len(env.params):,} tensors, {numel:,} values",
-            "trainable": f"{sum(env.requires_grad):,} tensors",
+            "parameters": f"{counted(len(env.params), 'tensor')}, {counted(numel, 'value')}",
+            "trainable": counted(sum(env.requires_grad), "tensor"),
             "parameter_dtypes": ", ".join(sorted(set(env.param_dtypes))),
             "buffers": f"{len(env.buffers):,}",
             "watched_groups": ", ".join(group.name for group in env.groups),

@@ -69,7 +69,7 @@ from trueline.analyze.alike import (
     whole_alarm,
 )
 from trueline.analyze.change_point import onset_of
-from trueline.analyze.evidence import Floats, Ints, capitalized, ranks_text, since_text, sites_of
+from trueline.analyze.evidence import Floats, Ints, capitalized, counted, ranks_text, since_text, sites_of
 from trueline.analyze.exchangeability import scores
 from trueline.analyze.memory import Memory
 from trueline.analyze.promise import Promise, promise_of
@@ -140,9 +140,15 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
         dealt = steps_needed(threshold, nats=math.log(parts.NUM_DEALS + 1), num_bets=len(parts.HIGH_BETS))
         if have >= needed or len(series.parts) >= dealt:
             return
+        measured = np.isfinite(series.loss[:, list(members)]) | np.isfinite(series.log_norm[:, list(members)])
+        tied = int(np.count_nonzero(np.count_nonzero(measured, axis=1) > 1))
+        if not have and tied:
+            raise CannotTell(
+                f"all workers have equal losses and gradient norms, at {counted(tied, 'step')}", reason="undecidable"
+            )
         short.append(
-            f"{have} steps have losses or gradient norms to compare, and with {len(members)} workers that keep their "
-            f"order at every step {needed} are needed to stand out beyond chance"
+            f"{counted(have, 'step')} {'has' if have == 1 else 'have'} losses or gradient norms to compare, and with "
+            f"{len(members)} workers that keep their order at every step {needed} are needed to stand out beyond chance"
         )
     if not short:
         raise CannotTell("no group has two workers that may be compared")

@@ -80,7 +80,7 @@ from trueline.analyze.copies import (
     pair_columns,
 )
 from trueline.analyze.duplicates import told_by_digests
-from trueline.analyze.evidence import Bools, Floats, capitalized, ranks_text, sites_of
+from trueline.analyze.evidence import Bools, Floats, capitalized, counted, ranks_text, sites_of
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -264,7 +264,8 @@ def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tup
     )
     if len(series.parts) >= dealt:
         return
-    why = f"{len(series.parts)} steps have losses of the parts of all workers' batches, and {dealt} are needed"
+    have = f"{counted(len(series.parts), 'step')} {'has' if len(series.parts) == 1 else 'have'}"
+    why = f"{have} losses of the parts of all workers' batches, and {dealt} are needed"
     for members in groups:
         number = math.comb(len(members), 2)
         if len(members) > MAX_PAIRED_WORKERS or number < 2:

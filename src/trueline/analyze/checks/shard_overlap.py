@@ -128,8 +128,8 @@ def check(run: Run) -> list[Finding]:
     )
     if not findings and nothing_returns(samples):
         raise CannotTell(
-            f"none of the samples came again in {samples.num_blocks} epochs: they are changed on the fly or streamed, "
-            "and digests cannot tell who consumed which",
+            f"none of the samples came again in {counted(samples.num_blocks, 'epoch')}: they are changed on the fly or "
+            "streamed, and digests cannot tell who consumed which",
             reason="undecidable",
         )
     return findings
@@ -190,8 +190,8 @@ def _contradiction(evidence: _Evidence, between: Ints) -> Finding:
         between,
         _named(evidence, between),
         severity="error",
-        claim=f"{_consumed(len(between))} by two workers{_involving(evidence, between)}, though the samplers split one "
-        f"data set of {num_rows:,} different rows.",
+        claim=f"{_consumed(len(between))} by two workers{_involving(evidence, between) or ','} though the samplers "
+        f"split one data set of {num_rows:,} different rows.",
         measured=float(len(between)),
         expected=0.0,
         unit="samples consumed by two workers in one epoch",

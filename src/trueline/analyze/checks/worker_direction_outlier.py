@@ -38,8 +38,8 @@ from trueline.analyze.alike import alike_groups
 from trueline.analyze.copies import copies_among
 from trueline.analyze.duplicates import told_by_digests
 from trueline.analyze.effects import mean_of_workers
-from trueline.analyze.evidence import data_parallel_ranks
-from trueline.analyze.outlier_finding import gradient_finding, place_of, subject, when
+from trueline.analyze.evidence import data_parallel_ranks, of_ranks
+from trueline.analyze.outlier_finding import gradient_finding, named, place_of, subject, when
 from trueline.analyze.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.scale import unexplained
@@ -102,8 +102,9 @@ def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
         series,
         outlier,
         place,
-        f"the gradient of {subject(series, outlier)}{place.clause} has a mean cosine of {mine:.2g} to the mean of "
-        f"the others {when(series, outlier)}; the {others} have {mine - difference.value:.2g}",
+        f"{of_ranks(['gradient'], named(series, outlier), verbs=('has', 'have'), where=place.clause)} a mean cosine "
+        f"of {mine:.2g} to the mean of the others {when(series, outlier)}; "
+        f"the {others} have {mine - difference.value:.2g}",
         code=CODE,
         sizes=(mine, mine - difference.value, "mean cosine to the mean of the other workers' gradients"),
         interval=difference.interval(),

@@ -39,7 +39,8 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.outlier_finding import counterpart, gradient_finding, place_of, subject, when
+from trueline.analyze.evidence import of_ranks
+from trueline.analyze.outlier_finding import counterpart, gradient_finding, named, place_of, subject, when
 from trueline.analyze.outliers import effect_of
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.scale import Scale, scales
@@ -77,7 +78,7 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
         series,
         outlier,
         place,
-        f"the gradient of {subject(series, outlier)} is {math.exp(log_ratio.value):.3g} times as long as "
+        f"{of_ranks(['gradient'], named(series, outlier))} {math.exp(log_ratio.value):.3g} times as long as "
         f"{theirs}{place.clause} {when(series, outlier)}{counts}",
         code=CODE,
         sizes=(math.exp(log_ratio.value), 1.0, "times the others' gradient norm (geometric mean)"),

@@ -43,11 +43,13 @@ The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240 (betwee
 from __future__ import annotations
 
 from trueline.analyze.effects import mean_of_workers
+from trueline.analyze.evidence import of_ranks
 from trueline.analyze.outlier_finding import (
     claim,
     common,
     counterpart,
     meant_to_differ,
+    named,
     sites,
     subject,
     when,
@@ -87,7 +89,7 @@ def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
         claim=claim(
             series,
             outlier,
-            f"the loss of {subject(series, outlier)} is {abs(difference.value):.3g} {side} {than} of "
+            f"{of_ranks(['loss'], named(series, outlier))} {abs(difference.value):.3g} {side} {than} of "
             f"{mine - difference.value:.4g} {when(series, outlier)}",
         ),
         sites=sites(series, outlier, ("loss",), phase="loss"),

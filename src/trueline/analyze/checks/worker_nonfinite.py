@@ -39,7 +39,6 @@ import numpy as np
 from trueline.analyze.evidence import (
     MAX_SITES,
     Bools,
-    and_text,
     any_over,
     capitalized,
     data_parallel_ranks,
@@ -48,7 +47,7 @@ from trueline.analyze.evidence import (
     marked,
     named_some,
     numbers,
-    ranks_text,
+    of_ranks,
     sites_of,
 )
 from trueline.schema.errors import CannotTell
@@ -103,8 +102,7 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
     return Finding(
         code=CODE,
         severity="info" if scaled else "error",
-        claim=f"{capitalized(and_text([f'the {kind}' for kind in kinds]))} of {ranks_text(named)} "
-        f"{'is' if len(kinds) == len(named) == 1 else 'are'} not finite at step {step}{where}.",
+        claim=f"{capitalized(of_ranks(kinds, named))} not finite at step {step}{where}.",
         ranks=named,
         step_first=step,
         step_last=bad.steps[-1],

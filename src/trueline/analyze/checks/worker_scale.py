@@ -45,10 +45,12 @@ from __future__ import annotations
 
 import math
 
+from trueline.analyze.evidence import of_ranks
 from trueline.analyze.outlier_finding import (
     claim,
     common,
     counterpart,
+    named,
     sites,
     subject,
     when,
@@ -86,7 +88,7 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
         claim=claim(
             series,
             outlier,
-            f"the gradient of {subject(series, outlier)} is {factor:.3g} {than} ({low:.3g} to {high:.3g}) "
+            f"{of_ranks(['gradient'], named(series, outlier))} {factor:.3g} {than} ({low:.3g} to {high:.3g}) "
             f"{when(series, outlier)}, in all parameter groups alike, {loss}",
         ),
         sites=sites(series, outlier, ("all",), phase="grad"),

@@ -54,6 +54,7 @@ from trueline.analyze.evidence import (
     marked,
     named_some,
     numbers,
+    of_ranks,
     ranks_text,
     several_workers,
     sites_of,
@@ -96,7 +97,7 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
     return Finding(
         code=CODE,
         severity="error" if lasting or not zero_loss else "warning",
-        claim=f"The gradient of {ranks_text(silent.ranks)} is zero at "
+        claim=f"{capitalized(of_ranks(['gradient'], silent.ranks))} zero at "
         f"{steps_text(steps, among=run.steps[measured_TN.any(axis=1)].tolist())}, while other ranks have one.",
         ranks=silent.ranks,
         step_first=steps[0],

@@ -14,6 +14,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import Adapter, AdapterModule
 from trueline.schema.errors import CaptureError
+from trueline.schema.reading import why
 
 GROUP = "trueline.adapters"
 
@@ -55,8 +56,8 @@ def _loaded(entry: EntryPoint) -> AdapterModule:
         module = entry.load()
     except ImportError as error:
         raise CaptureError(
-            f"Adapter '{entry.name}' cannot be loaded from '{entry.value}': {error}. Reinstall or remove the package "
-            "that registers it."
+            f"Adapter '{entry.name}' cannot be loaded from '{entry.value}': {why(error)}. Reinstall or remove the "
+            "package that registers it."
         ) from error
     missing = [part for part in ("PRECEDENCE", "adapter_for") if not hasattr(module, part)]
     if missing:

@@ -82,7 +82,7 @@ def require_names(path: str, wanted: list[str], present: set[str]) -> None:
     absent = sorted(set(wanted) - present)
     if absent:
         raise InputError(
-            f"'{path}' lacks {len(absent)} tensors of its index, such as '{absent[0]}'. Download it again."
+            f"'{path}' lacks {len(absent)} of the tensors of its index, such as '{absent[0]}'. Download it again."
         )
 
 

@@ -89,8 +89,8 @@ class State:
         if not self.others:
             return ()
         more = f" and {len(self.others) - 5} more" if len(self.others) > 5 else ""
-        told = f"{len(self.others)} entries are neither tensors nor plain values"
-        return (f"{told}, and were left out: {', '.join(self.others[:5])}{more}.",)
+        told = f"Entries that are neither tensors nor plain values ({len(self.others)})"
+        return (f"{told} were left out: {', '.join(self.others[:5])}{more}.",)
 
 
 def _require_kind(path: str) -> None:

@@ -1,0 +1,126 @@
+"""Sentences agree with what they count, whether it is none, one, two or many."""
+
+import ast
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+import trueline
+from trueline.analyze.evidence import of_ranks, ranks_text, steps_text
+from trueline.analyze.verdict import place_text
+
+SOURCE = Path(trueline.__file__).parent
+BROKEN = re.compile(
+    r"[,;:]{2}|[,;:]\.(?!\w)|(?<!\.)\.[,;]|(?<![./])\.\.(?![./])| [,;](?!\w)|[a-z,;] {2,}[a-z]|\b([A-Za-z]+) \1\b"
+)
+"""Doubled punctuation, a blank before it, two blanks, a word twice."""
+ONE_OR_MORE = re.compile(r"(?:len\(.*\)|.*\bnum_\w+|.*\bcount|.*\.size)(?::,)?")
+"""What is filled in is how many there are; what may be one is written with ``counted``."""
+PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
+
+
+MANY = {
+    "analyze/calibrate.py len(alignment.pairs) recorded values",
+    "analyze/checks/dispersion_high.py len(members) workers",
+    "analyze/checks/dispersion_low.py len(members) workers",
+    "analyze/checks/dispersion_low.py len(rows) steps",
+    "analyze/checks/duplicate_data.py len(declared.by_rank) workers",
+    "analyze/checks/grad_explosion.py growth.num_layers layers",
+    "analyze/checks/shard_overlap.py len(samples.ranks) parts",
+    "analyze/checks/token_imbalance.py len(members) workers",
+    "analyze/compare.py len(arrangements) recorded steps",
+    "analyze/evidence.py len(ordered) steps",
+    "analyze/gathering.py len(ranks) ranks",
+    "analyze/lonely.py len(own) modules",
+    "analyze/merging.py len(wholes) terms",
+    "analyze/outliers.py num_workers workers",
+    "analyze/rounding.py num_workers terms",
+    "analyze/rounding.py num_terms terms",
+    "analyze/rounding.py num_terms vectors",
+    "analyze/verdict.py len(incidents) incidents",
+    "capture/layout.py len(every) parameters",
+    "capture/record/start.py len(names) modules",
+    "compat/msprobe/config.py len(scope) names",
+    "compat/msprobe/names.py len(modules) modules",
+    "schema/stats.py len(parts) shards",
+    "schema/tolerance.py len(self.loss_steps) steps",
+    "schema/tolerance.py len(floors) floors",
+    "schema/tolerance.py len(self.steps) steps",
+    "store/attempts.py len(before) parameters",
+    "store/importers/safetensors.py len(indices) indices",
+    "store/importers/safetensors.py len(shards) files",
+    "store/journal.py num_bytes bytes",
+    "store/journal.py len(body) bytes",
+    "store/parts.py len(data) bytes",
+    "store/parts.py file.metadata.num_rows rows",
+    "store/record_summary.py len(steps) steps",
+    "store/records.py num_rows rows",
+    "store/stacks.py len(data) bytes",
+    "store/stacks.py file.metadata.num_rows rows",
+    "store/tensors.py len(bits) bytes",
+    "tensor/sketch.py count signs",
+    "view/compare_page.py count values",
+    "view/compare_story.py count values",
+    "view/report_data.py len(ranks) workers",
+    "view/wording.py len(ranks) ranks",
+}
+"""Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
+
+
+def templates():
+    """(file:line, node) of every text of ours with a place to fill in."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "testing" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", node
+
+
+def filled_in(node):
+    """The text with a word of its own at each place."""
+    parts = [part.value if isinstance(part, ast.Constant) else f"X{place}" for place, part in enumerate(node.values)]
+    return "".join(map(str, parts)).strip()
+
+
+def counts_of_many(node):
+    """Each place that holds a number of things, with the plural behind it."""
+    for part, after in itertools.pairwise(node.values):
+        if isinstance(part, ast.FormattedValue) and isinstance(after, ast.Constant):
+            plural = PLURAL.match(str(after.value))
+            if plural and ONE_OR_MORE.fullmatch(ast.unparse(part.value)):
+                yield f"{ast.unparse(part.value)}{plural[0]}"
+
+
+def test_no_sentence_has_doubled_punctuation_or_a_word_twice():
+    broken = [(where, filled_in(node)) for where, node in templates() if BROKEN.search(filled_in(node))]
+    assert [each for each in broken if "default-src" not in each[1]] == []
+
+
+def test_every_count_that_may_be_one_agrees_with_its_noun():
+    found = {f"{where.split(':')[0]} {many}" for where, node in templates() for many in counts_of_many(node)}
+    assert found - MANY == set()
+    assert MANY - found == set()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "loss", "both"),
+    [
+        ((3,), "the loss of rank 3 is", "the loss and the gradient of rank 3 are"),
+        ((0, 1), "the losses of ranks 0 and 1 are", "the loss and the gradient of ranks 0 and 1 are"),
+        (range(6), "the losses of ranks 0-5 are", "the loss and the gradient of ranks 0-5 are"),
+    ],
+)
+def test_what_ranks_have_agrees_with_how_many_they_are(ranks, loss, both):
+    assert of_ranks(["loss"], ranks) == loss
+    assert of_ranks(["loss", "gradient"], ranks) == both
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 1000])
+@pytest.mark.parametrize("apart", [1, 3])
+def test_ranks_steps_and_places_are_well_formed_for_any_number(count, apart):
+    numbers = range(0, count * apart, apart)
+    for text in (ranks_text(numbers), steps_text(numbers), place_text(tuple(numbers), 5, count)):
+        assert not BROKEN.search(text)
+        assert ("ranks" in text or "steps" in text) == (count > 1)
