@@ -316,7 +316,7 @@ def _notes(team: Team) -> list[str]:
         names = sorted(team.apart.shape | team.apart.frozen)
         if names:
             notes.append(
-                f"{len(names)} parameters are not the same on all ranks, {names[0]} for one: their gradients are not "
+                f"Parameters are not the same on all ranks ({len(names)}, {names[0]} for one): their gradients are not "
                 "compared, all others are."
             )
     return notes

@@ -80,7 +80,7 @@ class Verification:
         """One sentence."""
         counts, total = self.counts, len(self.files)
         if self.exit_code:
-            lacks = f", and {len(self.missing)} things are missing" if self.missing else ""
+            lacks = f"; missing: {len(self.missing)}" if self.missing else ""
             return f"Damaged: {counts['damaged']} of {total} files are not what was written{lacks}."
         told = [f"{counts['torn']} end where a process was killed, or writes just now"] if counts["torn"] else []
         told += [f"{counts['unchecked']} have no checksum and can be read"] if counts["unchecked"] else []
@@ -247,7 +247,9 @@ def _missing(run: Run, named: set[str]) -> list[str]:
     for (rank, step), keys in wanted.items():
         absent = keys - run.stored.keys(rank, step, problems)
         problems += (
-            [f"rank {rank}: {len(absent)} values of step {step} are not stored, as '{min(absent)}'"] if absent else []
+            [f"rank {rank}: of step {step} some values are not stored ({len(absent)}), such as '{min(absent)}'"]
+            if absent
+            else []
         )
     for rank, numbers in stacks.items():
         absent = [number for number in numbers if not run.has_stack(rank, number)]
