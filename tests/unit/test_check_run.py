@@ -23,6 +23,7 @@ EXACT = (
     "reduction-mismatch",
     "replica-drift",
     "rng-streams",
+    "sample-repeats",
     "updates-apart",
     "shard-overlap",
     "worker-nonfinite",

@@ -61,7 +61,7 @@ def test_the_claim_says_what_was_measured(tmp_path):
         "groups alike, and so is its loss."
     )
     assert (finding.step_first, finding.step_last, finding.expected) == (100, 199, 1.0)
-    assert finding.sites == ("98.0/r2/grad/all#0:out0",)
+    assert finding.sites == ("100.0/r2/grad/all#0:out0",)
 
 
 def test_of_two_workers_which_is_scaled_is_undecided():

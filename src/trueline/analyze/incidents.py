@@ -16,6 +16,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
     "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
     "shard-overlap": ("dispersion-low",),
+    "sample-repeats": ("shard-overlap",),
     "rank-config-differs": ("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", *_APART),
     "gradient-not-reduced": ("reduction-mismatch", "replica-drift", *_APART),
     "reduction-mismatch": ("replica-drift", *_APART),

@@ -49,6 +49,11 @@ class Declared:
         )
 
     @property
+    def is_stream(self) -> bool:
+        """Whether all workers read an ``IterableDataset``, for which a DataLoader refuses a sampler."""
+        return self.all_equal("stream") is True or self.all_equal("sampler") == "_InfiniteConstantSampler"
+
+    @property
     def in_file_order(self) -> bool:
         """Whether all workers declared that they do not shuffle: then who reads what is not left to chance."""
         return self.all_equal("shuffle") is False
@@ -77,6 +82,14 @@ class Declared:
             taken[rows[rank]].add(part)
         fewest = min(len(found) for found in taken.values())
         return (fewest, num_parts) if fewest < num_parts else None
+
+
+SPLIT_STREAM = (
+    "Split the stream in __iter__: with info = torch.utils.data.get_worker_info(), each loader worker of each rank "
+    "takes items number rank * info.num_workers + info.id, then every (world_size * info.num_workers)-th; or "
+    "datasets.distributed.split_dataset_by_node. A DataLoader takes no sampler for a stream."
+)
+"""What to do about a stream that is not split between ranks, or between the workers of a loader."""
 
 
 def declared_sampling(env: dict[int, RankEnv], ranks: Sequence[int]) -> Declared:

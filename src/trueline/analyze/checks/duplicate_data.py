@@ -57,7 +57,7 @@ import numpy as np
 from trueline.analyze.duplicates import Duplicates, find_duplicates, judged_slots, shared_in_step
 from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, ranks_text, steps_text
 from trueline.analyze.samples import Samples, consumed_samples
-from trueline.analyze.sampling import Declared, declared_sampling
+from trueline.analyze.sampling import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.stats_tests import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -138,6 +138,8 @@ def _sites(samples: Samples, found: Duplicates) -> tuple[str, ...]:
 
 
 def _advice(declared: Declared) -> tuple[str, ...]:
+    if declared.is_stream:
+        return (SPLIT_STREAM,)
     sampler, parts = declared.all_equal("sampler"), declared.num_replicas
     if sampler == "DistributedSampler" and parts is not None and parts < len(declared.by_rank):
         return (
@@ -147,7 +149,7 @@ def _advice(declared: Declared) -> tuple[str, ...]:
     if sampler and parts is None:
         return (
             f"The DataLoader uses {sampler}, which does not split the data: pass "
-            "sampler=DistributedSampler(dataset, num_replicas=world_size, rank=rank), or split a stream by rank.",
+            "sampler=DistributedSampler(dataset, num_replicas=world_size, rank=rank).",
         )
     return (
         "Give every rank its own part: DistributedSampler(dataset, num_replicas=world_size, rank=rank); a stream needs "

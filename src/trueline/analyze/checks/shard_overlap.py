@@ -85,7 +85,7 @@ from trueline.analyze.coverage import (
 from trueline.analyze.evidence import Ints, and_text, counted, ranks_text
 from trueline.analyze.overlap import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
 from trueline.analyze.samples import Samples, consumed_samples
-from trueline.analyze.sampling import Declared, declared_sampling
+from trueline.analyze.sampling import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.stats_tests import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
@@ -248,7 +248,7 @@ def _finding(
         unit=unit,
         false_alarm_rate=false_alarm_rate,
         evidence={"samples_shared": len(between), "samples_consumed": len(samples), **(more or {})},
-        next=_ONE_SEED,
+        next=(SPLIT_STREAM,) if evidence.declared.is_stream else _ONE_SEED,
     )
 
 

@@ -63,6 +63,8 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "sampler": type(sampler).__name__ if sampler is not None else "",
         "batch_size": loader.batch_size,
         "drop_last": bool(loader.drop_last),
+        "num_workers": loader.num_workers,
+        "stream": isinstance(dataset, IterableDataset),
         "rows_digest": rows_digest(dataset),
     }
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
