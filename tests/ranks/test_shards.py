@@ -143,7 +143,7 @@ def test_gradients_that_are_held_back_at_the_update_are_told(two, tmp_path):
 def test_a_parameter_beside_shards_that_drifts_is_found(two, tmp_path):
     (finding,) = findings(two, tmp_path, "drifts", "whole")
     assert (finding.code, finding.severity, finding.step_first) == ("replica-drift", "error", FROM)
-    assert "1 parameter, first seen before the update of step 3: scale" in finding.claim
+    assert "1 parameter, equal before the update of step 2 and different before that of step 3: scale" in finding.claim
 
 
 def test_a_parameter_beside_shards_that_nobody_reduces_is_found(two, tmp_path):
