@@ -104,7 +104,7 @@ def test_a_run_of_a_few_steps_is_read(tmp_path):
 def test_one_worker_runs_what_needs_no_second_and_cannot_be_told(tmp_path):
     report = check(healthy_run(tmp_path, num_ranks=1, num_steps=60))
 
-    assert report.checks_run == ("grad-spike", "loss-spike", "worker-nonfinite")
+    assert report.checks_run == ("grad-spike", "loss-spike", "sample-repeats", "worker-nonfinite")
     others = [entry for entry in report.checks_not_run if entry.check not in RECORDED]
     assert {entry.reason for entry in others} == {"one-worker"}
     assert report.exit_code == 3

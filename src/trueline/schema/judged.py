@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 Question = Literal[
     "data",
+    "repeats",
     "replicas",
     "workers",
     "nonfinite",
@@ -23,6 +24,7 @@ Question = Literal[
 ]
 QUESTIONS: dict[Question, str] = {
     "data": "which samples the ranks read",
+    "repeats": "whether a rank reads samples again",
     "replicas": "whether gradients are averaged and replicas stay equal",
     "workers": "whether losses and gradients of one rank are unlike those of the others",
     "nonfinite": "whether losses and gradients are finite",

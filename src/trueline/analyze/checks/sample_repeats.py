@@ -64,7 +64,7 @@ from trueline.store.reader import Run
 
 CODE = "sample-repeats"
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch", "num_micro")
-QUESTION = "data"
+QUESTION = "repeats"
 ACROSS_RANKS = False
 
 
