@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -28,13 +28,15 @@ SAID = Finding(code="rng-streams", severity="info", claim="Equal.")
 
 
 @mock.patch.object(merging, "FAN_IN", 2)
-def write(path: Path, *, records: bool = True) -> int | None:
+def write(path: Path, *, records: bool = True, tell: Callable[[object], None] = lambda _: None) -> int | None:
     """Write rows, a Finding and recorded steps as a job does, through what lets go of a Run that cannot be written.
 
-    The step from which on it was; None where it was to the end. Raises ``OSError`` where it cannot begin.
+    The step from which on it was; None where it was to the end.
+    ``tell`` hears of "begun", each step, and "closed". Raises ``OSError`` where it cannot begin.
     """
     outlet = Outlet(RunWriter(path, rank=0, seal_steps=2), rank=0)
     lost: int | None = None
+    tell("begun")
     outlet.describe(Manifest(started_at="then"), RankEnv())
     for step in range(NUM_STEPS):
         outlet.step = step
@@ -48,7 +50,9 @@ def write(path: Path, *, records: bool = True) -> int | None:
         if isinstance(writer, RunWriter) and writer._records is not None:
             writer._records.drain()  # so that calls come in the same order whenever it is written
         lost = step if lost is None and outlet._sink is None else lost
+        tell(step)
     outlet.close()
+    tell("closed")
     return lost
 
 
@@ -131,6 +135,27 @@ def failures(path: Path, *, records: bool) -> Iterator[tuple[int, str]]:
     for number in range(1, disk.num_calls + 1):
         for how in FAILURES:
             yield number, how
+
+
+def false_after_power_cut(path: Path, told: Collection[object]) -> list[str]:
+    """What is wrong with the Run of ``write`` where the power went after it had told ``told``: false, or missing though
+    it was sealed.
+    """
+    try:
+        run = Run(path)
+    except TruelineError as error:
+        return [str(error)] if "begun" in told else []
+    wrong = false_in(run)
+    last = max((step for step in told if isinstance(step, int)), default=-1)
+    sealed = NUM_STEPS if "closed" in told else (last + 1) // 2 * 2
+    missing = sorted({*range(sealed)} - {*run.steps.tolist()})
+    if missing:
+        wrong.append(f"sealed rows of steps {missing} are missing")
+    if "closed" in told and (run.unclosed or len(run.problems)):
+        wrong.append(f"it was closed, and has ranks {run.unclosed} open and problems {run.problems}")
+    if "begun" in told and last < NUM_STEPS - 1 and not run.unclosed:
+        wrong.append("it looks as if it had been closed")
+    return wrong
 
 
 def train(path: Path | None) -> list[float]:

@@ -5,7 +5,7 @@ cut leave anything false. ``make bench ARGS=durability`` tries all of it, this a
 import shutil
 
 import pytest
-from benchmarks.durability import jobs
+from benchmarks.durability import jobs, power
 from benchmarks.durability.disk import FAILURES, Disk
 
 
@@ -35,3 +35,19 @@ def test_training_under_a_disk_that_fails_is_that_without_a_watch(tmp_path):
         path = tmp_path / str(number)
         with Disk(str(path), fails_at=number, how="EIO", lasting=number % 16 == 1).mounted():
             assert jobs.train(path) == bare
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_power_cut_leaves_what_was_sealed_and_nothing_false(tmp_path, records):
+    """After any call; which of the unsynced calls are on the disk changes from cut to cut."""
+    (tmp_path / "made").mkdir()
+    disk = Disk(str(tmp_path / "made"))
+    with disk.mounted():
+        jobs.write(tmp_path / "made" / "run", records=records, tell=lambda what: disk.log.append(("told", what)))
+    assert len(disk.log) > 80
+    for end in range(1, len(disk.log) + 1, 3 if records else 1):
+        told = [entry[1] for entry in disk.log[:end] if entry[0] == "told"]
+        way = power.WAYS[end % len(power.WAYS)]
+        power.leave(disk.log[:end], tmp_path / "made", tmp_path / "left", way=way, seed=end)
+        wrong = jobs.false_after_power_cut(tmp_path / "left" / "run", told)
+        assert wrong == [], (end, way, disk.log[end - 1][:2])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from trueline.schema.errors import RunError, RunExistsError
 from trueline.schema.owner import require_ended
 from trueline.store import layout
+from trueline.store.durable import make_folder
 from trueline.store.migrate import read_manifest
 
 
@@ -22,7 +23,7 @@ def alone_in(path: str) -> Iterator[None]:
     if os.path.lexists(path) and not os.path.isdir(path):
         yield  # which will be refused
         return
-    os.makedirs(path, exist_ok=True)
+    make_folder(path)
     fd = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 
@@ -31,8 +32,21 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Put a file with ``data`` at ``path``, fsynced; on an ``OSError`` whatever was there before stays."""
+    """Put a file with ``data`` at ``path``, where it survives a power cut from the moment this returns; on an
+    ``OSError`` it is there, or whatever was before.
+    """
     os.close(_open_replacement(path, data, settle=lambda fd: os.fsync(fd)))
+    sync(os.path.dirname(path))
+
+
+def make_folder(path: str) -> None:
+    """Make a directory, and those that it lies in, which survive a power cut from the moment this returns."""
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        make_folder(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+        sync(parent)
 
 
 def open_replacement(path: str, data: bytes) -> int:
@@ -63,9 +77,15 @@ def _leave(fd: int) -> None:
 
 
 def sync(path: str) -> None:
-    """Make what is in a file, or renames in a directory, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
+    """Make what is in a file, or names in a directory, survive a power cut, where the file system can promise that and
+    lets us ask.
+    """
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EACCES):  # no fsync of directories; a directory we may not read
+            raise

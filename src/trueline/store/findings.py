@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from trueline.store.durable import append
+from trueline.store.durable import append, sync
 
 SIZE_BYTES = 4096
 """One block of most file systems; a Finding takes less than 1 KiB."""
@@ -34,7 +34,7 @@ class FindingsFile:
                 self._spare.append(os.dup(self._spare[0]))
 
     def add(self, line: bytes) -> None:
-        """Take a line, which survives a SIGKILL from the moment this returns."""
+        """Take a line, which survives a power cut from the moment this returns."""
         try:
             self._append(line)
         except OSError as error:
@@ -53,7 +53,9 @@ class FindingsFile:
     def _append(self, line: bytes) -> None:
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            sync(os.path.dirname(self._path))
         append(self._fd, line, os.fstat(self._fd).st_size)
+        os.fsync(self._fd)
 
     def _give_up(self, *, removes: bool = True) -> None:
         spare, self._spare = self._spare, []

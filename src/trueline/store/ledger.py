@@ -66,6 +66,7 @@ class Ledger:
         self._journal: JournalWriter | None = None
         self._forget_rows()
         self._restart_journal()
+        sync(os.path.dirname(journal_path))  # a Run whose journals are gone looks as if its job had ended
 
     def add(self, step: int, batch: pa.RecordBatch, frame: bytes) -> None:
         """Take rows of ``step``: once this returns, a SIGKILL does not lose them; where it raises, they may be lost."""
@@ -87,6 +88,7 @@ class Ledger:
         try:
             self._seal_rows()
             os.remove(self._journal_path)
+            sync(os.path.dirname(self._journal_path))
         finally:
             self._close_journal()
 
@@ -109,12 +111,11 @@ class Ledger:
         self._before_seal()
         data = self._encode(self._batches)
         part = PartName(self._rank, self._sequence, zlib.crc32(data))
+        # Durable before the journal is emptied: a power cut could else keep that, and lose the part.
         replace_file(os.path.join(self._parts_path, str(part)), data)
         self._sequence += 1
         self._forget_rows()
         self._close_journal()
-        # Otherwise a power cut could keep the emptied journal and lose the part.
-        sync(self._parts_path)
         if self._pile is not None:
             self._pile.add(part)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from trueline.store import layout
-from trueline.store.durable import append, replace_file, sync
+from trueline.store.durable import append, make_folder, replace_file
 from trueline.store.journal import JournalContent, read_journal
 from trueline.store.layout import PartName
 from trueline.store.parts import DamagedPart, decode_part
@@ -33,9 +33,8 @@ def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.S
     if content.batches and content.sequence not in numbers:
         data = encode(content.batches)
         number = max(numbers, default=-1) + 1 if content.sequence is None else content.sequence
-        os.makedirs(parts_path, exist_ok=True)
+        make_folder(parts_path)
         replace_file(os.path.join(parts_path, str(PartName(rank, number, zlib.crc32(data)))), data)
-        sync(parts_path)  # otherwise a power cut could take the journal and lose the part
     os.remove(journal_path)
 
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from trueline.store.durable import replace_file, sync
+from trueline.store.durable import replace_file
 from trueline.store.layout import PartName
 from trueline.store.parts import DamagedPart, decode_part, encode_part
 
@@ -73,7 +73,6 @@ def _merge(folder: str, parts: list[PartName]) -> PartName | None:
     data = encode_part(rows.replace_schema_metadata({_COUNTS: json.dumps(counts)}))
     whole = PartName(parts[0].rank, parts[0].sequence, zlib.crc32(data), parts[-1].numbers[-1])
     replace_file(os.path.join(folder, str(whole)), data)
-    sync(folder)  # before any of the others goes
     for path in paths:
         with contextlib.suppress(OSError):  # readers prefer the new one
             os.remove(path)

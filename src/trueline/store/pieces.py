@@ -94,13 +94,15 @@ class Pieces:
         Where a part is there beside those that were merged into it, their writer was about to remove them.
         """
         read: set[int] = set()
+        merged: set[int] = set()
         for part in sorted(parts, key=lambda part: (part.sequence, -part.last)):
-            if read.issuperset(part.numbers):
+            if merged.issuperset(part.numbers):
                 continue
             rows = self._files.first(part, SCALAR_NAMES, self.problems)
             if rows is not None:
                 self._take(rows, part.attempt, part)
                 read.update(part.numbers)
+                merged.update(part.numbers if len(part.numbers) > 1 else ())
         return read
 
     def add_journal(self, journal: JournalContent, attempt: int) -> None:

@@ -13,7 +13,7 @@ from trueline.schema.reading import why
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES, Background
-from trueline.store.durable import sync
+from trueline.store.durable import make_folder, sync
 from trueline.store.ledger import Ledger, SealAfter
 from trueline.store.leftovers import first_sequence
 from trueline.store.records import StepEncoder, check_records, encode_records, size_in_memory
@@ -61,8 +61,8 @@ class RecordWriter:
         self._stores_tensors = True
         self._ledger: Ledger | None = None
         for folder in (layout.RECORDS_DIR, layout.TENSORS_DIR):
-            os.makedirs(os.path.join(path, folder, layout.rank_folder(rank)), exist_ok=True)
-        os.makedirs(os.path.join(path, layout.STACKS_DIR), exist_ok=True)
+            make_folder(os.path.join(path, folder, layout.rank_folder(rank)))
+        make_folder(os.path.join(path, layout.STACKS_DIR))
         self._background: Background[Recorded] = Background(self._handle, max_bytes=max_bytes)
 
     def write(self, record: Recorded) -> None:

@@ -26,7 +26,7 @@ from trueline.schema.start import FIRST, Start
 from trueline.store import layout
 from trueline.store.background import MAX_BYTES
 from trueline.store.claim import alone_in, claim, claim_share, taken
-from trueline.store.durable import replace_file
+from trueline.store.durable import make_folder, replace_file
 from trueline.store.filesystem import local_path
 from trueline.store.findings import FindingsFile
 from trueline.store.journal import FrameCodec
@@ -93,11 +93,11 @@ class RunWriter:
             claim(self.path, overwrite=overwrite)
         elif not goes_on:
             claim_share(self.path, self._rank, overwrite=overwrite)
-        os.makedirs(self.path, exist_ok=True)
+        make_folder(self.path)
         if creates:  # first of all: what has no manifest is no Run, neither to be replaced nor to go on with
             self._write_manifest(self.start.manifest or Manifest())
         for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
-            os.makedirs(os.path.join(self.path, name), exist_ok=True)
+            make_folder(os.path.join(self.path, name))
         try:
             return Hold(self.path, rank=self._rank, takes_over=goes_on or overwrite)
         except FileExistsError:
