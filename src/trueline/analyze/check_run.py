@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,9 +16,10 @@ from trueline.analyze.iterations import parting_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
-from trueline.schema.finding import Finding, by_weight
+from trueline.schema.finding import Finding, by_weight, columns_of
 from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
 from trueline.schema.reading import why
+from trueline.schema.shown import Shown
 from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Shown):
     """What all checks say about one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
     tell what is wrong with the Run itself.
     """
@@ -75,6 +77,15 @@ class CheckReport:
     def exit_code(self) -> int:
         """0 nothing found and enough was judged, 1 found, 3 cannot tell."""
         return EXIT_CODES[self.verdict.status]
+
+    def _title(self) -> str:
+        return self.verdict.line
+
+    def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
+        return columns_of(self.findings)
+
+    def _notes(self) -> Sequence[str]:
+        return (*self.notes, *(f"not checked: {entry.check}: {entry.why}" for entry in self.checks_not_run))
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from trueline.schema.fact import fact
 from trueline.schema.finding import Finding
+from trueline.schema.shown import Shown
 
 SCHEMA = 1
 """Of the document that ``Comparison.to_json`` makes; raised when a field changes meaning."""
@@ -67,7 +68,7 @@ class StepSummary:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """A run beside a reference. ``rows`` are in the order of steps, ranks and execution; ``missing`` counts values
     without twin by reason; ``first`` is the row that is to blame, None where nothing is.
     """
@@ -92,6 +93,19 @@ class Comparison:
         if any(finding.severity != "info" for finding in self.findings):
             return 1
         return 0 if self.counts["equal"] + self.counts["within"] else 3
+
+    def _title(self) -> str:
+        told = ", ".join(f"{self.counts[name]:,} {name}" for name in JUDGEMENTS if self.counts[name])
+        site = None if self.first is None else self.first.site or self.first.ref_site
+        first = "" if site is None else f"; the first that rounding does not explain is {site}"
+        return f"'{self.run}' beside '{self.ref}': {told or 'nothing was compared'}{first}"
+
+    def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
+        names = ("step", "rank", "site", "judgement", "measured", "expected", "times", "how", "dtype", "note")
+        return {name: [getattr(row, name) for row in self.rows] for name in names}
+
+    def _notes(self) -> Sequence[str]:
+        return (*(f"{finding.severity} {finding.code}: {finding.claim}" for finding in self.findings), *self.notes)
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""

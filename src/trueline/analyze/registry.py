@@ -25,7 +25,7 @@ GROUP = "trueline.checks"
 class Check:
     """One installed check: its code, the columns it reads, its first sentence, the function, which question it helps to
     answer, and whether it holds ranks against each other (the module's ``ACROSS_RANKS``, by default yes): then it is
-    not shown steps that are not the same iteration on all of them.
+    not shown steps that are not the same iteration on all of them. ``manual`` is all that it says of itself.
     """
 
     code: str
@@ -34,6 +34,7 @@ class Check:
     find: Callable[[Run], list[Finding]]
     question: Question = "other"
     across_ranks: bool = True
+    manual: str = ""
 
 
 def installed_checks() -> list[Check]:
@@ -68,12 +69,18 @@ def _checked(module: ModuleType, name: str) -> Check:
             f"Check '{name}' in {getattr(module, '__name__', module)} lacks {', '.join(missing)}. A check is a module "
             "with CODE, NEEDS and check(run)."
         )
-    summary = (module.__doc__ or "").strip().partition("\n")[0]
+    manual = (module.__doc__ or "").strip()
     question = getattr(module, "QUESTION", "other")
     if question not in QUESTIONS:
         raise InputError(
             f"Check '{name}' has the QUESTION {question!r}. Use one of {', '.join(QUESTIONS)}, or leave it out."
         )
     return Check(
-        module.CODE, tuple(module.NEEDS), summary, module.check, question, getattr(module, "ACROSS_RANKS", True)
+        module.CODE,
+        tuple(module.NEEDS),
+        manual.partition("\n")[0],
+        module.check,
+        question,
+        getattr(module, "ACROSS_RANKS", True),
+        manual,
     )

@@ -40,16 +40,17 @@ def command(
     from trueline.analyze.calibrate import calibrate
     from trueline.analyze.naming import NameMap
     from trueline.cli.document import print_document
+    from trueline.cli.waiting import waiting
     from trueline.view.output import writable_target
 
     target = writable_target(out, overwrite=overwrite, what="tolerance", example="tolerance.json")
-    with Console(stderr=True).status("Comparing Runs") as status:
+    with waiting("Comparing Runs") as say:
         tolerance = calibrate(
             runs,
             names=None if names is None else NameMap.load(names),
             steps=steps or None,
             ranks=ranks or None,
-            heard=lambda done, total: status.update(f"Comparing Runs: {done} of {total} steps"),
+            heard=lambda done, total: say(f"Comparing Runs: {done} of {total} steps"),
         )
     tolerance.save(target)
     if json:

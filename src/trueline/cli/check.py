@@ -31,12 +31,12 @@ def command(
     Exit code 0: no fault found, and enough was judged; 1: errors or warnings found; 2: no Run to read; 3: cannot tell.
     """
     from rich.console import Console
-    from rich.markup import escape
 
     from trueline.analyze.check_run import check
     from trueline.cli.document import print_document
+    from trueline.cli.waiting import waiting
 
-    with Console(stderr=True).status(f"Checking {escape(run)}"):
+    with waiting(f"Checking {run}"):
         report = check(run, ref=ref)
     if json:
         print_document(report.to_json())
@@ -76,6 +76,8 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     lines = [Text(line) for line in (first.claim, *_numbers(first))]
     lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in others]
     lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]
+    if first.code in report.checks_run:
+        lines.append(Text.assemble(("more: ", "green"), f"trueline explain {first.code}"))
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2)))
     console.print()

@@ -108,10 +108,11 @@ def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
     from rich.progress import Progress
 
     from trueline.analyze.compare import compare
+    from trueline.cli.waiting import on_terminal
 
     given = {name: value for name, value in asked.items() if value}
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Comparing steps", total=None)
 
         def heard(done: int, total: int) -> None:

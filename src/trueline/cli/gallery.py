@@ -55,17 +55,16 @@ def _require_empty(folder: Path) -> None:
 
 
 def _scores(entries: Sequence[Entry], folder: Path, *, explicit: bool) -> list[Score]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from itertools import count
 
+    from trueline.cli.waiting import waiting
     from trueline.testing.gallery import run_gallery
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("Gallery", total=len(entries))
+    done = count(1)
+    with waiting(f"Gallery: 0 of {len(entries)}") as say:
 
         def heard(score: Score) -> None:
-            progress.update(task, advance=1, description=score.id)
+            say(f"Gallery: {next(done)} of {len(entries)}, {score.id} was the last")
 
         return run_gallery(entries, folder, explicit=explicit, heard=heard)
 

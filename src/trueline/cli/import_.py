@@ -122,10 +122,9 @@ def _version() -> str:
 
 
 def _reading(source: str) -> Any:
-    from rich.console import Console
-    from rich.markup import escape
+    from trueline.cli.waiting import waiting
 
-    return Console(stderr=True).status(f"Reading {escape(source)}")
+    return waiting(f"Reading {source}")
 
 
 def _tell(path: str, *, json: bool) -> None:

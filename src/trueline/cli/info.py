@@ -33,15 +33,13 @@ def command(
 
     In JSON, numbers that it has no form for are the texts "NaN", "Infinity" and "-Infinity"; null is not measured.
     """
-    from rich.console import Console
-    from rich.markup import escape
-
     from trueline.cli.document import print_document
+    from trueline.cli.waiting import waiting
     from trueline.store.reader import Run
     from trueline.store.summary import summarize
 
     _check_options(sql, site, step, rank, stacks=stacks)
-    with Console(stderr=True).status(f"Reading {escape(run)}"):
+    with waiting(f"Reading {run}"):
         opened = Run(run)
     if sql is not None:
         _answer(opened, sql, json=json)

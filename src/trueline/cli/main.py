@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -11,6 +12,7 @@ from trueline.cli import (
     check,
     compare,
     demo,
+    explain,
     gallery,
     import_,
     info,
@@ -27,19 +29,35 @@ app = typer.Typer(
     name="trueline",
     help="When, where and why a distributed PyTorch training run stops being numerically right.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, run, check, compare, calibrate, report, info, verify, plan, gallery, plugins):
+for verb in (demo, run, check, explain, compare, calibrate, report, info, verify, plan, gallery, plugins):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(import_.app, name="import")
 app.add_typer(trial.app, name="trial")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from trueline import __version__
+
+        print(f"trueline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """When, where and why a distributed PyTorch training run stops being numerically right."""
+
+
 def main() -> None:
     """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
     try:
-        app()
+        app(prog_name="trueline")
     except CannotTell as error:
         print(f"trueline: {error}", file=sys.stderr)
         sys.exit(3)

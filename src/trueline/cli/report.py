@@ -25,11 +25,12 @@ def command(
     from rich.console import Console
 
     from trueline.cli.document import print_document
+    from trueline.cli.waiting import waiting
     from trueline.view.output import save, writable_target
     from trueline.view.report import read_runs, render
 
     target = writable_target(out, overwrite=overwrite)
-    with Console(stderr=True).status("Reading and checking"):
+    with waiting("Reading and checking"):
         readings = read_runs(runs)
     save(target, render(readings))
     if json:

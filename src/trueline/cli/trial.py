@@ -99,11 +99,12 @@ def _measured(question: Question) -> list[OrderNoise]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from trueline.cli.waiting import on_terminal
     from trueline.trials.noise import measure, num_pieces
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Adding up gradients", total=num_pieces(question))
         return measure(question, heard=lambda: progress.advance(task))
 

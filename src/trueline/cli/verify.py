@@ -18,12 +18,12 @@ def command(
     Exit code 0: whole; 1: damaged, or something is missing; 2: no Run.
     """
     from rich.console import Console
-    from rich.markup import escape
 
     from trueline.cli.document import print_document
+    from trueline.cli.waiting import waiting
     from trueline.store.verify import verify
 
-    with Console(stderr=True).status(f"Reading {escape(run)}"):
+    with waiting(f"Reading {run}"):
         found = verify(run)
     if json:
         print_document(found.to_json())

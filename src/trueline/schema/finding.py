@@ -95,3 +95,10 @@ def by_weight(finding: Finding) -> tuple[int, int, bool, str]:
     """
     step = -1 if finding.step_first is None else finding.step_first
     return (SEVERITIES.index(finding.severity), step, finding.code.startswith("dispersion"), finding.code)
+
+
+def columns_of(findings: Sequence[Finding]) -> dict[str, list[Any]]:
+    """Findings as columns of a table, a row each: what a person reads of them."""
+    names = ("severity", "code", "ranks", "step_first", "step_last", "claim", "measured", "expected", "unit", "next")
+    plain = [finding.to_json() for finding in findings]
+    return {name: [document[name] for document in plain] for name in names}

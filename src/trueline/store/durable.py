@@ -35,8 +35,17 @@ def replace_file(path: str, data: bytes) -> None:
     """Put a file with ``data`` at ``path``, where it survives a power cut from the moment this returns; on an
     ``OSError`` it is there, or whatever was before.
     """
-    os.close(_open_replacement(path, data, settle=lambda fd: os.fsync(fd)))
+    put_file(path, data)
     sync(os.path.dirname(path))
+
+
+def put_file(path: str, data: bytes) -> None:
+    """As ``replace_file``, but the name survives a power cut only once its directory is synced. On an ``OSError``
+    whatever was there before stays.
+    """
+    fd = _open_replacement(path, data, settle=lambda fd: os.fsync(fd))
+    with contextlib.suppress(OSError):  # which could say nothing new of what is fsynced
+        os.close(fd)
 
 
 def make_folder(path: str) -> None:

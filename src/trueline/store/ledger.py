@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from trueline.store.durable import replace_file, sync
+from trueline.store.durable import put_file, sync
 from trueline.store.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.layout import PartName
 from trueline.store.merging import Pile
@@ -111,11 +111,12 @@ class Ledger:
         self._before_seal()
         data = self._encode(self._batches)
         part = PartName(self._rank, self._sequence, zlib.crc32(data))
-        # Durable before the journal is emptied: a power cut could else keep that, and lose the part.
-        replace_file(os.path.join(self._parts_path, str(part)), data)
+        put_file(os.path.join(self._parts_path, str(part)), data)
         self._sequence += 1
         self._forget_rows()
         self._close_journal()
+        # Otherwise a power cut could keep the emptied journal and lose the part.
+        sync(self._parts_path)
         if self._pile is not None:
             self._pile.add(part)
 

@@ -22,6 +22,7 @@ from trueline.schema.finding import Finding
 from trueline.schema.reading import reading, shortened
 from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.secrets import without_credentials
+from trueline.schema.shown import Shown, library
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.schema.workers import PARAM_COLUMNS
@@ -40,7 +41,7 @@ from trueline.store.whole import stats_of, whole_stats
 _UNREADABLE = "Check its permissions and the disk, or copy it again."
 
 
-class Run:
+class Run(Shown):
     """A Run at a path or fsspec URL, as it was at the moment of opening; it may be written to meanwhile.
 
     Raises ``RunError`` where there is none, or one that this version cannot read. Whatever in it is damaged is skipped
@@ -118,6 +119,15 @@ class Run:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
         self._load([name for name in WORKER_SCHEMA.names if name not in self._columns])
         return pa.table([self.column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
+
+    def to_pandas(self) -> Any:
+        """``table()`` as a ``pandas.DataFrame``. Raises ``InputError`` where pandas is not installed."""
+        library("pandas")
+        return self.table().to_pandas()
+
+    def to_polars(self) -> Any:
+        """``table()`` as a ``polars.DataFrame``. Raises ``InputError`` where Polars is not installed."""
+        return library("polars").from_arrow(self.table())
 
     def column(self, name: str) -> pa.Array:
         """[R] one column of ``table()``, merged on first use; null where not measured."""
@@ -292,6 +302,25 @@ class Run:
     def _stacks(self) -> dict[int, dict[int, tuple[str, ...]]]:
         with reading(f"What '{shortened(self.path)}' has of call stacks", _UNREADABLE, error=RunError):
             return read_stacks(self._fs, self._root, self.problems)
+
+    def _title(self) -> str:
+        span = f"steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "no steps"
+        return f"Run '{self.path}': {span}, {len(self.ranks)} of {self.world_size} ranks"
+
+    def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
+        step_R, rank_R = self.column("step").to_numpy(), self.column("rank").to_numpy()
+        own = [step_R[rank_R == rank].tolist() for rank in self.ranks]
+        return {
+            "rank": self.ranks,
+            "steps": [len(steps) for steps in own],
+            "first": [steps[0] if steps else None for steps in own],
+            "last": [steps[-1] if steps else None for steps in own],
+            "closed": [rank not in self.unclosed for rank in self.ranks],
+            "findings while it ran": [sum(rank in one.ranks for one in self.live_findings) for rank in self.ranks],
+        }
+
+    def _notes(self) -> Sequence[str]:
+        return self.problems
 
     def _load(self, names: list[str]) -> None:
         pieces = self._pieces.columns(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from trueline.testing.demo.settings import SETTINGS
 from trueline.testing.demo.summary import ABOUT_CURVES, SPREADS, Judged, advice, rank_text
 
 COLOURS = {"out": "red", "suspect": "yellow", "clear": "green", "unknown": "cyan"}
+EVERY_S = 30.0
+"""Time between two lines in a log."""
 STAGE_WIDTH = max(len(setting.name) for setting in SETTINGS)
 COLUMN_TITLES = {
     "loss_std": "loss std",
@@ -29,7 +32,12 @@ COLUMN_TITLES = {
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[Progress]:
-    """A bar a stage on ``console`` for as long as the block runs; yields what to call with the news."""
+    """A bar a stage on ``console`` for as long as the block runs, or a line now and then where nobody watches it be
+    written; yields what to call with the news.
+    """
+    if not console.file.isatty():
+        yield _Lines(console)
+        return
     columns = (
         bar.TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=STAGE_WIDTH)),
         bar.BarColumn(bar_width=20),
@@ -46,6 +54,21 @@ def progress_bars(console: Console) -> Iterator[Progress]:
             bars.update(tasks[stage], completed=done, total=total, note=escape(note))
 
         yield show
+
+
+class _Lines:
+    """Prints the news when a stage begins, and after ``EVERY_S``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stage = ""
+        self._told_at = 0.0
+
+    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        now = time.monotonic()
+        if stage != self._stage or now - self._told_at >= EVERY_S:
+            self._stage, self._told_at = stage, now
+            self._console.print(f"{stage}: {done} of {total}, {note}", markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(settings: Sequence[Judged], *, out: Path, page: Path) -> RenderableType:

@@ -1,0 +1,44 @@
+"""What a person hears while a command works: a spinner on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+EVERY_S = 30.0
+"""Time between two lines in a log."""
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """Say ``what`` on standard error for as long as the block runs; yields what to call with something newer."""
+    if on_terminal():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status(escape(what)) as status:
+            yield lambda text: status.update(escape(text))
+        return
+    news = [what]
+    over = threading.Event()
+    begin = time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(EVERY_S):
+            print(f"trueline: {news[0]} ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, name="trueline-waiting", daemon=True)
+    teller.start()
+    try:
+        yield lambda text: news.__setitem__(0, text)
+    finally:
+        over.set()
+        teller.join()
+
+
+def on_terminal() -> bool:
+    """Whether somebody watches standard error as it is written, whatever colours a log is asked to have."""
+    return sys.stderr.isatty()

@@ -1,0 +1,48 @@
+"""What the command says of itself, and of its checks."""
+
+import json
+import subprocess
+import sys
+
+from tests.cli.in_process import trueline as call
+
+import trueline
+from trueline.analyze.checks import replica_drift
+from trueline.analyze.registry import installed_checks
+
+
+def test_python_m_trueline_is_the_command_and_says_its_version():
+    done = subprocess.run([sys.executable, "-m", "trueline", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"trueline {trueline.__version__}\n"
+
+
+def test_a_check_is_explained_by_its_manual(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "explain", "replica-drift")
+    assert code == 0
+    assert out == f"replica-drift\n{replica_drift.__doc__.strip()}\n"
+    _, out, _ = call(monkeypatch, capsys, "explain", "replica-drift", "--json")
+    assert json.loads(out)["checks"] == [{"code": "replica-drift", "manual": replica_drift.__doc__.strip()}]
+
+
+def test_every_installed_check_has_a_manual_and_is_listed(monkeypatch, capsys):
+    _, out, _ = call(monkeypatch, capsys, "explain", "--json")
+    told = {each["code"]: each["manual"] for each in json.loads(out)["checks"]}
+    assert set(told) == {check.code for check in installed_checks()}
+    assert all("What it may miss" in manual for manual in told.values())
+    _, out, _ = call(monkeypatch, capsys, "explain")
+    assert all(check in out for check in told)
+
+
+def test_an_unknown_code_is_one_sentence_that_names_the_nearest(monkeypatch, capsys):
+    code, _, errors = call(monkeypatch, capsys, "explain", "replica-drfit")
+    assert code == 2
+    assert "Did you mean 'replica-drift'?" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_shell_can_complete_verbs(monkeypatch):
+    words = {"_TRUELINE_COMPLETE": "complete_bash", "COMP_WORDS": "trueline ch", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "trueline"], env={"PATH": "", **words}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["check"]
