@@ -24,8 +24,10 @@ class OutputLM(nn.Module):
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(16, VOCAB)
 
-    def forward(self, input_ids, labels):
+    def forward(self, input_ids, labels, num_items_in_batch=None):
         logits = self.head(self.drop(self.embed(input_ids)))
+        if num_items_in_batch is not None:
+            return {"logits": logits, "loss": token_sum(logits.float(), labels) / num_items_in_batch}
         following = pad(labels[:, 1:], (0, 1), value=-100)
         return {"logits": logits, "loss": cross_entropy(logits.float().flatten(0, 1), following.flatten())}
 
@@ -52,6 +54,50 @@ def train(rank, world, out, autocast, micros, compiled):
             optimizer.step()
             optimizer.zero_grad()
     return losses, [param.detach().clone() for param in model.parameters()]
+
+
+def train_by_items(rank, world, out):
+    """As Hugging Face's Trainer does: sums over the tokens of all ranks, and the average over ranks undone in place.
+    Returns what each step's tokens of this rank lose by themselves, in float64, and how many they are.
+    """
+    import trueline
+
+    torch.manual_seed(0)
+    model = OutputLM()
+    model.drop.p = 0.0
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
+    truths = []
+    with trueline.watch(ddp, optimizer, out=out):
+        for step in range(STEPS):
+            micros = [uneven_batch(100 * step + 10 * micro + rank) for micro in range(2)]
+            counts = torch.tensor(float(sum((labels[:, 1:] != -100).sum() for _, labels in micros)))
+            items = counts.clone()
+            torch.distributed.all_reduce(items)
+            with torch.no_grad():
+                total = sum(float(token_sum(model(*micro)["logits"].double(), micro[1])) for micro in micros)
+            truths.append((total / float(counts), float(counts)))
+            for index, (ids, labels) in enumerate(micros):
+                with contextlib.nullcontext() if index else ddp.no_sync():
+                    loss = ddp(ids, labels=labels, num_items_in_batch=items)["loss"]
+                    loss *= world
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return truths
+
+
+def uneven_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (SAMPLES, 8), generator=generator)
+    labels = ids.clone()
+    for row in labels:
+        row[: int(torch.randint(1, 7, (1,), generator=generator))] = -100
+    return ids, labels
+
+
+def token_sum(logits, labels):
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +129,15 @@ def test_samples_are_seen_on_every_rank_and_nothing_changes(two, tmp_path, autoc
             if expected:
                 # two float32 evaluations of the same cross entropies
                 assert found[step, rank].mean() == pytest.approx(loss[step, rank], rel=1e-5)
+
+
+def test_shares_of_all_ranks_tokens_are_recorded_as_each_ranks_own_mean(two, tmp_path):
+    import trueline
+
+    truths = two.run(train_by_items, str(tmp_path / "run"))
+    run = trueline.open_run(tmp_path / "run")
+    for rank in range(2):
+        for column, truth in zip(("loss", "tokens"), zip(*truths[rank], strict=True), strict=True):
+            assert run.pivot(column)[0][:, rank] == pytest.approx(truth, rel=2e-6)  # a sum in float32
+        assert run.env[rank].loss_source == "backward, per token"
+    assert len({count for truth in truths for _, count in truth}) > 2, "the ranks' tokens were to be uneven"

@@ -40,7 +40,7 @@ def recorded(probe, *passes, **kwargs):
     probe.begin(active=True)
     for logits, labels, loss in passes:
         probe.see(output(logits, loss), (), {"labels": labels} | kwargs)
-    return probe.columns(probe.result()).get("part_losses")
+    return probe.columns(probe.result(), []).get("part_losses")
 
 
 # -- recomputed from logits
@@ -93,7 +93,7 @@ def test_labels_in_a_positional_mapping_are_found():
     probe = PartProbe([])
     probe.begin(active=True)
     probe.see({"logits": logits, "loss": next_token_loss(logits, labels)}, ({"labels": labels},), {})
-    assert len(probe.columns(probe.result())["part_losses"]) == SAMPLES
+    assert len(probe.columns(probe.result(), [])["part_losses"]) == SAMPLES
 
 
 def test_a_sample_without_a_label_has_no_loss_of_its_own():
@@ -278,9 +278,10 @@ def test_losses_at_backward_are_parts_where_each_has_a_batch():
         for value in (2.0, 6.0):
             (weight * value).sum().div(2).backward()
         result = probe.result([SimpleNamespace(tokens=None) for _ in batches])
+        columns = probe.columns(result, step=0, micros=len(batches))
         probe.detach()
-        assert float(result["loss"]) == 4.0
-        assert (result["part_losses"].tolist() if "part_losses" in result else None) == expected
+        assert columns["loss"] == 4.0
+        assert columns["part_losses"] == (expected or [])
 
 
 # -- in a training

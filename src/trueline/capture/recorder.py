@@ -57,7 +57,7 @@ class Recorder:
         self.team = team
         self.loader = DataLoaderProbe()
         self.averaging = AveragingProbe()
-        self.loss = LossProbe()
+        self.loss = LossProbe(adapter.notes, workers=team.size, guard=self.guarded)
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
@@ -398,10 +398,19 @@ class Recorder:
             return
         host = record.copy.host
         columns = record.row | rows.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
-        columns |= rows.digest_columns(host) | self.parts.columns(host)
+        columns |= rows.digest_columns(host) | self._loss_columns(record)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
         self._outlet.write(columns)
+
+    def _loss_columns(self, record: StepRecord) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        with self.guarded("loss"):
+            host = record.copy.host
+            columns |= self.loss.columns(host, step=record.step, micros=record.row["num_micro"] or 0)
+            models_loss = columns.pop("models_loss", True)
+            columns |= self.parts.columns(host, columns.pop("part_losses", []), models_loss=models_loss)
+        return columns
 
     def _write_sum(self, record: StepRecord) -> None:
         result = record.pending.result() if record.pending is not None else None

@@ -22,8 +22,8 @@ Array = NDArray[np.float64]
 
 
 def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: bool) -> dict[str, Any]:
-    """The columns that one worker knows by itself: loss and tokens, and its ``local`` and ``used`` norms."""
-    out: dict[str, Any] = {name: float(host[name]) for name in ("loss", "tokens") if name in host}
+    """The columns of gradients that one worker knows by itself: its ``local`` and ``used`` norms."""
+    out: dict[str, Any] = {}
     norm2 = norms2(host, "local", layout)
     if norm2 is not None:
         seen = norm2 != MISSING

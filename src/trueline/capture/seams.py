@@ -1,8 +1,9 @@
 """The few places of torch that have no hook of their own. A seam is patched while someone listens and put back after.
 
-``Tensor.backward`` tells the loss, ``GradScaler.scale`` the loss before it is scaled, ``DataLoader.__iter__`` the
-epoch, ``destroy_process_group`` that no more sums can be made; under ``trueline run`` the constructors of optimizers
-and DDP modules tell what is trained. A listener that raises is dropped: training never sees it.
+``torch.autograd.backward`` (which ``Tensor.backward`` calls) tells the loss, ``GradScaler.scale`` the loss before it is
+scaled, ``DataLoader.__iter__`` the epoch, ``destroy_process_group`` that no more sums can be made; under
+``trueline run`` the constructors of optimizers and DDP modules tell what is trained. A listener that raises is dropped:
+training never sees it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 _log = logging.getLogger("trueline")
@@ -106,7 +106,7 @@ class Seam:
                 self._listeners.remove(listener)
 
 
-backward = Seam(Tensor, "backward")
+backward = Seam(torch.autograd, "backward")
 scale = Seam(torch.amp.GradScaler, "scale")
 loader_iter = Seam(DataLoader, "__iter__")
 destroy_groups = Seam(torch.distributed, "destroy_process_group")

@@ -107,7 +107,8 @@ def nonfinite_in(host: Mapping[str, Any], *, scaled: bool) -> set[str]:
     """Whether a step's loss or local gradient is NaN or infinite, as a set of codes. ``scaled``: under float16 autocast
     a gradient may be, as a gradient scaler looks for its scale.
     """
-    loss, norm2_P = host.get("loss"), None if scaled else host.get("local_norm2")
-    bad = loss is not None and not math.isfinite(float(loss))
+    trained_M3, norm2_P = host.get("loss_trained"), None if scaled else host.get("local_norm2")
+    losses = [host["loss"]] if "loss" in host else [] if trained_M3 is None else trained_M3[:, 0].tolist()
+    bad = not all(math.isfinite(loss) for loss in losses)
     bad = bad or (norm2_P is not None and not bool(np.isfinite(norm2_P.numpy()).all()))
     return {"worker-nonfinite"} if bad else set()

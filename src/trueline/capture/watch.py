@@ -204,7 +204,7 @@ class Watch:
             with self._recorder.guarded("batch"):
                 self._recorder.passes.at_output(output)
             with self._recorder.guarded("loss"):
-                self._recorder.loss.from_output(output)
+                self._recorder.loss.from_output(output, kwargs, shifted=self._recorder.parts.shifted)
             with self._recorder.guarded("losses of samples"):
                 self._recorder.parts.see(output, args, kwargs)
             if self.updates.asks_for_backward:

@@ -181,7 +181,11 @@ class RankEnv(BaseModel):
         "'the plan'; '' where they should be equal at every step",
     )
     token_source: str = ""
-    loss_source: str = ""
+    loss_source: str = Field(
+        default="",
+        description="given (watch.loss); backward: what it was called on, added up over micro-batches; backward, per "
+        "token: the mean over this rank's tokens of what it was called on a multiple of; output: the model's",
+    )
     versions: dict[str, str] = Field(default_factory=dict)
     flags: dict[str, Any] = Field(default_factory=dict)
     environ: dict[str, str] = Field(default_factory=dict, description="of the variables those that are on a list")

@@ -46,7 +46,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "backward passes",
         "Backward passes so far that the framework reduced, which all workers make together; None if unseen.",
     ),
-    Column("loss", "float64", "loss", "This worker's loss before any averaging (mean over its micro-batches)."),
+    Column(
+        "loss",
+        "float64",
+        "loss",
+        "This worker's loss before any averaging: given, else what backward was called on (see RankEnv.loss_source).",
+    ),
     Column("tokens", "float64", "tokens", "Tokens (or samples, see RankEnv.token_source) that the loss averages over."),
     Column(
         "part_losses",

@@ -124,7 +124,7 @@ def check(run: Run) -> list[Finding]:
     return judge(
         series,
         promise_of(run),
-        loss_is_local=None if not sources or "" in sources else "given" not in sources,
+        loss_is_local=None if not sources or "" in sources else sources <= {"backward", "output"},
         reduction_known=all(env.reduce_known for env in envs),
         noun=noun,
     )

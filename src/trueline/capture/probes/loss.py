@@ -1,18 +1,31 @@
-"""The loss of this worker before any averaging: given by hand, else the model's ``.loss``, else what ``backward``
-starts from.
+"""The loss of this worker before any averaging: given by hand, else what ``backward`` is called on, else what the model
+returned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trueline.capture import seams
-from trueline.capture.probes.batch import Batch
+from trueline.capture.adapters.backward_end import differentiable
+from trueline.capture.adapters.base import Guard
+from trueline.capture.probes.batch import IGNORE_INDEX, Batch
+from trueline.capture.probes.descent import is_nested, losses_in, row_of
+from trueline.capture.probes.loss_choice import PER_TOKEN, choose
+
+MAX_HOOKED = 16
+"""Tensors of an output at which it is noted that a backward pass has come to the model."""
+
+NO_ROWS = np.zeros((0, 3))
 
 
 @dataclass(frozen=True)
@@ -26,18 +39,36 @@ class Given:
     parts: Tensor | None
 
 
-class LossProbe:
-    """Collects the losses of one step's micro-batches, as tensors: nothing is read until the step's host copy.
+@dataclass
+class _Pass:
+    """A backward pass: ``row_of`` each of its losses, and whether it has come to the model's output."""
 
-    Losses given by hand or by the model's output are averaged over the micro-batches, weighted by tokens where given.
-    Losses seen at ``backward`` are added up: with gradient accumulation their sum is what the step descends.
+    rows: list[Tensor]
+    reached: bool = False
+
+
+class LossProbe:
+    """Collects the losses of one step's micro-batches, as tensors: nothing is read until the step's host copy, and what
+    is the loss is decided there (``loss_choice``). ``workers`` are those whose gradients are averaged, ``guard`` opens
+    what runs while the user's code calls ``backward``.
+
+    Losses given by hand are averaged over the micro-batches, weighted by tokens where given, and are the loss. Those
+    that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, notes: list[str] | None = None, *, workers: int = 1, guard: Guard = contextlib.nullcontext
+    ) -> None:
         self.source = ""
+        self._guard = guard
+        self._notes = [] if notes is None else notes
+        self._noted: set[str] = set()
+        self._workers = workers
+        self._rel = 1e-5
         self._given: list[Given] = []
         self._output: list[Tensor] = []
-        self._backward: list[Tensor] = []
+        self._backward: list[_Pass] = []
+        self._awaits = False
         self._unscaled: Tensor | None = None
         seams.backward.add(self._at_backward)
         seams.scale.add(self._at_scale)
@@ -45,6 +76,7 @@ class LossProbe:
     def begin(self) -> None:
         """Forget the step before."""
         self._given, self._output, self._backward = [], [], []
+        self._awaits = False
 
     def give(self, loss: Tensor | float, tokens: float | Tensor | None) -> None:
         """Take a loss by hand, with the number of tokens that it averages over. A loss with several elements holds one
@@ -62,11 +94,14 @@ class LossProbe:
         else:
             self._given.append(_several(x.reshape(len(x), -1), tokens))
 
-    def from_output(self, output: Any) -> None:
-        """Take ``.loss`` or ``["loss"]`` of a model output, if it is one number."""
-        loss = field_of(output, "loss")
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            self._output.append(loss.detach().double().reshape(()))
+    def from_output(self, output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> None:
+        """Take what a model returned for ``kwargs``; ``shifted``: labels there are of the next position."""
+        for tensor in itertools.islice(differentiable(output), MAX_HOOKED):
+            tensor.register_hook(self._at_output)
+            self._awaits = True
+        row = _returned(output, kwargs, shifted=shifted)
+        if row is not None:
+            self._output.append(row)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -74,41 +109,110 @@ class LossProbe:
         seams.scale.remove(self._at_scale)
 
     def result(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """``loss`` and ``tokens`` of the step as float64 scalars, and ``part_losses``, float64, one per sample or else
-        per micro-batch, if there are two or more; absent where not found.
-
-        What the model returned, or ``backward`` started from, counts as a micro-batch where there is one for each of
-        ``batches``: two losses of one batch are terms, not parts.
+        """What ``columns`` needs of the step, to be copied to the host: ``tokens``, float64 [], and given losses as
+        ``loss``, float64 [], and ``part_losses``, float64 [B], or rows of M passes, float64 [M, 3] (``loss_choice``).
         """
         out: dict[str, Tensor] = {}
-        parts: list[Tensor] = []
         tokens = [batch.tokens for batch in batches if batch.tokens is not None]
         if tokens:
             out["tokens"] = torch.stack([count.reshape(()) for count in tokens]).sum()
         if self._given:
             self.source = "given"
-            out |= _weighted(self._given)
-            parts = _parts(self._given)
-        elif self._output:
-            self.source = "output"
-            out["loss"] = torch.stack(self._output).mean()
-            parts = self._output if len(self._output) == len(batches) else []
-        elif self._backward:
-            self.source = "backward"
-            out["loss"] = torch.stack(self._backward).sum()
-            each = len(batches)  # its loss stands in the sum as a share of it
-            parts = [loss * each for loss in self._backward] if len(self._backward) == each else []
-        joined = torch.cat([part.reshape(-1) for part in parts]) if parts else None
-        return out if joined is None or len(joined) < 2 else out | {"part_losses": joined}
+            parts = torch.cat([part.reshape(-1) for part in _parts(self._given)])
+            return out | _weighted(self._given) | ({"part_losses": parts} if len(parts) > 1 else {})
+        trained = [row for one in self._backward if one.reached or not self._awaits for row in one.rows]
+        if trained:
+            out["loss_trained"] = torch.stack(trained)
+        if self._output:
+            out["loss_returned"] = torch.stack(self._output)
+        return out
+
+    def columns(self, host: Mapping[str, Tensor], *, step: int, micros: int) -> dict[str, Any]:
+        """The columns ``loss``, ``tokens`` and ``part_losses`` of a step with so many micro-batches, from what has
+        arrived on the host; absent where not found. ``models_loss`` is no column: whether it is what the
+        model returned.
+
+        Two losses of one batch are terms, not parts.
+        """
+        out: dict[str, Any] = {name: float(host[name]) for name in ("loss", "tokens") if name in host}
+        if "loss" in host:
+            parts = host["part_losses"].tolist() if "part_losses" in host else []
+            return out | {"part_losses": parts, "models_loss": True}
+        rows = [host[name].numpy() if name in host else NO_ROWS for name in ("loss_trained", "loss_returned")]
+        choice = choose(*rows, workers=self._workers, rel=self._rel, step=step)
+        if choice is None:
+            return out
+        if not (self.source == PER_TOKEN and choice.tokens is not None):
+            self.source = choice.source
+        self._note(choice.note)
+        out["loss"] = choice.loss
+        if choice.tokens is not None:
+            out["tokens"] = choice.tokens
+        return out | {
+            "part_losses": choice.parts if len(choice.parts) == micros and micros > 1 else [],
+            "models_loss": choice.is_models,
+        }
+
+    def _note(self, note: str) -> None:
+        """Say it once, whatever numbers it has."""
+        kind = note.partition(":")[0]
+        if note and kind not in self._noted:
+            self._noted.add(kind)
+            self._notes.append(note)
 
     def _at_scale(self, scaler: torch.amp.GradScaler, outputs: Any) -> None:
-        self._unscaled = outputs if isinstance(outputs, Tensor) else None
+        with self._guard("loss"):
+            losses = losses_in(outputs, None)
+            self._unscaled = self._row(losses[0]) if len(losses) == 1 else None
 
-    def _at_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        loss = self._unscaled if self._unscaled is not None else loss
-        self._unscaled = None
-        if loss.numel() == 1 and loss.is_floating_point():
-            self._backward.append(loss.detach().double().reshape(()))
+    def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        with self._guard("loss"):
+            unscaled, self._unscaled = self._unscaled, None
+            losses = [] if is_nested() or unscaled is not None else losses_in(tensors, grad_tensors)
+            rows = [self._row(loss) for loss in losses] if unscaled is None else [unscaled]
+            if rows:
+                self._backward.append(_Pass(rows))
+
+    def _row(self, loss: Tensor) -> Tensor:
+        self._rel = max(self._rel, 8 * torch.finfo(loss.dtype).eps)
+        return row_of(loss)
+
+    def _at_output(self, gradient: Tensor) -> None:
+        if self._backward:
+            self._backward[-1].reached = True
+
+
+def _returned(output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> Tensor | None:
+    """float64 [3] of what a model returned: its loss, the sum over tokens that it is a share of, and how many those
+    are; NaN where unknown, and None without either.
+
+    Hugging Face's models divide by the tokens of all ranks, which they are passed, and those of TRL return the
+    logarithms of their tokens' probabilities.
+    """
+    loss = field_of(output, "loss")
+    is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+    value = loss.detach().to(torch.float64, copy=True).reshape(()) if is_loss else None
+    sums = _token_sum(output, kwargs, value, shifted=shifted)
+    if value is None and sums is None:
+        return None
+    known = value if sums is None else sums[0]
+    unknown = torch.full_like(known, math.nan)
+    return torch.stack([unknown if value is None else value, *(sums or (unknown, unknown))])
+
+
+def _token_sum(
+    output: Any, kwargs: Mapping[str, Any], loss: Tensor | None, *, shifted: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The sum over the tokens of a batch that its loss is made from, and their number, both float64 []."""
+    log_probs, mask = field_of(output, "log_probs"), field_of(output, "label_mask")
+    if isinstance(log_probs, Tensor) and isinstance(mask, Tensor):
+        total = -log_probs.detach().sum(dtype=torch.float64)
+        return total, mask.sum().to(total)
+    items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels", kwargs.get("labels"))
+    if loss is None or items is None or not isinstance(labels, Tensor) or field_of(output, "aux_loss") is not None:
+        return None
+    follow = shifted and "shift_labels" not in kwargs
+    return loss * items, ((labels[..., 1:] if follow else labels) != IGNORE_INDEX).sum().to(loss)
 
 
 def field_of(output: Any, name: str) -> Any:

@@ -91,14 +91,23 @@ class PartProbe:
             "sample_reading": torch.tensor(READINGS.index(self._readings[0])),
         }
 
-    def columns(self, host: Mapping[str, Tensor]) -> dict[str, list[float]]:
-        """The column ``part_losses`` from what has arrived on the host: the finest parts whose losses are sure."""
-        parts = host["part_losses"].tolist() if "part_losses" in host else []
+    @property
+    def shifted(self) -> bool:
+        """Whether a label is that of the next position, as far as is known."""
+        return self._readings[:1] != ["same"]
+
+    def columns(
+        self, host: Mapping[str, Tensor], parts: list[float], *, models_loss: bool = True
+    ) -> dict[str, list[float]]:
+        """The column ``part_losses`` from what has arrived on the host: the finest parts whose losses are sure.
+        ``parts`` are those known otherwise; ``models_loss`` says whether what is trained is the loss that the model
+        reported.
+        """
         if "sample_losses" in host:
             excess = float(host["sample_excess"])  # not finite where the loss is not: that decides nothing
             if math.isfinite(excess) and excess > 0:
                 self._refute(READINGS[int(host["sample_reading"])])
-            elif math.isfinite(excess) and len(host["sample_losses"]) > len(parts):
+            elif models_loss and math.isfinite(excess) and len(host["sample_losses"]) > len(parts):
                 parts = host["sample_losses"].tolist()
         return {"part_losses": parts} if parts else {}
 

@@ -1,0 +1,86 @@
+"""What ``backward`` is called on, and the sum over tokens that it is a multiple of, where its graph shows one.
+
+The graph is read before it is used, and only where nothing has to be computed: from the loss down through products
+with, and quotients by, what needs no gradient. Nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.layout import local
+
+MAX_NODES = 16
+"""Scalings of a loss that are looked through: there are two or three (a count of tokens, micro-batches, ranks)."""
+
+_SAME = ("ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias", "Expand")
+"""Operations whose one element is that of their input."""
+
+_SUM = 2
+"""Of torch's reductions (``at::Reduction``), that which divides by nothing."""
+
+
+def is_nested() -> bool:
+    """Whether this runs inside a backward pass: that of a checkpoint, whose outputs are no loss."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def losses_in(tensors: Any, gradients: Any) -> list[Tensor]:
+    """The scalars among what ``torch.autograd.backward`` was called with, times the gradients that were passed."""
+    several = tensors if isinstance(tensors, Sequence) else (tensors,)
+    weights = gradients if isinstance(gradients, Sequence) else (gradients,) * len(several)
+    return [
+        loss if weight is None else loss * weight.detach()
+        for loss, weight in zip(several, weights, strict=False)
+        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+    ]
+
+
+def row_of(loss: Tensor) -> Tensor:
+    """float64 [3]: the loss, the sum over tokens that it is a multiple of, and their number; NaN where unknown."""
+    value = local(loss).detach().to(torch.float64).reshape(())
+    factor, node = _base(loss.grad_fn)
+    kind = type(node).__name__
+    token_sum = value / factor if _sums(kind, node) else torch.full_like(value, math.nan)
+    count = token_sum.new_full((), math.nan)
+    if kind.startswith("NllLoss") and node._saved_reduction == _SUM:
+        count = node._saved_total_weight.detach().to(value)
+    return torch.stack([value, token_sum, count])
+
+
+def _sums(kind: str, node: Any) -> bool:
+    return kind == "SumBackward0" or (kind.startswith("NllLoss") and node._saved_reduction == _SUM)
+
+
+def _base(node: Any) -> tuple[float | Tensor, Any]:
+    """The factor by which the result of ``node`` is that of the first node below that is no scaling, and that node."""
+    factor: float | Tensor = 1.0
+    for _ in range(MAX_NODES):
+        kind = type(node).__name__.removesuffix("Backward0")
+        below = [one for one, _ in getattr(node, "next_functions", ()) if one is not None]
+        if len(below) != 1:
+            break
+        if kind in ("Mul", "Div"):
+            other = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
+            if other is None or other.numel() != 1 or (kind == "Div" and node.next_functions[0][0] is None):
+                break
+            scale = other.detach().to(torch.float64).reshape(())
+            factor = factor * scale if kind == "Mul" else factor / scale
+        elif kind == "Neg":
+            factor = -factor
+        elif not (kind in _SAME or _of_one_element(kind, node)):
+            break
+        node = below[0]
+    return factor, node
+
+
+def _of_one_element(kind: str, node: Any) -> bool:
+    """Whether it is a mean or sum of one element: of what is one number already."""
+    if kind == "Mean":
+        return int(node._saved_self_sym_numel) == 1
+    return kind == "Sum" and math.prod(node._saved_self_sym_sizes) == 1

@@ -1,0 +1,138 @@
+"""Which number is a step's loss, from what backward was called on and what the model returned. Pure, on the host.
+
+Letters: M backward passes or forward passes of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LOSS_SCALE = 16.0
+"""Powers of two from here on are taken for the scale of a loss in float16; smaller ones may be meant."""
+
+PER_TOKEN = "backward, per token"
+"""Source of a loss that is the mean over the rank's tokens, where a multiple of their sum was trained."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A loss, the tokens that it is the mean over (None: not known), the losses of the M micro-batches, where it comes
+    from, whether what the model returned is that loss, too, and what is to be said of it ('': nothing).
+    """
+
+    loss: float
+    tokens: float | None = None
+    parts: list[float] = field(default_factory=list[float])
+    source: str = "backward"
+    is_models: bool = False
+    note: str = ""
+
+
+def choose(trained_M3: Array, returned_M3: Array, *, workers: int, rel: float, step: int) -> Choice | None:
+    """The loss of one step; None where neither is known.
+
+    Rows are (loss, sum over tokens, tokens), NaN where unknown: of each backward pass, whose losses add up, and of each
+    forward pass of the model. Numbers that differ by less than ``rel``, relative, are equal but for rounding. What was
+    trained is the loss; where it is a multiple of a sum over tokens, by a count that is not this rank's own, their mean
+    is.
+    """
+    if not len(trained_M3):
+        return _returned_alone(returned_M3)
+    trained = float(trained_M3[:, 0].sum())
+    returned = returned_M3[:, 0]
+    agrees = _agrees(trained, returned, workers=workers, rel=rel) or _same_sums(trained_M3, returned_M3, rel=rel)
+    sums_M2 = _token_sums(trained_M3, returned_M3, agrees=agrees)
+    if sums_M2 is not None and sums_M2[:, 1].sum() > 0:
+        return _per_token(trained, sums_M2, rel=rel, step=step, is_models=agrees)
+    parts = (trained_M3[:, 0] * len(trained_M3)).tolist()
+    if agrees or not len(returned) or not np.isfinite([trained, *returned]).all():
+        return Choice(trained, parts=parts, is_models=agrees)
+    mean = float(returned.mean())
+    if scale := _scale(trained, mean, rel):
+        return Choice(mean, None, returned.tolist(), "output", is_models=True, note=_scaled(scale, step))
+    return Choice(
+        trained,
+        parts=parts,
+        note=f"the recorded loss is what backward was called on, not the loss in the model's output: {trained:.4g} and "
+        f"{mean:.4g} at step {step}, and neither micro-batches nor ranks explain that they differ.",
+    )
+
+
+def _returned_alone(returned_M3: Array) -> Choice | None:
+    if not len(returned_M3) or np.isnan(returned_M3[:, 0]).all():
+        return None
+    losses, sums, counts = returned_M3.T
+    if np.isfinite(sums).all() and counts.sum() > 0:
+        loss, parts = float(sums.sum() / counts.sum()), _quotients(returned_M3[:, 1:])
+        return Choice(loss, float(counts.sum()), parts, source="output", is_models=True)
+    return Choice(float(losses.mean()), parts=losses.tolist(), source="output", is_models=True)
+
+
+def _agrees(trained: float, returned: Array, *, workers: int, rel: float) -> bool:
+    """Whether what was trained is the model's losses: their mean, or sum (of shares), or that times the workers, as
+    where the average over them is undone.
+    """
+    if not len(returned):
+        return False
+    explained = (returned.mean(), returned.sum(), workers * returned.sum())
+    return any(math.isclose(trained, float(value), rel_tol=rel) for value in explained)
+
+
+def _token_sums(trained_M3: Array, returned_M3: Array, *, agrees: bool) -> Array | None:
+    """[M, 2] sums over tokens and their counts, behind what was trained; None where they are not known for sure."""
+    if np.isfinite(trained_M3[:, 1:]).all():
+        return trained_M3[:, 1:]
+    if not len(returned_M3) or not np.isfinite(returned_M3[:, 1:]).all():
+        return None
+    return returned_M3[:, 1:] if agrees else None
+
+
+def _same_sums(trained_M3: Array, returned_M3: Array, *, rel: float) -> bool:
+    """Whether each backward pass began at a multiple of the token sum that the model returned, up to the sign."""
+    alike = len(trained_M3) == len(returned_M3)
+    return alike and bool(np.allclose(abs(trained_M3[:, 1]), abs(returned_M3[:, 1]), rtol=rel, atol=0))
+
+
+def _per_token(trained: float, sums_M2: Array, *, rel: float, step: int, is_models: bool) -> Choice:
+    parts = _quotients(sums_M2)
+    count = float(sums_M2[:, 1].sum())
+    own = float(np.nanmean(parts))
+    if math.isclose(trained, own, rel_tol=rel):
+        return Choice(trained, count, parts, is_models=is_models)
+    if scale := _scale(trained, own, rel):
+        return Choice(own, count, parts, is_models=True, note=_scaled(scale, step))
+    return Choice(
+        float(sums_M2[:, 0].sum() / count),
+        count,
+        parts,
+        source=PER_TOKEN,
+        is_models=is_models,
+        note="the recorded loss is the mean over this rank's own tokens, as backward was called on their sum divided "
+        "by a number that is not how many they are, such as that of all ranks.",
+    )
+
+
+def _quotients(sums_M2: Array) -> list[float]:
+    return [total / count if count > 0 else math.nan for total, count in sums_M2.tolist()]
+
+
+def _scale(trained: float, loss: float, rel: float) -> float | None:
+    """The power of two that ``trained`` is times ``loss``, if it is one of ``LOSS_SCALE`` at least."""
+    ratio = trained / loss if loss else math.nan
+    if not math.isfinite(ratio) or ratio < LOSS_SCALE * (1 - rel):
+        return None
+    nearest = 2.0 ** round(math.log2(ratio))
+    return nearest if math.isclose(ratio, nearest, rel_tol=rel) else None
+
+
+def _scaled(scale: float, step: int) -> str:
+    return (
+        "the recorded loss is without the scale that float16 needs, for which is taken what backward was called on it "
+        f"times: {scale:.0f} at step {step}."
+    )
