@@ -465,3 +465,57 @@ def test_memory_that_a_call_is_to_write_into_is_no_origin(tmp_path, overflows):
     run = recorded(tmp_path, Attention(hidden=hidden), steps=1)
     sites = [finding.sites[0] for finding in overflow_origin.check(run)]
     assert sites == (["0.0/r0/fwd/Attention.mul#2:out0"] if overflows else [])
+
+
+def _of(call):
+    """The hidden values through ``call``, kept finite in what they are added to."""
+    return lambda x: x + call(x)
+
+
+ADVICE = {
+    "log": (lambda x: torch.log(x * 0), ["log is -inf at 0", "in0 (from 0 to 0)", "down to 1.4e-45"]),
+    "sqrt": (lambda x: torch.sqrt(x - 9), ["sqrt is NaN below 0", "in0 (from -9"]),
+    "rsqrt": (lambda x: torch.rsqrt(x * 0), ["rsqrt is infinite at 0", "in0 (from 0 to 0)"]),
+    "div": (lambda x: x / (x * 0), ["look at the divisor, in1 (from 0 to 0)"]),
+    "div by a number": (lambda x: (x + 1) / 0, ["look at the divisor, its argument 0"]),
+    "reciprocal": (lambda x: torch.reciprocal(x * 0), ["look at the divisor, in0 (from 0 to 0)"]),
+    "exp": (lambda x: torch.exp(x + 90), ["exp overflows float32 above 88.72", "in0 (from 90 to "]),
+    "pow": (lambda x: torch.pow(x - 9, 0.5), ["negative base", "in0 (from -9", "its argument 0.5"]),
+    "norm": (
+        lambda x: torch.linalg.vector_norm(x + 1e30, dim=-1, keepdim=True),
+        ["above 1.845e+19", "in0 (from 1e+30"],
+    ),
+    "acos": (lambda x: torch.acos(x + 2), ["acos is defined from -1 to 1", "in0 (from 2"]),
+    "logsumexp": (lambda x: torch.logsumexp(x[..., :0], -1, keepdim=True), ["logsumexp of a row", "no element"]),
+    "var": (lambda x: x[..., :1].var(-1, keepdim=True), ["number of elements less 1"]),
+    "softmax": (lambda x: torch.softmax(x.masked_fill(x < 99, -INF), -1), ["all of it masked", "mask"]),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_advice_follows_the_operation_and_prints_the_argument(tmp_path, name):
+    call, words = ADVICE[name]
+    advice = only(recorded(tmp_path, Attention(hidden=_of(call)), steps=1)).next[0]
+    assert [word for word in words if word not in advice] == []
+
+
+def test_labels_that_are_all_ignored_are_named(tmp_path):
+    def loss_of(model, ids):
+        return F.cross_entropy(model(ids).flatten(0, 1), torch.full((8,), -100))
+
+    advice = only(recorded(tmp_path, Attention(), steps=1, loss_of=loss_of)).next[0]
+    assert "every label is ignored" in advice
+    assert "in1 (from -100 to -100)" in advice
+
+
+BACKWARD_ADVICE = {
+    "sqrt": (lambda x: torch.sqrt(x * 0), "where it is 0"),
+    "acos": (lambda x: torch.acos(x * 0 + 1), "at -1 and 1"),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD_ADVICE)
+def test_advice_on_gradients_follows_the_operation(tmp_path, name):
+    call, words = BACKWARD_ADVICE[name]
+    advice = only(recorded(tmp_path, Attention(hidden=_of(call)), steps=1)).next[0]
+    assert words in advice

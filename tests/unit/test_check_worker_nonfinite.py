@@ -51,6 +51,24 @@ def test_all_ranks_at_once_are_all_named(tmp_path):
     assert finding.claim.startswith("The loss and the gradient of ranks 0 and 1 are not finite at step 5")
 
 
+@pytest.mark.parametrize("known_by", ["update", "digest", "nothing"])
+def test_a_rank_whose_weights_were_spoilt_before_is_not_told_to_look_at_its_samples(tmp_path, known_by):
+    rows = healthy_rows(3, 6)
+    rows[4, 1]["loss"] = math.nan
+    if known_by == "update":
+        rows[3, 1]["used_param_norms"] = [1.0, math.nan, 1.0, 1.0]
+    if known_by == "digest":
+        rows[4, 1]["param_digests"] = rows[4, 1]["param_digests"] + 1
+    (finding,) = worker_nonfinite.check(write_run(tmp_path, rows))
+    assert finding.next[0].startswith(
+        {
+            "update": "The weights of rank 1 were not finite before step 4: its samples are not the reason.",
+            "digest": "By digest rank 1 held other parameters than its replicas at step 4 already",
+            "nothing": "Look at the samples that rank 1 read at step 4",
+        }[known_by]
+    )
+
+
 def test_one_process_alone_is_judged(tmp_path):
     rows = healthy_rows(1, 3)
     rows[1, 0]["loss"] = math.nan

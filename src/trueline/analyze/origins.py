@@ -150,7 +150,7 @@ class Flow:
         self._mark(i, cause.origin, cause)
 
     def _turned(self, i: int, key: CallKey, maker: Origin) -> Origin:
-        if self.rows.kind[i] == "module" or _function(self.rows.api[i]) in _NEVER_MEANT:
+        if self.rows.kind[i] == "module" or plain_name(self.rows.api[i]) in _NEVER_MEANT:
             return Origin(maker.row, maker.kind, maker.at, maker.call)
         return Origin(i, "turned", i, key, maker=maker)
 
@@ -289,7 +289,7 @@ class Flow:
 
     def _passes_on(self, key: CallKey) -> bool:
         call = self.calls.get(key)
-        return call is not None and _function(self.rows.api[call.first]) in _PASSES_ON
+        return call is not None and plain_name(self.rows.api[call.first]) in _PASSES_ON
 
     def _rows_of(self, key: CallKey) -> list[int]:
         """What a forward call took and returned."""
@@ -321,7 +321,8 @@ class Flow:
         return places
 
 
-def _function(api: str) -> str:
+def plain_name(api: str) -> str:
+    """``softmax`` of ``torch.nn.functional.softmax``, ``truediv`` of ``torch.Tensor.__truediv__``."""
     return api.rpartition(".")[2].strip("_")
 
 

@@ -62,7 +62,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, counted, ranks_text
-from trueline.analyze.origins import Flow, Origin
+from trueline.analyze.nonfinite_advice import Argument, Taken, backward_advice, forward_advice
+from trueline.analyze.origins import Flow, Origin, plain_name
 from trueline.analyze.reached import Reached, reached
 from trueline.analyze.recorded_steps import CallKey, StepRows, nonfinite_steps
 from trueline.schema.errors import RunError
@@ -366,12 +367,24 @@ def _next(found: _Found) -> tuple[str, ...]:
     if origin.kind == "param":
         return ("Load an earlier checkpoint and look for the step that wrote the value: an update, a file, or memory.",)
     if origin.kind == "turned":
-        return ("Look at the mask for a row that leaves nothing to attend to.", values)
+        return (f"Look at the mask for a row that leaves nothing to attend to. {forward_advice(_taken(found))}", values)
     if origin.kind in ("given", "unseen gradient"):
         return ('Record all names with preset = "mix", so that what made the value is seen.',)
     if origin.kind in ("received", "reduced"):
         return ("Look at the largest finite values that ranks sent: their sum may not fit into the dtype.",)
-    return (
-        f"Compare the largest finite inputs in the evidence with what {rows.dtype[origin.row]} can hold.",
-        values,
+    call = _taken(found)
+    return (backward_advice(call) if origin.kind == "backward" else forward_advice(call), values)
+
+
+def _taken(found: _Found) -> Taken:
+    """The call that is to blame, with what it took in its forward pass."""
+    rows, origin = found.rows, found.origin
+    call = found.flow.calls.get(origin.call) if origin.call is not None else None
+    first = origin.row if call is None else call.first
+    takes = [] if call is None else call.ins
+    return Taken(
+        function=plain_name(rows.api[first]),
+        dtype=rows.dtype[origin.row].removeprefix("torch."),
+        arguments=[Argument(rows.slot[i], rows.min[i], rows.max[i], rows.numel[i]) for i in takes],
+        described=rows.args[first] or "",
     )

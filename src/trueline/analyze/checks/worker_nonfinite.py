@@ -20,6 +20,11 @@ halves it where a gradient is infinite. Under float16 autocast a gradient that i
 therefore an info, unless it lasts for more than 16 sampled steps in a row: the scale starts at 2^16 by default, so
 after 16 halvings it no longer multiplies anything.
 
+What to look at first: the samples of that step, unless something says that the weights of the named ranks were spoilt
+before. That is a weight that is not finite in the recorded step, a gradient that the optimizer received at an
+earlier step and that was not finite while the loss was, or digests by which a rank holds other parameters than its
+replicas do at that step.
+
 What it may miss
 ----------------
 Values that overflow and are clamped before the loss; a gradient in a step that was not sampled (`plan.every`) and was
@@ -47,7 +52,9 @@ from trueline.analyze.evidence import (
     marked,
     named_some,
     numbers,
+    odd_ranks,
     of_ranks,
+    ranks_text,
     sites_of,
 )
 from trueline.schema.errors import CannotTell
@@ -116,12 +123,51 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
             "params": params[:100],
             "num_steps": len(bad.steps),
         },
-        next=(
-            f"Look at the samples that rank {named[0]} read at step {step} (sample_digests), and at its labels: a mean "
-            "over no label is 0/0.",
-            "If all ranks are named, look at the step before: learning rate, overflow in a low-precision dtype.",
-        ),
+        next=_advice(run, step, named, everyone=len(named) == len(ranks)),
     )
+
+
+def _advice(run: Run, step: int, named: Sequence[int], *, everyone: bool) -> tuple[str, ...]:
+    spoilt = [rank for rank in named if _weights_spoilt(run, step, rank)]
+    other = [] if everyone else [rank for rank in named if _holds_other_weights(run, step, rank)]
+    if spoilt:
+        return (
+            f"The weights of {ranks_text(spoilt)} were not finite before step {step}: its samples are not the reason. "
+            "Look at the update before it (clipping by a norm of 0, a gradient that was reduced or divided to NaN), "
+            "and go on from a checkpoint that is finite.",
+        )
+    if other:
+        return (
+            f"By digest {ranks_text(other)} held other parameters than its replicas at step {step} already, so look at "
+            "what wrote to them (an update, a checkpoint, memory) before its samples.",
+        )
+    return (
+        f"Look at the samples that rank {named[0]} read at step {step} (sample_digests), and at its labels: a mean "
+        "over no label is 0/0. If its weights are NaN already, the samples are not the reason.",
+        "If all ranks are named, look at the step before: learning rate, overflow in a low-precision dtype.",
+    )
+
+
+def _weights_spoilt(run: Run, step: int, rank: int) -> bool:
+    """Whether a weight of the rank is known to be not finite in the forward pass of the step."""
+    used = run.lists("used_param_norms")
+    if any(one == rank and at < step and not np.isfinite(norms).all() for (at, one), norms in used.items()):
+        return True
+    if not run.has_records or step not in run.record_steps or rank not in run.record_ranks:
+        return False
+    table = run.records(steps=[step], ranks=[rank], phases=["param"], columns=["nan", "pos_inf", "neg_inf"])
+    return any((count or 0) > 0 for name in ("nan", "pos_inf", "neg_inf") for count in table[name].to_pylist())
+
+
+def _holds_other_weights(run: Run, step: int, rank: int) -> bool:
+    """Whether digests of the step say that the rank's parameters are not those of most of its replicas."""
+    key = run.env[rank].replica_key if rank in run.env else None
+    held = {
+        one: digests.tobytes()
+        for (at, one), digests in run.lists("param_digests", steps=[step]).items()
+        if at == step and one in run.env and run.env[one].replica_key == key
+    }
+    return rank in held and rank in odd_ranks(held)
 
 
 def _params(run: Run, step: int, rank: int) -> list[str]:
