@@ -50,7 +50,7 @@ def print_report(console: Console, report: CheckReport) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(report.verdict.line, style="bold", markup=False, highlight=False)
+    console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print()
     for place, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")

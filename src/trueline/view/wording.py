@@ -90,10 +90,10 @@ def spans(numbers: Iterable[int]) -> list[str]:
 
 
 def ranks_words(ranks: Sequence[int], all_ranks: Sequence[int] = ()) -> str:
-    """``rank 3``, ``ranks 0 and 1``, ``ranks 0–5 and 7``, or ``all 4 ranks`` where nobody is left out."""
+    """``rank 3``, ``ranks 0 and 1``, ``ranks 0–5 and 7``, or ``all 4 ranks`` for all of three or more."""
     if not ranks:
         return ""
-    if len(ranks) > 1 and set(ranks) == set(all_ranks):
+    if len(ranks) > 2 and set(ranks) == set(all_ranks):
         return f"all {len(ranks)} ranks"
     parts = [part for span in spans(ranks) for part in span.split(", ")]
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {listed(parts)}"
