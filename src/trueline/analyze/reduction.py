@@ -50,7 +50,8 @@ class Reductions:
     def used_apart(self) -> Bools:
         """[T, G] whether the optimizers of replicas received different gradients, beyond rounding."""
         with np.errstate(invalid="ignore"):
-            return np.any(self.groups("group_used_residual") > self.groups("group_used_floor"), axis=1)
+            apart = np.any(self.groups("group_used_residual") > self.groups("group_used_floor"), axis=1)
+        return apart & ~self.in_groups(self.own_P[None])
 
     @cached_property
     def not_reduced_params(self) -> Bools:
@@ -68,7 +69,7 @@ class Reductions:
             spread = high - low > floor_T11[:, 0] * high
             own = (np.abs(used - local) <= floor_T11 * used) | (local == ABSENT)
         several = np.count_nonzero(present, axis=1) > 1
-        return spread & several & np.all(own | ~present, axis=1)
+        return spread & several & np.all(own | ~present, axis=1) & ~self.own_P
 
     @cached_property
     def disagreeing_params(self) -> Bools:
@@ -95,8 +96,16 @@ class Reductions:
 
     @cached_property
     def replicated_P(self) -> Bools:
-        """[P] parameters that ranks hold whole beside shards of others, and alike: they have norms, and no sketch."""
-        return np.isin(np.array(self.env.params, dtype=str), sorted(set(self.env.whole) - held_by_one(self.run)))
+        """[P] parameters that ranks hold whole beside shards of others, and alike: no sketch is of them alone, and
+        their norms must do.
+        """
+        beside = self.in_groups(self.own_P[None])[0][self.group_of_param]
+        return (np.isin(np.array(self.env.params, dtype=str), self.env.whole) | beside) & ~self.own_P
+
+    @cached_property
+    def own_P(self) -> Bools:
+        """[P] parameters that are each rank's own, and no replicas."""
+        return np.isin(np.array(self.env.params, dtype=str), sorted(held_by_one(self.run)))
 
     def in_groups(self, chosen_TP: Bools) -> Bools:
         """[T, G] groups in which a parameter is chosen."""

@@ -1,4 +1,6 @@
-"""Parameters that every rank holds whole beside the shards of others: which of them are replicas of each other."""
+"""Parameters that may be whole or each rank's own: beside the shards of others, and where code that no adapter knows
+exchanges tensors within the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ def param_names(env: RankEnv) -> list[str]:
 
 
 def held_by_one(run: Run) -> frozenset[str]:
-    """Those of ``RankEnv.whole`` that are each rank's own and no replicas (experts that FSDP was told to ignore): they
-    were not equal at the first step that tells, and no gradient of theirs was ever the same on all ranks.
+    """Those that are each rank's own and no replicas (experts that FSDP was told to ignore, shards of a wrapper that no
+    adapter knows): they were not equal at the first step that tells, and no gradient of theirs was ever the same on all
+    ranks.
     """
-    ranks = [rank for rank, env in run.env.items() if env.whole]
+    ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     digests = run.lists("param_digests")
     steps = [step for step in sorted({step for step, _ in digests}) if all((step, rank) in digests for rank in ranks)]
     if len(ranks) < 2 or not steps:
@@ -30,8 +33,12 @@ def held_by_one(run: Run) -> frozenset[str]:
     if any(run.env[rank].whole != env.whole for rank in ranks) or any(len(own) != len(held[0]) for own in held):
         return frozenset()
     differ = dict(zip(param_names(env), np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
-    whole = [(index, name) for index, name in enumerate(env.params) if name in env.whole and differ.get(name)]
-    return frozenset(name for index, name in whole if _never_reduced(run, ranks, index))
+    doubt = [(index, name) for index, name in enumerate(env.params) if name in _in_doubt(env) and differ.get(name)]
+    return frozenset(name for index, name in doubt if _never_reduced(run, ranks, index))
+
+
+def _in_doubt(env: RankEnv) -> list[str]:
+    return env.params if env.talks_in_forward else env.whole
 
 
 def _never_reduced(run: Run, ranks: list[int], index: int) -> bool:

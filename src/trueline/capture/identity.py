@@ -46,6 +46,7 @@ class Identity:
         batches: Sequence[Batch],
         loss_source: str,
         local_updates: str = "",
+        talks_in_forward: bool = False,
     ) -> bool:
         """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
         every step (schedules) are columns of the row and do not count as a change.
@@ -54,7 +55,7 @@ class Identity:
         source = batches[0].token_source if batches else self.env.token_source
         layout, notes = parameters.layout, tuple(self._adapter.notes)
         now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), notes, len(parameters.changes))
-        now += (local_updates,)
+        now += (local_updates, talks_in_forward)
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return False
         if self._layout is None:
@@ -70,6 +71,7 @@ class Identity:
                 "reduce_hook": reduction.hook,
                 "reduce_known": reduction.known,
                 "reduce_lossy": reduction.lossy,
+                "talks_in_forward": talks_in_forward,
                 "local_updates": reduction.hook if reduction.local else local_updates,
                 "token_source": source,
                 "loss_source": loss_source or self.env.loss_source,

@@ -57,6 +57,7 @@ class Recorder:
         self.team = team
         self.loader = DataLoaderProbe()
         self.averaging = AveragingProbe()
+        self.talks_in_forward = False
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=self.guarded)
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
@@ -458,6 +459,7 @@ class Recorder:
             autocast=self.autocast,
             batches=self._batches,
             loss_source=self.loss.source,
+            talks_in_forward=self.talks_in_forward,
             local_updates=self.averaging.averager or ("the plan" if self.plan.local_updates else ""),
         )
         if changed:

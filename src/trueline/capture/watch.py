@@ -32,7 +32,7 @@ from trueline.capture.probes.optimizer import updates_made
 from trueline.capture.record.start import require_fitting
 from trueline.capture.recorder import Recorder
 from trueline.capture.updates import Updates
-from trueline.capture.world import world_size
+from trueline.capture.world import collectives_started, world_size
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -41,6 +41,10 @@ from trueline.schema.start import Job, Start
 
 REDUCING = ("ddp", "fsdp1", "fsdp2")
 """Adapters of frameworks whose backward pass reduces: whoever trains comes to it."""
+
+
+LISTENS = 3
+"""Forward passes at the start of which it is asked whether ranks exchange tensors within them."""
 
 
 class SinkMaker(Protocol):
@@ -98,6 +102,8 @@ class Watch:
             start = dataclasses.replace(start, manifest=manifest)
         self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, start=start)
         self.updates = Updates(self._optimizers, watched=lambda key: key in self._recorder.layout.index_of)
+        self._listens = LISTENS if adapter.name == "manual" else 0
+        self._talk = 0
         self._handles = self._hook(model, adapter)
         self._closed = False
         seams.destroy_groups.add(self._before_destroy)
@@ -191,6 +197,7 @@ class Watch:
         self.updates.saw_forward()
         recorder = self._recorder
         with recorder.guarded("batch"):
+            self._talk = collectives_started() if self._listens > 0 else 0
             recorder.passes.at_forward(recorder.model)
             recorder.autocast = autocast_state()
             recorder.loader.at_training_step()
@@ -203,6 +210,9 @@ class Watch:
         if module.training and torch.is_grad_enabled():
             with self._recorder.guarded("batch"):
                 self._recorder.passes.at_output(output)
+                if self._listens > 0:
+                    self._listens -= 1
+                    self._recorder.talks_in_forward |= collectives_started() > self._talk
             with self._recorder.guarded("loss"):
                 self._recorder.loss.from_output(output, kwargs, shifted=self._recorder.parts.shifted)
             with self._recorder.guarded("losses of samples"):

@@ -22,6 +22,15 @@ def world_size(process_group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(process_group) if is_initialised() else 1
 
 
+def collectives_started() -> int:
+    """How many collectives this process has started in the groups of ``torch.distributed``, of backends that count."""
+    started = 0
+    for group in dist.distributed_c10d._world.pg_map if is_initialised() else ():
+        with contextlib.suppress(RuntimeError):
+            started += group._get_sequence_number_for_group()
+    return started
+
+
 @dataclass(frozen=True)
 class Meeting:
     """A place of its own in the store of the default group, and what the ranks that came there told, by rank."""

@@ -175,6 +175,11 @@ class RankEnv(BaseModel):
     reduce_hook: str = Field(default="", description="the user's comm hook, '' for the framework's own reduction")
     reduce_known: bool = Field(default=True, description="False where user code reduces in a way we cannot know")
     reduce_lossy: bool = Field(default=False, description="the hook is known to be lossy (PowerSGD, quantisation)")
+    talks_in_forward: bool = Field(
+        default=False,
+        description="ranks exchanged tensors within the forward pass of a model that no adapter knows: parameters may "
+        "be shards",
+    )
     local_updates: str = Field(
         default="",
         description="the hook or averager by which replicas update by themselves and are averaged now and then, or "

@@ -137,7 +137,7 @@ def _finding(reductions: Reductions) -> Finding:
     return Finding(
         code=CODE,
         severity="error",
-        claim=f"{capitalized(ranks_text(ranks))} used their own gradients of {_what(reductions, groups, names)} "
+        claim=f"{capitalized(ranks_text(ranks))} used their own gradients of {_what(reductions, names)} "
         f"unreduced at {steps_text(steps, among=reductions.steps.tolist())}.",
         ranks=ranks,
         step_first=steps[0],
@@ -163,7 +163,7 @@ def _names(reductions: Reductions, t: int, group: int) -> list[str]:
     return params if params and len(params) < len(spec.params) else [spec.name]
 
 
-def _what(reductions: Reductions, groups: np.ndarray, names: list[str]) -> str:
-    if len(groups) == len(reductions.env.groups) and len(names) == len(groups):
+def _what(reductions: Reductions, names: list[str]) -> str:
+    if names == [group.name for group in reductions.env.groups]:
         return "all parameters"
     return named_some(names)

@@ -127,7 +127,9 @@ def check(run: Run) -> list[Finding]:
     with np.errstate(invalid="ignore", divide="ignore"):
         cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
         if reductions.in_shards:
-            cases += [*_scaled_apart(reductions), _whole_apart(reductions)]
+            cases += _scaled_apart(reductions)
+        if reductions.replicated_P.any():
+            cases.append(_whole_apart(reductions))
     findings = [finding for case in cases for finding in _findings(reductions, case)]
     lossy = sorted({env.reduce_hook for env in run.env.values() if env.reduce_lossy})
     if lossy and not findings:

@@ -27,8 +27,9 @@ majority, as with two ranks, all are. Drift of buffers alone is a warning, becau
 Parameters that differ only when watching ends are an info: the last updates may have done it, or the script itself,
 which often puts averaged or merged weights into the model of one rank to save it.
 
-A parameter beside the shards that was not equal on all ranks from the start, and whose gradient never is, is each
-rank's own, as experts are that FSDP was told to ignore: it is named with severity info and not compared.
+A parameter beside the shards, or of a model that exchanges tensors within its forward pass and that no adapter knows,
+that was not equal on all ranks from the start, and whose gradient never is, is each rank's own: an expert that FSDP was
+told to ignore, or a shard. It is named with severity info and not compared.
 
 Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or the plan
 says so) are not compared.
@@ -162,8 +163,10 @@ def _replicas(run: Run, kind: Kind) -> list[_Replicas]:
             by_key[env.buffer_key or env.replica_key if kind == "buffer" else env.replica_key].append(rank)
             whole[tuple(env.whole)].append(rank)
     found = [_Replicas(tuple(ranks)) for ranks in by_key.values()]
+    own: frozenset[str] = held_by_one(run) if kind == "parameter" else frozenset()
+    if own and len(by_key) == 1:
+        found = [replace(each, names=frozenset(param_names(run.env[each.ranks[0]])) - own) for each in found]
     if kind == "parameter" and len(by_key) > 1:
-        own = held_by_one(run)
         found = [replace(each, names=_cut(run.env[each.ranks[0]])) for each in found]
         found += [_Replicas(tuple(ranks), frozenset(names) - own) for names, ranks in whole.items() if set(names) - own]
     return [each for each in found if len(each.ranks) > 1]
@@ -285,13 +288,13 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
 
 
 def _own(run: Run, names: list[str]) -> Finding:
-    ranks = tuple(rank for rank, env in sorted(run.env.items()) if env.whole)
+    ranks = tuple(rank for rank, env in sorted(run.env.items()) if env.whole or env.talks_in_forward)
     step = int(run.steps[0])
     return Finding(
         code=CODE,
         severity="info",
         claim=f"{capitalized(ranks_text(ranks))} each hold values of their own of {counted(len(names), 'parameter')} "
-        f"beside the shards, since the first step, and never reduced their gradients: {named_some(names)}.",
+        f"since the first step, and never reduced their gradients: {named_some(names)}.",
         ranks=ranks,
         step_first=step,
         step_last=int(run.steps[-1]),
@@ -301,7 +304,10 @@ def _own(run: Run, names: list[str]) -> Finding:
         unit="parameters that are each rank's own",
         false_alarm_rate=0.0,
         evidence={"names": names[:100]},
-        next=("If these are experts, that is as it should be. If not, broadcast them and reduce their gradients.",),
+        next=(
+            "If these are shards or experts, that is as it should be. If not, broadcast them and reduce their "
+            "gradients.",
+        ),
     )
 
 

@@ -1,0 +1,101 @@
+"""A wrapper that nobody knows, which shards weights and gathers them in its forward pass: shards are no replicas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trueline.testing.ranks import Ranks
+
+STEPS = 6
+
+
+class Gathered(torch.autograd.Function):
+    """The whole of a vector of which every rank has one piece; backward gives each its piece of the mean gradient."""
+
+    @staticmethod
+    def forward(ctx, piece):
+        pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, piece.contiguous())
+        return torch.cat(pieces)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        mean = gradient.contiguous() / dist.get_world_size()
+        dist.all_reduce(mean)
+        return mean.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+class Sharded(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.shape = linear.weight.shape
+        self.piece = nn.Parameter(linear.weight.data.flatten().chunk(dist.get_world_size())[dist.get_rank()].clone())
+        self.bias = nn.Parameter(linear.bias.data.clone())
+
+    def forward(self, x):
+        return nn.functional.linear(x, Gathered.apply(self.piece).view(self.shape), self.bias)
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def train(rank, world, out, kind):
+    """Losses and weights; ``unreduced``: biases are not averaged; ``apart``: whole, other weights on each rank."""
+    import trueline
+
+    torch.manual_seed(rank if kind == "apart" else 0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 6))
+    if kind != "apart":
+        model[0], model[2] = Sharded(model[0]), Sharded(model[2])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    watch = trueline.watch(model, optimizer, out=out, plan={"every": 1, "params_every": 1}) if out else None
+    losses = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        x, y = torch.randn(8, 20, generator=generator), torch.randint(0, 6, (8,), generator=generator)
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        for layer in (model[0], model[2]) if kind == "healthy" else ():
+            dist.all_reduce(layer.bias.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if watch is not None:
+        watch.close()
+    return losses, [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("healthy", {("replica-drift", "info", "0.piece and 2.piece")}),
+        (
+            "unreduced",
+            {
+                ("replica-drift", "info", "0.piece and 2.piece"),
+                ("replica-drift", "error", "0.bias and 2.bias"),
+                ("gradient-not-reduced", "error", "0.bias and 2.bias"),
+            },
+        ),
+        ("apart", {("replica-drift", "error", "0.weight"), ("gradient-not-reduced", "error", "all parameters")}),
+    ],
+)
+def test_shards_of_an_unknown_wrapper_are_no_replicas(two, tmp_path, kind, told):
+    import trueline
+
+    out = str(tmp_path / "run")
+    for (losses, weights), (seen_losses, seen_weights) in zip(
+        two.run(train, None, kind), two.run(train, out, kind), strict=True
+    ):
+        assert losses == seen_losses
+        assert all(map(torch.equal, weights, seen_weights))
+    found = [finding for finding in trueline.check(out).findings if finding.code != "rng-streams"]
+    assert {(finding.code, finding.severity) for finding in found} == {(code, severity) for code, severity, _ in told}
+    for code, severity, names in told:
+        assert any((f.code, f.severity) == (code, severity) and names in f.claim for f in found)
