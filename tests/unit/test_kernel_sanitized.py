@@ -1,0 +1,30 @@
+"""The C kernel under the address and undefined-behaviour sanitizers, as a program of its own."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+KERNEL = Path(__file__).parents[2] / "src/trueline/tensor/kernel"
+HARNESS = Path(__file__).parent / "fixtures/kernel_sanitized.c"
+
+
+def test_no_kernel_reads_beside_its_values_or_does_what_is_undefined(tmp_path):
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no gcc here")
+    program = tmp_path / "kernel"
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    built = subprocess.run(
+        [compiler, "-std=gnu11", "-O1", "-g1", "-ffp-contract=off", *sanitizers, f"-I{KERNEL}", HARNESS,
+         KERNEL / "instances.c", "-o", program, "-lm"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "cannot find" in built.stderr and "san" in built.stderr and "CI" not in os.environ:
+        pytest.skip("gcc has no sanitizers here")
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 13 * 40
