@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -47,7 +48,7 @@ def happen(what, net, optimizer, rest):
         net.layers[0].weight.requires_grad_(True)
     elif what == "replace":
         layer.weight = nn.Parameter(layer.weight.detach().clone())
-    elif what == "replace by another shape":
+    elif what == "replace modules":
         net.layers[1] = nn.Linear(16, 16, bias=True)
         net.layers[2] = nn.Linear(16, 8, bias=True)
         net.side = nn.Linear(8, 8)
@@ -194,3 +195,35 @@ def test_all_ranks_that_train_more_from_a_step_on_are_compared_in_that_too(three
     assert len(run.lists("param_grad_norms")) == 3 * (STEPS - 4), "two samples after all ranks have said so"
     assert run.pivot("cosine_mean")[1].all()
     assert any("other parameters were trained from step 4 on" in problem for problem in run.problems)
+
+
+# -- whatever ranks do -----------------------------------------------------------------------------------------------
+
+KINDS = (
+    *("freeze", "unfreeze", "replace", "replace modules", "add", "dtype", "optimizer group", "extra model"),
+    *("skip", "leave", "raise"),
+)
+
+
+def divergences(seed, world):
+    """One to three events at random, and whether ranks reduce: not where one leaves, as the others would hang."""
+    dice = random.Random(seed)
+    events = [
+        Event(dice.choice(KINDS), dice.randrange(world), dice.randrange(STEPS)) for _ in range(dice.randint(1, 3))
+    ]
+    plan = {"every": dice.choice([1, 2, 3]), "exact": dice.random() < 0.2}
+    return events, plan, not any(event.what in ("leave", "raise") for event in events)
+
+
+def train_apart(rank, world, seed, out):
+    from trueline.capture import exact, exchange
+
+    exchange.PATIENCE_S = exact.PATIENCE_S = 0.3  # a rank that left is not worth more here
+    events, plan, syncs = divergences(seed, world)
+    return train(rank, world, events, out, plan=plan, syncs=syncs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_training_ends_as_unwatched_whatever_a_rank_does(three, tmp_path, seed):
+    plain = three.run(train_apart, seed, None)
+    assert all(map(same, plain, three.run(train_apart, seed, str(tmp_path / "run")))), divergences(seed, 3)

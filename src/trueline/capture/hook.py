@@ -1,20 +1,56 @@
-"""A hook that survives what people do to modules: ``copy.deepcopy`` (EMA) and ``torch.save`` of the whole model."""
+"""How torch calls Trueline: hooks that survive what people do to modules, and that ``torch.compile`` never looks into.
+
+Dynamo compiles every Python frame that starts while a compiled region runs, after a graph break too, and what a frame
+calls. So each of our frames that torch may call is marked as one to leave alone, and calls the rest with dynamo turned
+off. All of that is in torch's core: asking for it does not import ``torch._dynamo``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame as _dynamo
+
+
+def skipped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose own frames dynamo runs as they are."""
+    code: CodeType = function.__code__
+    if hasattr(_dynamo, "set_code_exec_strategy"):  # since torch 2.7
+        skip = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
+        _dynamo.set_code_exec_strategy(code, skip)
+    else:
+        _dynamo.skip_code(code)
+    return function
+
+
+@skipped
+def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``call`` returns, run with dynamo turned off in this thread."""
+    before = _dynamo.set_eval_frame(None)
+    try:
+        return call(*args, **kwargs)
+    finally:
+        _dynamo.set_eval_frame(before)
 
 
 class Hook:
-    """Calls through to Trueline. Its copies, and what is unpickled, call nothing: they belong to another model."""
+    """Calls through to Trueline. Its copies (``copy.deepcopy`` for EMA), and what is unpickled (``torch.save`` of the
+    whole model), call nothing: they belong to another model. Neither does it where a module that has it is compiled:
+    that would be in the graph.
+    """
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self.call = call
 
+    @skipped
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call through."""
-        return None if self.call is None else self.call(*args, **kwargs)
+        if self.call is None or torch.compiler.is_compiling():
+            return None
+        return untraced(self.call, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()

@@ -11,6 +11,7 @@ from torch.utils.hooks import unserializable_hook
 
 from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import reduces_itself, uncompiled
+from trueline.capture.hook import skipped
 
 
 class Passes:
@@ -36,6 +37,7 @@ class Passes:
         left = [1]
 
         @unserializable_hook
+        @skipped
         def counted(gradient: Tensor) -> None:
             self.count += left.pop() if left else 0
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trueline.capture.hook import skipped, untraced
+
 _log = logging.getLogger("trueline")
 
 _UNSEEN = "<frozen trueline, passed over as importlib._bootstrap>"
@@ -51,9 +53,12 @@ class Patch:
         call = self._call
 
         @functools.wraps(original)
+        @skipped
         @unseen
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return call(original, *args, **kwargs)
+
+        wrapped._torchdynamo_inline = original  # type: ignore[attr-defined]  # what dynamo has in a graph instead
 
         self._original, self._put = vars(self._owner).get(self._name, original), wrapped
         setattr(self._owner, self._name, wrapped)
@@ -88,13 +93,14 @@ class Seam:
         if not self._listeners:
             self._patch.remove()
 
+    @skipped
     @unseen
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._after:
-            self._tell(args, kwargs)
+            untraced(self._tell, args, kwargs)
             return original(*args, **kwargs)
         result = original(*args, **kwargs)
-        self._tell(args, kwargs)
+        untraced(self._tell, args, kwargs)
         return result
 
     def _tell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,6 +116,6 @@ backward = Seam(torch.autograd, "backward")
 scale = Seam(torch.amp.GradScaler, "scale")
 loader_iter = Seam(DataLoader, "__iter__")
 destroy_groups = Seam(torch.distributed, "destroy_process_group")
-module_call = Seam(torch.nn.Module, "_call_impl")
+module_call = Seam(torch.nn.Module, "__call__")
 optimizer_init = Seam(torch.optim.Optimizer, "__init__", after=True)
 ddp_init = Seam(torch.nn.parallel.DistributedDataParallel, "__init__", after=True)

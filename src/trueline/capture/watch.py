@@ -177,8 +177,8 @@ class Watch:
 
     def _hook(self, model: nn.Module, adapter: Adapter) -> list[Any]:
         handles: list[Any] = [
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
+            register_optimizer_step_pre_hook(Hook(self._before_update)),
+            register_optimizer_step_post_hook(Hook(self._after_update)),
         ]
         self.forward_module = seen = _forward_module(model)
         if seen is None:
@@ -219,7 +219,7 @@ class Watch:
                 self._recorder.parts.see(output, args, kwargs)
             if self.updates.asks_for_backward:
                 for tensor in differentiable(output):
-                    tensor.register_hook(self._after_backward)
+                    tensor.register_hook(Hook(self._after_backward))
 
     def _after_backward(self, gradient: Tensor) -> None:
         self.updates.saw_backward()

@@ -54,12 +54,12 @@ class BackwardEnd:
             self._queued = False
             tensors = list(differentiable(output))
             for tensor in tensors or self._reduced:
-                tensor.register_hook(self._at_first_gradient)
+                tensor.register_hook(Hook(self._at_first_gradient))
 
     def _at_first_gradient(self, gradient: Tensor) -> None:
         if not self._queued:
             self._queued = True
-            _engine.queue_callback(self._before_reduction)
+            _engine.queue_callback(Hook(self._before_reduction))
 
     def _before_reduction(self) -> None:
         probe, guard = self.probe, self.guard
@@ -71,7 +71,7 @@ class BackwardEnd:
             absent = [param for param in self._reduced if param.grad is None]
             probe.see("local", there, zero=absent)
             if probe.wants_reduced:
-                _engine.queue_callback(self._after_reduction)
+                _engine.queue_callback(Hook(self._after_reduction))
 
     def _after_reduction(self) -> None:
         probe, guard = self.probe, self.guard

@@ -19,9 +19,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from trueline.capture.adapters.backward_end import BackwardEnd
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
-from trueline.capture.hook import Hook
+from trueline.capture.hook import Hook, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
 
+Places = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]
 UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
 
 _EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
@@ -57,30 +58,48 @@ class CommHook:
         self._places: dict[int, int] = {}
         self._group = process_group
 
+    @skipped
     def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Look at the bucket, reduce it, look at the result."""
+        places = untraced(self._see, bucket)
+        if self.user is None:
+            future = untraced(self._reduce, bucket)
+        else:
+            state, hook = self.user
+            future = hook(state, bucket)
+        return future if places is None else untraced(self._look_later, future, places)
+
+    def _see(self, bucket: dist.GradBucket) -> "Places | None":
+        """Show the bucket to the probe; where each gradient is in it, if the result is to be looked at too."""
         probe, guard = self.probe, self.guard
         if probe is None or guard is None or not probe.active or bucket.buffer().layout != torch.strided:
-            return self._reduce(bucket)
-        places: list[tuple[Tensor, torch.Size, tuple[int, ...], int]] = []
+            return None
+        places: Places = []
         with guard("gradients"):
             start = bucket.buffer().storage_offset()
             pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
             places = [(param, g.shape, g.stride(), g.storage_offset() - start) for param, g in pairs]
             probe.see("local", pairs)
-        future = self._reduce(bucket)
-        if not probe.wants_reduced:
+        return places if probe.wants_reduced else None
+
+    def _look_later(self, future: torch.futures.Future[Any], places: Places) -> torch.futures.Future[Tensor]:
+        probe, guard = self.probe, self.guard
+        if probe is None or guard is None:
             return future
 
+        @skipped
         def look(done: torch.futures.Future[Any]) -> Tensor:
             value = done.value()
             flat: Tensor = value[0] if isinstance(value, (list, tuple)) else value
+            untraced(see, flat)
+            return flat
+
+        def see(flat: Tensor) -> None:
             with guard("gradients"):
                 first = flat.storage_offset()
                 probe.see(
                     "reduced", [(p, flat.as_strided(shape, stride, first + at)) for p, shape, stride, at in places]
                 )
-            return flat
 
         return future.then(look)
 
@@ -96,9 +115,7 @@ class CommHook:
         return (CommHook, ())
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        if self.user is not None:
-            state, hook = self.user
-            return hook(state, bucket)
+        """As DDP does where no hook is registered."""
         group = self._group if self._group is not None else dist.group.WORLD
         assert group is not None
         self._divide(bucket, group.size())

@@ -1,0 +1,118 @@
+"""``torch.compile`` never looks into Trueline: the same frames, graphs, breaks and bits, and gradients are seen."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from trueline.testing.ranks import Ranks
+
+STEPS = 4
+BACKEND = {"backend": "aot_eager"}
+
+CASES = {
+    "ddp.compile": lambda net: called(ddp(net), lambda model: model.compile(**BACKEND)),
+    "ddp.compile dynamic": lambda net: called(ddp(net), lambda model: model.compile(dynamic=True, **BACKEND)),
+    "compiled ddp": lambda net: torch.compile(ddp(net), **BACKEND),
+    "inside, one graph": lambda net: ddp(torch.compile(net, fullgraph=True, **BACKEND)),
+    "in place inside": lambda net: ddp(called(net, lambda model: model.compile(**BACKEND))),
+    "in place inside, buckets": lambda net: ddp(
+        called(net, lambda model: model.compile(fullgraph=True, **BACKEND)), gradient_as_bucket_view=True
+    ),
+}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+def ddp(net, **options):
+    return nn.parallel.DistributedDataParallel(net, **options)
+
+
+def called(model, change):
+    change(model)
+    return model
+
+
+def train(rank, world, case, how, out):
+    """Weights, and what dynamo counted."""
+    import torch._dynamo as dynamo
+    from torch._dynamo.utils import counters
+
+    import trueline
+    from trueline.capture.launch import Attachment, environment
+    from trueline.schema.plan import Plan
+
+    dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    net = Net()
+    attachment = None
+    if how == "run":
+        plan = Plan.load({"every": 1}).model_dump(mode="json")
+        os.environ.update(environment(out=out, plan=plan, overwrite=False, base={}))
+        attachment = Attachment(trueline.watch)
+        attachment.wait()
+    helper = nn.Linear(8, 8).eval()
+    compiled = torch.compile(helper, fullgraph=True, **BACKEND)
+    model = CASES.get(case, ddp)(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=out, plan={"every": 1}) if how == "watch" else None
+    if case == "after watching, one graph":
+        net.compile(fullgraph=True, **BACKEND)
+
+    def loss_of(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    one = torch.compile(loss_of, **BACKEND) if case == "whole step" else loss_of
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(STEPS):
+        with torch.no_grad():
+            compiled(torch.ones(2, 8))
+        one(torch.randn(4, 8, generator=generator))
+        optimizer.step()
+        optimizer.zero_grad()
+    watch = attachment.watch if attachment is not None else watch
+    if watch is not None:
+        watch.close()
+    told = {kind: dict(counters[kind]) for kind in ("frames", "stats", "recompile_limit")}
+    told["graph_break"] = sum(counters["graph_break"].values())  # their texts hold addresses
+    return {name: value.clone() for name, value in model.state_dict().items()}, told
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("how", ["run", "watch"])
+@pytest.mark.parametrize("case", [*CASES, "whole step", "after watching, one graph"])
+def test_dynamo_sees_what_it_sees_unwatched(two, tmp_path, case, how):
+    import trueline
+
+    if (case, how) == ("after watching, one graph", "run"):
+        pytest.skip("the same as 'in place inside': watching begins at the first forward pass")
+    two.run(train, case, "", "")  # a process counts frames of torch that are skipped once
+    plain = two.run(train, case, "", "")
+    watched = two.run(train, case, how, str(tmp_path / "run"))
+    for (weights, counts), (weights_watched, counts_watched) in zip(plain, watched, strict=True):
+        assert all(map(torch.equal, weights.values(), weights_watched.values()))
+        if case == "whole step":  # `backward` is a break in it anyway, and patched to learn of the loss one more
+            counts_watched["graph_break"] -= 1
+        assert counts == counts_watched
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    assert run.pivot("grad_norm")[1].all()
+    assert run.pivot("cosine_mean")[1].all()
