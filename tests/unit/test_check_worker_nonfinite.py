@@ -58,12 +58,14 @@ def test_a_rank_whose_weights_were_spoilt_before_is_not_told_to_look_at_its_samp
     if known_by == "update":
         rows[3, 1]["used_param_norms"] = [1.0, math.nan, 1.0, 1.0]
     if known_by == "digest":
-        rows[4, 1]["param_digests"] = rows[4, 1]["param_digests"] + 1
+        rows[2, 1]["param_digests"] = rows[2, 1]["param_digests"] + 1
+        for (step, _), row in rows.items():
+            row |= {"param_digests": None} if step > 2 else {}
     (finding,) = worker_nonfinite.check(write_run(tmp_path, rows))
     assert finding.next[0].startswith(
         {
             "update": "The weights of rank 1 were not finite before step 4: its samples are not the reason.",
-            "digest": "By digest rank 1 held other parameters than its replicas at step 4 already",
+            "digest": "By digest rank 1 held other parameters than its replicas by step 4 already",
             "nothing": "Look at the samples that rank 1 read at step 4",
         }[known_by]
     )

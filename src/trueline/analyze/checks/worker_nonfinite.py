@@ -22,8 +22,8 @@ after 16 halvings it no longer multiplies anything.
 
 What to look at first: the samples of that step, unless something says that the weights of the named ranks were spoilt
 before. That is a weight that is not finite in the recorded step, a gradient that the optimizer received at an
-earlier step and that was not finite while the loss was, or digests by which a rank holds other parameters than its
-replicas do at that step.
+earlier step and that was not finite while the loss was, or the last digests before, by which a rank holds other
+parameters than its replicas.
 
 What it may miss
 ----------------
@@ -138,7 +138,7 @@ def _advice(run: Run, step: int, named: Sequence[int], *, everyone: bool) -> tup
         )
     if other:
         return (
-            f"By digest {ranks_text(other)} held other parameters than its replicas at step {step} already, so look at "
+            f"By digest {ranks_text(other)} held other parameters than its replicas by step {step} already, so look at "
             "what wrote to them (an update, a checkpoint, memory) before its samples.",
         )
     return (
@@ -160,12 +160,14 @@ def _weights_spoilt(run: Run, step: int, rank: int) -> bool:
 
 
 def _holds_other_weights(run: Run, step: int, rank: int) -> bool:
-    """Whether digests of the step say that the rank's parameters are not those of most of its replicas."""
+    """Whether the last digests up to the step say that the rank's parameters are not those of most of its replicas."""
     key = run.env[rank].replica_key if rank in run.env else None
+    rows = run.lists("param_digests")
+    last = max((at for at, one in rows if one == rank and at <= step), default=None)
     held = {
         one: digests.tobytes()
-        for (at, one), digests in run.lists("param_digests", steps=[step]).items()
-        if at == step and one in run.env and run.env[one].replica_key == key
+        for (at, one), digests in rows.items()
+        if at == last and one in run.env and run.env[one].replica_key == key
     }
     return rank in held and rank in odd_ranks(held)
 
