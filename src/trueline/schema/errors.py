@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from trueline.schema.judged import Reason
+
+_LONG_WORD = re.compile(r"\S{400,}")
 
 
 class TruelineError(Exception):
-    """Root of the tree; the CLI prints its message as one sentence and exits with 2."""
+    """Root of the tree; the CLI prints its message as one sentence and exits with 2. A name in it that has thousands of
+    characters, as of a damaged file, is shortened.
+    """
+
+    def __str__(self) -> str:
+        return _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-50:]}", super().__str__())
 
 
 class InputError(TruelineError):

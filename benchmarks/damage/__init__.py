@@ -1,0 +1,1 @@
+"""Files damaged at random, by bytes and by what they mean, and what their readers make of them."""

@@ -1,0 +1,103 @@
+"""Damage small files of every kind that Trueline reads, many times, and count what their readers make of them.
+
+python -m benchmarks.damage [--each N] [--minutes M] [--jobs N] [--seed N] [--only KIND,…]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from benchmarks.damage.attempt import FAULTS, WAYS, Damaged, Outcome, checked
+from benchmarks.damage.readers import kinds
+from benchmarks.place import head
+
+_PAGE = Path(__file__).with_name("README.md")
+_OUTCOMES: tuple[Outcome, ...] = ("same", "told", "refused", "other", *FAULTS)
+_COLUMNS = ("read the same", "damage named", "refused in a sentence", "read as it says", "silently different")
+
+Counts = dict[str, Counter[Outcome]]
+"""By way of damage."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to do with the kind ``name``: at most ``each`` flips and cuts, half as many others, within ``seconds``."""
+
+    name: str
+    each: int
+    seconds: float
+    seed: int
+
+
+def main() -> None:
+    """Sweep, print what went wrong, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=1_000, help="flips and cuts of a kind; half of it of others")
+    parser.add_argument("--minutes", type=float, default=60, help="for a kind, after which fewer have to do")
+    parser.add_argument("--jobs", type=int, default=2, help="kinds at a time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="kinds whose names begin with one of these; no page is written")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    command = f"python -m benchmarks.damage --each {given.each} --seed {given.seed}"
+    page = head("Files damaged at random", command=command)
+    with tempfile.TemporaryDirectory() as folder:
+        names = [kind.name for kind in kinds(Path(folder)) if kind.name.startswith(tuple(given.only.split(",")))]
+    sweeps = [Sweep(name, given.each, 60 * given.minutes, given.seed) for name in names]
+    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        done = list(pool.map(_sweep, sweeps))
+    counts = {sweep.name: found for sweep, (found, _) in zip(sweeps, done, strict=True)}
+    page = f"{page}\n\n{_tables(counts, max(peak for _, peak in done))}\n"
+    print(page)
+    if not given.only:
+        _PAGE.write_text(page)
+    sys.exit(any(count[fault] for ways in counts.values() for count in ways.values() for fault in FAULTS))
+
+
+def _sweep(sweep: Sweep) -> tuple[Counts, int]:
+    """Outcomes, and the most memory that the process had, in MiB."""
+    found: Counts = {}
+    with tempfile.TemporaryDirectory() as folder:
+        kind = next(kind for kind in kinds(Path(folder)) if kind.name == sweep.name)
+        damaged = Damaged(kind, checked=checked(kind))
+        for way, change in WAYS.items():
+            rng, until = random.Random(f"{sweep.seed} {kind.name} {way}"), time.monotonic() + sweep.seconds / len(WAYS)
+            count = found[way] = Counter()
+            for number in range(sweep.each if way == "flips and cuts" else sweep.each // 2):
+                if time.monotonic() > until:
+                    break
+                attempt = damaged.attempt(rng, change)
+                count[attempt.outcome] += 1
+                if attempt.outcome in FAULTS:
+                    told = f"{attempt.outcome}: {kind.name}, {way}, {number}: {attempt.why}"
+                    print(told, file=sys.stderr, flush=True)
+            print(f"{kind.name}, {way}: {dict(count)}", file=sys.stderr, flush=True)
+    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _tables(counts: dict[str, Counts], peak_mib: int) -> str:
+    total = sum(count.total() for ways in counts.values() for count in ways.values())
+    lines = [f"{total:,} files; no process that read them had more than {peak_mib:,} MiB of memory.", ""]
+    columns = " | ".join(("kind of file", "tried", *_COLUMNS, "traceback", "over a minute"))
+    for way in WAYS:
+        lines += [f"## {way.capitalize()}", "", f"| {columns} |", "|---" * (len(_OUTCOMES) + 2) + "|"]
+        for name, ways in counts.items():
+            numbers = (ways[way].total(), *(ways[way][outcome] for outcome in _OUTCOMES))
+            lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+if __name__ == "__main__":
+    main()
