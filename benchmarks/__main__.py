@@ -1,9 +1,9 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
-    python -m benchmarks compare recording
+    python -m benchmarks compare recording durability
 
-The latter need msProbe and run only where they are named: pip install -e '.[bench]'.
+The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
-NAMED = ("compare", "recording")
+NAMED = ("compare", "recording", "durability")
 
 
 def main() -> None:
