@@ -7,9 +7,11 @@ import os
 import shutil
 from collections.abc import Iterator
 
+from trueline.schema import documents
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store import layout
+from trueline.store.durable import replace_file
 from trueline.store.writer import RunWriter
 
 
@@ -20,16 +22,16 @@ class NewRun:
         self.manifest = manifest
         """Written with the first rank, and again at the end."""
         self._folder = folder
-        self._lead: tuple[RunWriter, RankEnv] | None = None
+        self._leads = True
 
     @contextlib.contextmanager
     def rank(self, rank: int) -> Iterator[RunWriter]:
         """What takes the records of ``rank``; sealed at the end."""
-        writer = RunWriter(self._folder, rank=rank, creates=self._lead is None)
+        writer = RunWriter(self._folder, rank=rank, creates=self._leads)
         try:
             env = RankEnv(rank=rank, world_size=self.manifest.world_size, device="", grad_dtype="")
-            writer.describe(self.manifest if self._lead is None else None, env)
-            self._lead = self._lead or (writer, env)
+            writer.describe(self.manifest if self._leads else None, env)
+            self._leads = False
             yield writer
         finally:
             writer.close()
@@ -38,9 +40,8 @@ class NewRun:
             raise OSError("not all values could be stored")
 
     def finish(self) -> None:
-        """Write the manifest as it is now."""
-        if self._lead is not None:
-            self._lead[0].describe(self.manifest, self._lead[1])
+        """Write the manifest as it is now: the writers have given their shares back."""
+        replace_file(os.path.join(self._folder, layout.MANIFEST), documents.encode(self.manifest.model_dump()))
 
 
 @contextlib.contextmanager
