@@ -42,8 +42,9 @@ def _run_attached(rank: int, world_size: int, script: str, words: Sequence[str],
     attachment = Attachment(trueline.watch)
     attachment.wait()
     printed = _run(rank, world_size, script, words)
-    assert attachment.watch is not None, "the script was not watched"
-    attachment.watch.close()  # as at the exit of a process, which a rank does not come to
+    assert attachment.watches, "the script was not watched"
+    for watch in attachment.watches:
+        watch.close()  # as at the exit of a process, which a rank does not come to
     return printed
 
 

@@ -34,11 +34,15 @@ def watch(
     overwrite: bool = False,
     resume: bool = False,
     step: int | None = None,
+    name: str = "",
 ) -> Watch:
     """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
 
     Where groups of ranks average apart from each other, the group of rank 0 writes to ``out`` and every other one to
     ``out`` with ``.ranks-<its first rank>`` behind.
+
+    A further model of this process with the same ``out`` (a discriminator, a critic) writes a Run of its own, under
+    ``out/models/`` and its ``name`` (by default that of its class), which ``check`` and ``report`` cover.
 
     With ``resume`` a job that is started again, from a checkpoint, goes on with the Run that it left (and begins one
     where there is none): from its first step on the Run is its own. ``step`` is the number of that step; by default
@@ -50,19 +54,25 @@ def watch(
     ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
     or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
     """
+    from trueline.capture.names import name_of
     from trueline.capture.watch import Watch as Handle
+    from trueline.capture.watch import further_run
     from trueline.schema.plan import Plan
     from trueline.store.place import Place
 
+    out = os.fspath(out)
+    if (further := Handle.further(out, model, name or name_of(model))) is not None:
+        out, name, overwrite = further_run(out, further), further, False
     return Handle(
         model,
         optimizer,
         make_sink=Place(out, overwrite=overwrite, resume=resume).open,
-        run_path=os.fspath(out),
+        run_path=out,
         plan=Plan.load(plan),
         process_group=process_group,
         version=__version__,
         step=step,
+        name=name,
     )
 
 

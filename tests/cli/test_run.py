@@ -109,6 +109,8 @@ def watched(script, tmp_path):
         options = [] if plan is None else ["--plan", plan]
         done = call([TRUELINE, "run", "--out", "run", *options, "--", *command(kind)], tmp_path)
         assert done.returncode == 0, done.stderr
+        assert done.stderr.count("trueline: watched ") == 1, "one line, whatever the number of ranks"
+        assert done.stderr.endswith(" Run: run. Next: trueline check run\n")
         return sorted(done.stdout.splitlines())
 
     return run
@@ -164,7 +166,15 @@ def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
     assert done.returncode == 37
     assert done.stdout == "out\n"
     assert "mine" in done.stderr
+    assert "NOTHING WAS WATCHED: no optimizer step seen" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_an_earlier_run_is_not_told_as_what_was_watched(script, tmp_path):
+    words = [TRUELINE, "run", "--overwrite", "--out", "run", "--"]
+    first = call([*words, *command("single")], tmp_path)
+    assert "watched model (single, 1 rank): 16 steps, gradients at 16." in first.stderr
+    assert "NOTHING WAS WATCHED" in call([*words, sys.executable, "-c", "import torch"], tmp_path).stderr
 
 
 def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept(script, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -140,11 +140,16 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
             not_run += [_not_run(code, error) for code in COMPARE_CODES]
         else:
             codes += COMPARE_CODES
+    notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
+    for name, path in opened.models.items():
+        report = check(path)
+        findings += [replace(finding, claim=f"Model {name}: {finding.claim}") for finding in report.findings]
+        notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
     return CheckReport(
         run=os.fspath(opened.path),
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
-        notes=(*ends_of(opened), *opened.problems, *opened.manifest.notes),
+        notes=tuple(notes),
     )
 
 

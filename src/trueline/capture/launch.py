@@ -8,27 +8,39 @@ created before that, so that launchers, data workers and evaluation scripts leav
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture import seams
 from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.layout import unwrap
+from trueline.capture.names import name_of_called
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.watch import Watch
+from trueline.capture.world import all_come, world_size
 from trueline.schema.errors import ResumeError, TruelineError
 
 _log = logging.getLogger("trueline")
 
 RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
+
+PATIENCE = 16
+"""Updates of optimizers for which calls of modules are looked at to find a further model."""
+
+LOOKED_FOR = 3
+"""Updates of one optimizer at which the model behind it is looked for; it may train what is no module."""
+
+MAX_MODELS = 8
+"""Each has files, and a connection between ranks, of its own."""
 
 
 def environment(
@@ -54,25 +66,41 @@ def attach(watch: Callable[..., Watch]) -> None:
 
 
 class Attachment:
-    """What this process has shown so far: optimizers, DDP modules, and at last the Watch."""
+    """What this process has shown so far: optimizers, DDP modules, and at last a Watch of each model that is trained.
+
+    Further models write Runs inside the Run of the first (see ``trueline.watch``).
+    """
 
     def __init__(self, start: Callable[..., Watch]) -> None:
-        self.watch: Watch | None = None
+        self.watches: list[Watch] = []
         self._start = start
         self._failed = False
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._optimizers: list[_Made] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
         self._loader = DataLoaderProbe()
+        self._outermost: weakref.ref[nn.Module] | None = None
+        self._updated: weakref.ref[nn.Module] | None = None
+        self._fruitless: set[int] = set()
+        self._listens_for = 0
+
+    @property
+    def watch(self) -> Watch | None:
+        """The Watch of the first model."""
+        return self.watches[0] if self.watches else None
 
     def wait(self) -> None:
         """Listen for optimizers, DDP modules and the first training forward pass."""
         seams.optimizer_init.add(self._at_optimizer)
         seams.ddp_init.add(self._at_ddp)
         seams.module_call.add(self._at_call)
-        atexit.register(self._at_exit)
+        register_optimizer_step_pre_hook(self._at_update)
 
     def _at_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        self._optimizers.append(weakref.ref(optimizer))
+        made = _Made(weakref.ref(optimizer), tuple(weakref.ref(param) for param in _held_by(optimizer)))
+        self._optimizers = [one for one in self._optimizers if one.optimizer() not in (None, optimizer)] + [made]
+        for watch in self.watches:
+            if made.trains(watch.param_ids):
+                watch.updates.add(optimizer)
 
     def _at_ddp(self, ddp: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         """Take the comm hook before the user's script can, so that its own is chained behind."""
@@ -83,25 +111,56 @@ class Attachment:
         """Any module is about to run. The hooks that watching puts on see this very call: it has not looked for any
         yet.
         """
-        if not (module.training and torch.is_grad_enabled()):
+        if not (module.training and torch.is_grad_enabled()) or id(module) in self._fruitless:
             return
+        if self._outermost is None:
+            self._outermost = weakref.ref(module)
         model = self._model_behind(module)
         if model is None:
+            if self.watches:
+                self._fruitless.add(id(module))
             return
         seams.module_call.remove(self._at_call)
         try:
-            self.watch = self._begin(model)
-            self.watch.use_loader_probe(self._loader)
+            watch = self._begin(model) if not self.watches else self._begin_another(model)
         except (TruelineError, OSError, RuntimeError) as error:
             self._failed = True
             _log.warning("trueline: not watching: %s", error)
+            return
+        if watch is not None:
+            watch.use_loader_probe(self._loader)
+            self.watches.append(watch)
+        self._listen()
+
+    def _at_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to update. One whose parameters no watched model has may be that of another model; one
+        that holds copies of parameters shows by this what it trains.
+        """
+        if self._failed:
+            return
+        self._updated, self._outermost = self._outermost, None
+        self._listens_for -= 1
+        made = next((one for one in self._optimizers if one.optimizer() is optimizer), None)
+        if made is not None and made.looked_for < LOOKED_FOR and self._unwatched(made):
+            made.looked_for += 1
+            self._listen()
+        elif self.watches and self._listens_for <= 0:
+            seams.module_call.remove(self._at_call)
+
+    def _listen(self) -> None:
+        """Look at the calls of modules for some updates: each costs a microsecond."""
+        self._fruitless.clear()
+        self._listens_for = PATIENCE
+        if any(one.looked_for < LOOKED_FOR and self._unwatched(one) for one in self._optimizers):
+            seams.module_call.remove(self._at_call)
+            seams.module_call.add(self._at_call)
 
     def _begin(self, model: nn.Module) -> Watch:
         """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where
         it cannot hold this start as well (with fewer workers, say), another begins beside it.
         """
-        optimizers = [one for one in self._training() if _trains(one, {id(param) for param in model.parameters()})]
-        settings = _settings()
+        settings = _settings() | {"name": name_of_called(model)}
+        optimizers = self._training(model)
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restarts == "0":
             return self._start(model, optimizers, **settings)
@@ -112,24 +171,89 @@ class Attachment:
             _log.warning("trueline: %s This start is watched in '%s'.", error, beside)
             return self._start(model, optimizers, **settings | {"out": beside})
 
-    def _training(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+    def _begin_another(self, model: nn.Module) -> Watch | None:
+        """Watch ``model`` too, if all ranks come here with one of its name; else say so, as none may wait for another.
+        Steps are recorded of the first model only.
+        """
+        first = self.watches[0]
+        name = first.further(first.run_path, model, name_of_called(model)) or ""
+        together = len(self.watches) < MAX_MODELS and (world_size() == 1 or all_come(purpose=name))
+        if not together:
+            first.note_unwatched(name)
+            for one in self._optimizers:
+                if one.trains({id(param) for param in model.parameters()}):
+                    one.looked_for = LOOKED_FOR
+            return None
+        settings = _settings() | {"out": first.run_path, "overwrite": False, "name": name}
+        settings["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
+        return self._start(model, self._training(model), **settings)
+
+    def _training(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """The optimizers that train ``model``, or that hold copies of what it trains."""
+        held = {id(param) for param in model.parameters()}
+        alive = [(one, optimizer) for one in self._optimizers if (optimizer := one.optimizer()) is not None]
+        return [optimizer for one, optimizer in alive if one.trains(held)] or [
+            optimizer for _, optimizer in alive if _holds_copies(optimizer, model)
+        ]
 
     def _model_behind(self, module: nn.Module) -> nn.Module | None:
         """What to watch when ``module`` is called: itself, or the DDP module whose inside it is; None if it is not
-        trained.
+        trained, or watched already.
         """
         inside = unwrap(module)
+        held = {id(param) for param in inside.parameters()}
+        for watch in self.watches:
+            held -= watch.param_ids
+        if not held:
+            return None
         for ref in self._ddps:
             ddp = ref()
             if ddp is not None and ddp is not module and unwrap(ddp) is inside:
                 return ddp if module is inside else module
-        held = {id(param) for param in inside.parameters()}
-        return module if any(_trains(optimizer, held) for optimizer in self._training()) else None
+        if any(one.trains(held) for one in self._optimizers if one.optimizer() is not None):
+            return module
+        if self.watches:
+            return None
+        behind = self._updated is not None and self._updated() is module
+        return module if behind or self._training(module) else None
 
-    def _at_exit(self) -> None:
-        if self.watch is None and not self._failed and any(ref() is not None for ref in self._optimizers):
-            _log.warning("trueline: no training step was seen in this process, so no Run was written.")
+    def _unwatched(self, made: _Made) -> bool:
+        """Whether an optimizer was made for parameters that no watched model has."""
+        if not self.watches:
+            return False
+        watched = set().union(*(watch.param_ids for watch in self.watches))
+        params = [ref() for ref in made.params]
+        return made.optimizer() is not None and any(one is not None and id(one) not in watched for one in params)
+
+
+@dataclass
+class _Made:
+    """An optimizer and the parameters that it was made for: DeepSpeed and Megatron put copies in their place.
+    ``looked_for`` is at how many of its updates the model behind it was looked for.
+    """
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    params: tuple[weakref.ref[torch.Tensor], ...]
+    looked_for: int = 0
+
+    def trains(self, held: set[int]) -> bool:
+        """Whether one of the parameters with these ids is, or was, the optimizer's."""
+        optimizer = self.optimizer()
+        now = [] if optimizer is None else _held_by(optimizer)
+        return any(id(param) in held for param in now) or any(id(ref()) in held for ref in self.params)
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _holds_copies(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    """Whether it holds as many elements as ``model`` trains, in tensors that can be no other model's parameters."""
+    trained = [param for param in model.parameters() if param.requires_grad]
+    held = _held_by(optimizer)
+    dtypes = {param.dtype for param in trained}
+    foreign = all(not isinstance(one, nn.Parameter) or one.dtype not in dtypes for one in held)
+    return foreign and bool(trained) and sum(one.numel() for one in held) == sum(one.numel() for one in trained)
 
 
 def _settings() -> dict[str, Any]:
@@ -140,8 +264,3 @@ def _settings() -> dict[str, Any]:
         "overwrite": bool(os.environ.get(OVERWRITE)),
         "resume": bool(os.environ.get(RESUME)),
     }
-
-
-def _trains(optimizer: torch.optim.Optimizer, held: set[int]) -> bool:
-    """Whether one of the parameters with these ids is the optimizer's."""
-    return any(id(param) in held for group in optimizer.param_groups for param in group["params"])

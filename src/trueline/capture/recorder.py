@@ -43,9 +43,13 @@ from trueline.capture.record.start import Idle, make_session, require_fitting
 from trueline.capture.schedule import BEAT, Recheck, Schedule
 from trueline.capture.step_record import StepRecord
 from trueline.capture.triggers import nonfinite_in, seen_in_row
+from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
 from trueline.schema.start import Start
+
+_open_here: list[Recorder] = []
+"""Those of this process, one for each model: what one computes, no other may record."""
 
 
 class Recorder:
@@ -104,6 +108,7 @@ class Recorder:
         )
         self._attach()
         self._identity = Identity(start.manifest, adapter=adapter, team=team)
+        _open_here.append(self)
         self._open()
 
     # -- called by the hooks ---------------------------------------------------------------------------------------
@@ -112,14 +117,16 @@ class Recorder:
     def guarded(self, part: str) -> Iterator[None]:
         """Count the CPU time inside as Trueline's, and turn an exception of ours into a Finding: training goes on."""
         begin = self._time.cpu_s()
-        session = self.session
-        session.pause()
+        sessions = [one.session for one in _open_here]
+        for session in sessions:
+            session.pause()
         try:
             yield
         except Exception as error:
             self._break(part, error)
         finally:
-            session.resume()
+            for session in sessions:
+                session.resume()
             self._time.add(self._time.cpu_s() - begin)
 
     def enter_forward(self) -> None:
@@ -192,6 +199,20 @@ class Recorder:
                 else:
                     self._break("exchange", TimeoutError(f"the sum over workers of step {record.step} never arrived"))
 
+    def note_unwatched(self, name: str) -> None:
+        """Say that another model is trained on this rank and not watched."""
+        self._outlet.write(
+            Finding(
+                code="watch-degraded",
+                severity="warning",
+                claim=f"Model '{name}' is trained on rank {self.team.rank} and not watched: not all ranks began to "
+                "train one of this name at the same time, or there are too many.",
+                ranks=(self.team.rank,),
+                step_first=self._step,
+                next=("Look whether every rank trains the same models.",),
+            )
+        )
+
     def stop_exchange(self) -> None:
         """The process groups go away: read the sums that are under way, and start no more."""
         with self.guarded("exchange"):
@@ -215,6 +236,7 @@ class Recorder:
         self.team.abandon()
 
     def _detach(self) -> None:
+        _open_here.remove(self)
         self._adapter.detach()
         self.loader.detach()
         self.averaging.detach()

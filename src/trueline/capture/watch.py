@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import os
 import sys
 import weakref
@@ -26,6 +27,7 @@ from trueline.capture.environment import autocast_state
 from trueline.capture.exchange import Team, make_team
 from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap, watched_parameters
+from trueline.capture.names import name_of
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.optimizer import updates_made
@@ -60,7 +62,7 @@ class SinkMaker(Protocol):
 class Watch:
     """Watching of one model. Every method is safe to call when watching has broken down: training never notices.
 
-    ``run_path`` is where the Run goes.
+    ``run_path`` is where the Run goes, ``name`` what the model is called, and ``param_ids`` tells its parameters.
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class Watch:
         process_group: dist.ProcessGroup | None = None,
         version: str = "",
         step: int | None = None,
+        name: str = "",
     ) -> None:
         self.run_path = run_path
+        self.name = name or name_of(model)
+        self.param_ids = {id(param) for param in model.parameters()}
         self._optimizers = _as_refs(optimizer)
         watched_parameters(model, patterns=plan.param_names)
         require_fitting(model, plan)
@@ -98,7 +103,7 @@ class Watch:
         team.connect(side=plan.exact and adapter.alike)
         team.room = derive.room(plan.max_groups) if adapter.alike else 0
         if team.index == 0:
-            manifest = _manifest(adapter, team, job=job, start=start, version=version)
+            manifest = _manifest(adapter, team, job=job, start=start, version=version, model=self.name)
             start = dataclasses.replace(start, manifest=manifest)
         self._recorder = Recorder(model, adapter=adapter, sink=sink, plan=plan, team=team, start=start)
         self.updates = Updates(self._optimizers, watched=lambda key: key in self._recorder.layout.index_of)
@@ -143,6 +148,22 @@ class Watch:
         """Take the epoch from a probe that has listened since before watching began."""
         self._recorder.loader.detach()
         self._recorder.loader = probe
+
+    def note_unwatched(self, name: str) -> None:
+        """Say that a further model of this name is trained and not watched."""
+        self._recorder.note_unwatched(name)
+
+    @classmethod
+    def further(cls, out: str, model: nn.Module, name: str) -> str | None:
+        """What ``model`` is to be called inside of the Run at ``out``, where a Watch of another model has that open in
+        this process: ``name``, or for a second one ``name-2``.
+        """
+        held = {id(param) for param in model.parameters()}
+        if not any(one.run_path == out and not one.param_ids >= held for one in [*_living]):
+            return None
+        taken = {one.run_path for one in [*_living]}
+        numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+        return next(each for each in numbered if further_run(out, each) not in taken)
 
     def close(self) -> None:
         """Write what is left, take all hooks off and give back the connections between ranks. Called again, or at
@@ -240,6 +261,11 @@ class Watch:
 
 
 _living: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def further_run(out: str, name: str) -> str:
+    """Where the Run of a further model of the Run at ``out`` goes."""
+    return os.path.join(out, "models", name)
 
 
 def _let_go() -> None:
@@ -357,7 +383,7 @@ def _open_together(team: Team, make_sink: SinkMaker, job: Job, plan: Plan) -> tu
     return sink, start, plan
 
 
-def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: str) -> Manifest:
+def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: str, model: str) -> Manifest:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(
         trueline_version=version,
@@ -365,6 +391,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         world_size=job.world_size,
         data_parallel_ranks=list(team.ranks) if adapter.alike else [team.ranks[0]],
         adapter=adapter.name,
+        model=model,
         command=list(sys.argv),
         plan=job.plan,
         attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan)],

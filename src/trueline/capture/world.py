@@ -63,3 +63,9 @@ def meet(ranks: Sequence[int], *, purpose: str, told: bytes, patience_s: float) 
     if rank not in who:
         return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: told})
     return Meeting(place, {other: place.get(f"told/{other}") for other in who})
+
+
+def all_come(*, purpose: str, patience_s: float = 10.0) -> bool:
+    """Whether every rank comes here for ``purpose``; all that come get the same answer (see ``meet``)."""
+    met = meet(range(world_size()), purpose=purpose, told=b"", patience_s=patience_s)
+    return len(met.told) == world_size()

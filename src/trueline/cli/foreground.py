@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGALRM, signal.SIGWINCH),
 )
 
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
+
 
 def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start ``program`` with the arguments ``words`` and wait for its end; the status that ``os.waitpid`` gives.
 
     Signals that reach this process meanwhile are passed on, but for those that a terminal sends to the command as
-    well. SIGKILL cannot be passed on, nor can what stops a process. Raises ``OSError`` where it cannot be started.
+    well. SIGSTOP cannot be passed on, nor can SIGKILL: there the kernel ends ``program``, where it is Linux. Raises
+    ``OSError`` where it cannot be started.
     """
+    end_with_parent = _ender()
+
+    def start() -> None:
+        end_with_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     taken = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:
-        pid = os.posix_spawn(program, words, environ, setsigmask=before)
+        pid = _spawn(
+            program, words, environ, lambda: (end_with_parent(), signal.pthread_sigmask(signal.SIG_SETMASK, before))
+        )
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -33,6 +47,29 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
                 os.kill(pid, number)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _spawn(program: str, words: Sequence[str], environ: Mapping[str, str], before: Callable[[], object]) -> int:
+    """The id of the new process, which ``before`` runs in first. It inherits what it would by ``exec``."""
+    # Not waited for by subprocess: how it ended is told by its status.
+    process = subprocess.Popen(
+        words,
+        executable=program,
+        env=environ,
+        close_fds=False,
+        restore_signals=False,
+        preexec_fn=before,
+    )
+    process.returncode = 0
+    return process.pid
+
+
+def _ender() -> Callable[[], object]:
+    """What makes the kernel send SIGKILL to the process that calls it when the parent of that is gone."""
+    if sys.platform != "linux":
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_as(status: int) -> None:

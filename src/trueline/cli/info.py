@@ -135,6 +135,8 @@ def _print_head(console: Console, summary: dict[str, Any]) -> None:
         if source
         else f"Trueline {manifest['trueline_version']}, adapter {manifest['adapter'] or 'unknown'}",
         "Workers": str(manifest["world_size"]),
+        "Model": manifest["model"],
+        "Further models": ", ".join(f"{name} (trueline info {path})" for name, path in summary["models"].items()),
         "Steps": f"{steps['count']}{span}",
     }
     grid = Table.grid(padding=(0, 2))

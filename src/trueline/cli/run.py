@@ -31,7 +31,8 @@ def command(
     """Run a training command under watch, with no change to the script.
 
     The command's output, exit code and signals are its own.
-    Afterwards: trueline check RUN. With --ref that is done at once, on standard error.
+    At its end one line on standard error says what was watched. Afterwards: trueline check RUN. With --ref that is done
+    at once, on standard error.
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
@@ -51,38 +52,41 @@ def command(
     _require_place(out, overwrite=overwrite, resume=resume)
     asked = chosen.model_dump(mode="json")
     ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, base=dict(os.environ))
+    if sys.stderr.isatty():
+        print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
     try:
-        if ref is not None:
-            _run_and_judge(program, words, ours, out=out, ref=ref)
-        if sys.stderr.isatty():
-            print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
-        os.execve(program, words, ours)
+        _run_and_tell(program, words, ours, out=out, ref=ref)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
 
 
-def _run_and_judge(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str) -> None:
-    """Run the command, print what the checks find in its Run beside ``ref``, and end as the command did."""
+def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
+    """Run the command, print what was watched and what the checks find beside ``ref``, and end as the command did."""
     from trueline.cli.foreground import end_as, run_in_foreground
+    from trueline.cli.run_end import stamp, watched
 
+    before = stamp(out)
     status = run_in_foreground(program, words, environ)
     try:
-        _judge(out, ref)
+        print(f"trueline: {watched(out, before=before)}", file=sys.stderr)
+        if ref is not None:
+            _judge(out, ref, before=before)
     except KeyboardInterrupt:
-        print(f"trueline: not checked to the end; again: trueline check {out} --ref {ref}", file=sys.stderr)
+        print(f"trueline: not checked to the end; again: trueline check {out}", file=sys.stderr)
     except Exception as error:  # how the command ended must be told whatever a check met
-        print(f"trueline: the checks failed with {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"trueline: what was watched could not be told: {type(error).__name__}: {error}", file=sys.stderr)
     end_as(status)
 
 
-def _judge(out: str, ref: str) -> None:
+def _judge(out: str, ref: str, *, before: object) -> None:
     from rich.console import Console
 
     from trueline.analyze.check_run import check
     from trueline.cli.check import print_report
+    from trueline.cli.run_end import stamp
     from trueline.schema.errors import TruelineError
 
-    if not Path(out).exists():
+    if stamp(out) in (None, before):
         print(f"trueline: the command left no Run at '{out}', so nothing was checked.", file=sys.stderr)
         return
     try:

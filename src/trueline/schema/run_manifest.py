@@ -58,6 +58,7 @@ class Manifest(BaseModel):
     world_size: int = 1
     data_parallel_ranks: list[int] = Field(default_factory=lambda: [0])
     adapter: str = Field(default="", description="ddp, fsdp1, fsdp2, sharded, manual or single")
+    model: str = Field(default="", description="what the model is called; further models have Runs under models/")
     command: list[str] = Field(default_factory=list)
     plan: dict[str, Any] = Field(default_factory=dict, description="as the job started")
     plans: list[PlanRevision] = Field(default_factory=list[PlanRevision], description="what followed it, in order")

@@ -13,6 +13,7 @@ JOURNAL_DIR = "journal"
 RECORDS_DIR = "records"
 TENSORS_DIR = "tensors"
 STACKS_DIR = "stacks"
+MODELS_DIR = "models"
 TEMPORARY_SUFFIX = ".tmp"
 INTERRUPTED = "(killed, or writing just now)"
 """In what is said of files that are whole up to where a process stopped."""
@@ -28,7 +29,7 @@ _STACKS = re.compile(r"rank-(\d{5,})\.parquet")
 _TENSORS = re.compile(r"step-(\d{8,})(\.partial)?\.safetensors")
 _FINDINGS = re.compile(r"findings(?:-r(\d{5,}))?\.jsonl")
 _TOP_LEVEL = re.compile(
-    r"manifest\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|findings(-r\d{5,})?\.jsonl"
+    r"manifest\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|models|findings(-r\d{5,})?\.jsonl"
 )
 
 

@@ -26,8 +26,10 @@ from trueline.schema.shown import Shown, library
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.schema.workers import PARAM_COLUMNS
+from trueline.store import layout
 from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
+from trueline.store.listing import names_in
 from trueline.store.manifest import open_manifest
 from trueline.store.pieces import Pieces, read_pieces
 from trueline.store.query import answer
@@ -101,6 +103,14 @@ class Run(Shown):
     def restarts(self) -> list[int]:
         """The steps, ascending, at which the job was started again and went on from."""
         return self._pieces.timeline.restarts
+
+    @cached_property
+    def models(self) -> dict[str, str]:
+        """Paths of the Runs of the job's further models, by name."""
+        root = posixpath.join(self._root, layout.MODELS_DIR)
+        names = names_in(self._fs, root)
+        names = [name for name in names if self._fs.exists(posixpath.join(root, name, layout.MANIFEST))]
+        return {name: posixpath.join(self.path, layout.MODELS_DIR, name) for name in names}
 
     @property
     def world_size(self) -> int:

@@ -21,6 +21,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "schema": SCHEMA_VERSION,
         "run": run.path,
         "manifest": run.manifest.model_dump(),
+        "models": run.models,
         "steps": _span(run.steps),
         "ranks": _ranks(run),
         "columns": _columns(run),
