@@ -142,7 +142,11 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
             codes += COMPARE_CODES
     notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
     for name, path in opened.models.items():
-        report = check(path)
+        try:
+            report = check(path)
+        except RunError as error:
+            notes.append(f"Model {name}: {error}")
+            continue
         findings += [replace(finding, claim=f"Model {name}: {finding.claim}") for finding in report.findings]
         notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
     return CheckReport(
