@@ -26,6 +26,8 @@ class Updates:
     """Follows the optimizers of one model. ``given`` are those whose updates count; where there are none (left), those
     that hold parameters for which ``watched`` is true of their ``id``, and until one of these comes, one that steps
     after a backward pass of the model: it holds copies (DeepSpeed's bf16, Megatron), or what was not there yet.
+
+    ``ended_any`` is whether a step has ended.
     """
 
     def __init__(self, given: Sequence[weakref.ref[Optimizer]], *, watched: Callable[[int], bool]) -> None:
@@ -36,6 +38,7 @@ class Updates:
         self._fed = True
         self._since_end: set[tuple[int, ...]] = set()
         self._ends: weakref.ref[Optimizer] | None = None
+        self.ended_any = False
 
     @property
     def asks_for_backward(self) -> bool:
@@ -82,6 +85,7 @@ class Updates:
         if self._ends is None or self._ends() is not optimizer or len([*self._on_the_stack()]) > 1:
             return False
         self._ends = None
+        self.ended_any = True
         self._fed = self._has_gradient = False
         return True
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import itertools
+import logging
 import os
 import sys
 import weakref
@@ -47,6 +48,8 @@ REDUCING = ("ddp", "fsdp1", "fsdp2")
 
 LISTENS = 3
 """Forward passes at the start of which it is asked whether ranks exchange tensors within them."""
+
+_log = logging.getLogger("trueline")
 
 
 class SinkMaker(Protocol):
@@ -171,6 +174,8 @@ class Watch:
         """
         if not self._closed:
             self._unhook()
+            if not self.updates.ended_any:
+                _log.warning("trueline: no optimizer step seen, so the Run at '%s' has no steps.", self.run_path)
             self._recorder.close()
             self._recorder.team.give_back()
 
