@@ -116,5 +116,5 @@ def test_an_unreadable_plan_file_is_named(tmp_path):
         Plan.load(tmp_path / "missing.toml")
     listed = tmp_path / "plan.json"
     listed.write_text("[1]", encoding="utf-8")
-    with pytest.raises(PlanError, match="holds list"):
+    with pytest.raises(PlanError, match="it holds a list, expected a table of keys"):
         Plan.load(listed)

@@ -93,11 +93,11 @@ def test_a_described_run_may_be_described_again(tmp_path):
 def test_text_that_is_no_utf8_is_written_with_its_bytes_named(tmp_path):
     with contextlib.closing(RunWriter(tmp_path / "run", rank=0)) as writer:
         argument = os.fsdecode(b"caf\xe9 \xf0\x9f\x98\x80")
-        writer.describe(Manifest(command=[argument]), RankEnv(environ={"HF_HOME": argument}))
+        writer.describe(Manifest(command=[argument]), RankEnv(environ={"TORCH_HOME": argument}))
         writer.write(Finding(code="x", severity="info", claim=argument))
     run = Run(tmp_path / "run")
     assert run.problems == []
-    told = [run.manifest.command[0], run.env[0].environ["HF_HOME"], run.live_findings[0].claim]
+    told = [run.manifest.command[0], run.env[0].environ["TORCH_HOME"], run.live_findings[0].claim]
     assert told == ["caf\\xe9 \U0001f600"] * 3
 
 
