@@ -78,6 +78,64 @@ def test_what_is_no_secret_stays(words):
     assert redacted_words(words) == words
 
 
+HARMLESS = [
+    "--max-tokens 512", "--tokenizer gpt2", "tokens=1024", "--author me", "--passes 3", "--monkey see", "--keys 7",
+    "TOKENS=1024", "--MAX_TOKENS=512", "--Tokenizer=gpt2", "num_keys=3", "--bypass on", "--compass north",
+    "--tokens text", "--key-value-heads 8", "--eos-token <|end|>", "--user_token <|user|>", "--mask-token [MASK]",
+    "--keys=image,label",
+    "key: value", "tokens: backward", "Tokens: labels", "TOKENS: none", "session: training", "token: eos",
+    "auth: basic", "--sort-key loss", "--passthrough yes", "--signal-every 3", "--significance 0.05",
+]  # fmt: skip
+"""Words of a command as they are, and in a sentence."""
+
+PROSE = [
+    "tokens: backward", "The losses per token: those of backward.", "keys: input_ids and labels", "Key: the first one",
+    "token = what the model reads", "pass: the second", "Tokens: bfloat16 everywhere", "key: layers.0.attention.weight",
+    "signature: forward(x)", "Password: none was asked for", "the secret: patience", "Pass --token and --key.",
+    "a token position-1024 further", "session: 3rd of 4", "the basic float32-accumulation", "key: Qwen2ForCausalLM",
+    "samples are told by their key: epoch2/shard17", "auth: not asked", "TOKENS: BACKWARD", "tokens=backward",
+    "the source of tokens: labels of `CausalLM`; the loss: backward", "sorted by key=length",
+    "--password is not needed", "death_sig: signal.SIGTERM", "see :func:`@torch.jit.unused`", "key = 'group_src'",
+    "'token': 'eos'",
+]  # fmt: skip
+
+SECRET = [
+    f"--token {S}", f"--Token={S}", f"TOKEN={S}", "--password letmein", "--PassWord=letmein", "PASSWORD=letmein",
+    f"--keys={S}", f"API_KEY={S}", f"--apiKey {S}", f"--API-KEY {S}", f"apikey={S}", f"Authorization: Basic {S}",
+    "authorization: bearer letmein", f"AUTH={S}", f"--my-secret {S}", "SECRET: letmein", f"--hf-token={S}",
+    f"HF_TOKENS={S}", f"hf_{S}{S}", f"x?token={S}", "https://h/x?a=1&key=letmein", f"https://h/x?TOKEN={S}",
+    f"https://me:{S}@h/x", "HTTP://me:letmein@h/x", f"{{'token': '{S}'}}", '{"Token": "letmein"}', "token = 'letmein'",
+    f"ghp_{S}{S}", f"tokens: {S}", "key: 3f2a9c0d1e5b", f"session={S}", f"--cookie={S}", f"JWT={S}", "passwd=letmein",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", HARMLESS)
+def test_a_command_keeps_what_is_of_text_and_of_data(words):
+    assert redacted_words(words.split()) == words.split()
+    assert redacted_words([words]) == [words]
+
+
+@pytest.mark.parametrize("note", HARMLESS + PROSE)
+def test_sentences_stay(note):
+    for said in (note, f"At step 3: {note}", f"the Run says: {note}, so look."):
+        assert Manifest(notes=[said]).notes == [said]
+        assert RankEnv(notes=[said]).notes == [said]
+
+
+@pytest.mark.parametrize("words", SECRET)
+def test_secrets_are_hidden_in_commands_and_values(words):
+    split = words.split() if words.startswith("--") else [words]
+    for told in (redacted_words(split), redacted_words(["bash", words]), sorted_out({"NCCL_X": words})[0]):
+        assert not any(secret in str(told) for secret in (S, "letmein", "3f2a9c0d1e5b")), told
+        assert HIDDEN in str(told)
+
+
+@pytest.mark.parametrize("words", [words for words in SECRET if S in words or "3f2a" in words or "://" in words])
+def test_secrets_are_hidden_in_sentences(words):
+    note = Manifest(notes=[f"Could not read: {words} (403)"]).notes[0]
+    assert not any(secret in note for secret in (S, "letmein", "3f2a9c0d1e5b")), note
+
+
 def test_the_environment_keeps_what_has_a_say_and_counts_the_rest():
     kept, secret, others = sorted_out(
         {

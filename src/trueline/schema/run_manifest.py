@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from trueline.schema.secrets import redacted, redacted_words, sorted_out
+from trueline.schema.secrets import redacted, redacted_notes, redacted_words, sorted_out
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
@@ -74,7 +74,8 @@ class Manifest(BaseModel):
     )
     attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
 
-    _no_secrets = field_validator("source", "notes")(redacted)
+    _no_secrets = field_validator("source")(redacted)
+    _no_secrets_said = field_validator("notes")(redacted_notes)
 
     @field_validator("command")
     @classmethod
@@ -207,7 +208,8 @@ class RankEnv(BaseModel):
     )
     notes: list[str] = Field(default_factory=list)
 
-    _no_secrets = field_validator("data", "optimizer", "flags", "notes")(redacted)
+    _no_secrets = field_validator("data", "optimizer", "flags")(redacted)
+    _no_secrets_said = field_validator("notes")(redacted_notes)
 
     @model_validator(mode="before")
     @classmethod

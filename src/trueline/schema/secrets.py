@@ -2,13 +2,14 @@
 
 Variables are kept that are on a list, as having a say in numbers or in who talks with whom; of all others only how many
 there were. In what is kept, credentials of URLs, tokens of known forms, and values of options and keys whose names say
-that they are secret, are replaced.
+that they are secret, are replaced. In sentences a name says less ("tokens: backward"): there the value must look it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 HIDDEN = "<redacted>"
@@ -46,13 +47,13 @@ NAMES: frozenset[str] = frozenset({
 })  # fmt: skip
 
 _ALWAYS = (
-    r"pass(?:word|wd|phrase|code)s?|pwd|secrets?|credentials?|creds|api[_-]?keys?|access[_-]?keys?|private[_-]?keys?"
-    r"|secret[_-]?keys?|account[_-]?keys?|auth[_-]?tokens?|access[_-]?tokens?|bearer|cookies?|dsn|webhooks?|jwt|sig"
-    r"|signature|connection[_-]?string|x-amz-(?:signature|credential|security-token)"
+    r"pass_?(?:word|wd|phrase|code)s?|pwd|secrets?|credentials?|creds|api[_-]?keys?|access[_-]?keys?|private[_-]?keys?"
+    r"|secret[_-]?keys?|account[_-]?keys?|auth[_-]?tokens?|access[_-]?tokens?|bearer|cookies?|dsn|webhooks?|jwt"
+    r"|connection[_-]?string|x-amz-(?:signature|credential|security-token)"
 )
 """Ends of names whose values are secret whatever they look like."""
-_OFTEN = r"tokens?|keys?|auth|authorization|pass|session|license"
-"""Ends of names whose values are, but for numbers, and where the word before says that it is of text or of data."""
+_OFTEN = r"tokens?|keys?|auth|authorization|pass|session|license|sig|signature"
+"""Ends of names whose values are, but for numbers and ``<pad>``, and where the word before is of text or of data."""
 _OF_DATA = frozenset({
     "pad", "eos", "bos", "unk", "mask", "sep", "cls", "image", "audio", "special", "start", "end", "stop", "first",
     "last", "new", "next", "max", "min", "num", "per", "total", "text", "input", "output", "label", "prompt", "query",
@@ -66,23 +67,31 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _GLUED = re.compile(
     r"(?:api|hf|my|auth|access|wandb|hub|user|db|openai|github|gitlab|git|aws|s3)(?:token|key|pass|pwd)$"
 )
-_NUMBER = re.compile(r"[+-]?[\d.,_e-]{1,7}|true|false|none|null|yes|no|", re.IGNORECASE)
+_HARMLESS = re.compile(r"[+-]?[\d.,_e-]{1,7}|true|false|none|null|yes|no|<[^<>]+>|\[\w+\]|", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z]?[^A-Z\d]*")
+_MADE = re.compile(
+    r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])"
+    r"(?:[a-z0-9]{12,}|[A-Z0-9]{12,}|(?=[A-Za-z]*(?:\d+[A-Za-z]+){2})[A-Za-z0-9]{8,})(?![A-Za-z0-9])"
+)
+"""What nobody says: letters and digits that take turns, or a dozen of them in one case."""
 
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.\-]*://)(?:[^\s'\"<>/?#]*@|[^\s'\"<>/?#@:]+:(?!\d+/)[^\s'\"<>@]*@)", re.IGNORECASE
 )
-_USER = re.compile(r"(?<![\w./\-])(?P<user>[\w.\-]+):(?!//)[^\s'\"<>/@:]+@(?=[\w\-]+(\.[\w\-]+|:\d))")
+_USER = re.compile(r"(?<![\w./\-])(?P<user>[\w.\-]+):(?!//)[^\s'\"`<>/@:]+@(?=[\w\-]+(\.[\w\-]+|:\d))")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|(?:sk|pk|rk)[-_](?=[\w\-]*\d)[\w\-]{16,}|(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}"
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|gl[a-z]{2,4}-[\w\-]{16,}|xox[a-z]-[\w\-]{10,}|AIza[\w\-]{30,}"
     r"|ya29\.[\w\-]{10,}|nvapi-[\w\-]{16,}|r8_\w{16,}|pypi-[\w\-]{16,}|npm_\w{16,}|dckr_pat_[\w\-]{16,}|dop_v1_\w{16,}"
     r"|eyJ[\w\-]{8,}\.[\w\-]{8,}(?:\.[\w\-]*)?)"
 )
-_HEADER = re.compile(r"(?P<kind>\b(?:bearer|basic|token))\s+(?=[\w+/.=~\-]*\d)[\w+/.=~\-]{8,}", re.IGNORECASE)
+_HEADER = re.compile(r"(?P<name>\b(?:bearer|basic|token))(?P<sign>\s+)(?P<value>[\w+/.=~\-]{8,})", re.IGNORECASE)
+_AUTHORIZATION = re.compile(r"(?P<kind>authorization\s*[:=]\s*(?:bearer|basic|token))\s+[^\s'\"]+", re.IGNORECASE)
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL)
 _VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"&;,{}\[\]]+)"
 _PAIRS = tuple(
-    re.compile(rf"(?P<name>[A-Za-z_][\w.\-]*)(?P<sign>[\"']?\s*{sign}\s*){_VALUE}") for sign in (r":(?!//)", "=")
+    re.compile(rf"(?<![\w.\-])(?P<name>[\w.\-]*(?i:{_ALWAYS}|{_OFTEN}))(?P<sign>[\"']?\s*{sign}\s*){_VALUE}")
+    for sign in (r":(?!//)", "=")
 )
 _SPACED = re.compile(
     r"(?P<name>--?[A-Za-z][\w.\-]*)(?P<sign>\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"&;,\-][^\s'\"&;,]*)"
@@ -133,13 +142,20 @@ def redacted(value: Any) -> Any:
     return [redacted(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
 
 
-def redacted_text(text: str) -> str:
-    """A text without credentials of URLs, tokens of known forms, and values of names that are secret."""
+def redacted_notes(notes: list[str]) -> list[str]:
+    """Sentences without secrets."""
+    return [redacted_text(note, is_prose=True) for note in notes]
+
+
+def redacted_text(text: str, *, is_prose: bool = False) -> str:
+    """A text (of a command, or prose) without credentials of URLs, tokens of known forms, and values of names that are
+    secret.
+    """
     text = _PRIVATE.sub(HIDDEN, without_credentials(text))
-    text = _HEADER.sub(rf"\g<kind> {HIDDEN}", text)
+    text = _AUTHORIZATION.sub(rf"\g<kind> {HIDDEN}", text)
     text = _TOKEN.sub(HIDDEN, text)
-    for pattern in (*_PAIRS, _SPACED):
-        text = pattern.sub(_hide, text)
+    for pattern in (_HEADER, *_PAIRS, _SPACED):
+        text = pattern.sub(partial(_hide, is_prose=is_prose or pattern is _HEADER), text)
     return text
 
 
@@ -150,10 +166,16 @@ def without_credentials(text: str) -> str:
     return _USER.sub(rf"\g<user>:{HIDDEN}@", _URL.sub(rf"\g<scheme>{HIDDEN}@", text))
 
 
-def _hide(found: re.Match[str]) -> str:
-    value = found["value"].strip("'\"")
-    secret = HIDDEN not in value and _is_secret(found["name"].lstrip("-"), value)
-    return f"{found['name']}{found['sign']}{HIDDEN}" if secret else found[0]
+def _hide(found: re.Match[str], *, is_prose: bool) -> str:
+    name, sign, value = found["name"].lstrip("-"), found["sign"], found["value"].strip("'\"")
+    is_query = found.string[found.start() - 1 : found.start()] in ("?", "&")
+    is_quoted = sign[0] in "\"'" or found["value"] != value
+    is_said = not is_quoted and (sign.strip() == ":" or (sign.strip() != sign and (is_prose or "=" in sign)))
+    if re.search(rf"(?:^|_)(?:{_ALWAYS})$", _plain(name)):
+        secret = not (is_prose and is_said and _PLAIN.fullmatch(value))
+    else:
+        secret = _is_secret(name, value) and (is_query or not (is_prose or is_said) or _is_made(value))
+    return f"{found['name']}{sign}{HIDDEN}" if secret and value and HIDDEN not in value else found[0]
 
 
 def _belongs(option: str, word: str, program: str) -> bool:
@@ -165,17 +187,27 @@ def _belongs(option: str, word: str, program: str) -> bool:
     return _is_secret(option.lstrip("-"), word)
 
 
+def _plain(name: str) -> str:
+    """``hfApi-Key`` as ``hf_api_key``."""
+    return "_".join(part for part in re.split(r"[._\-/ ]+", _CAMEL.sub("_", name)) if part).lower()
+
+
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value under this name is secret, by the end of the name."""
-    parts = [part for part in re.split(r"[._\-/ ]+", _CAMEL.sub("_", name)) if part]
-    plain = "_".join(parts).lower()
-    if not value or not parts:
+    """Whether a value under this name is secret, by the end of the name; of several tokens or keys by itself, too."""
+    plain = _plain(name)
+    if not value:
         return False
     if re.search(rf"(?:^|_)(?:{_ALWAYS})$", plain) or _GLUED.search(plain):
         return True
-    if not re.search(rf"(?:^|_)(?:{_OFTEN})$", plain) or (len(parts) > 1 and parts[-2].lower() in _OF_DATA):
+    *before, last = plain.split("_")
+    if not re.fullmatch(_OFTEN, last) or (before and before[-1] in _OF_DATA):
         return False
-    return _NUMBER.fullmatch(value) is None
+    return _is_made(value) if last in ("tokens", "keys") else _HARMLESS.fullmatch(value) is None
+
+
+def _is_made(value: str) -> bool:
+    """Whether part of it is no word, no number and no name."""
+    return _MADE.search(value) is not None
 
 
 def _is_random(word: str) -> bool:
