@@ -57,6 +57,24 @@ def test_what_concerns_all_ranks_or_none_says_so():
     assert of(nobody).line == "Fault found: 1 finding."
 
 
+def stopped_at(step: int) -> Finding:
+    return Finding("watch-degraded", "info", f"Watching of gradients stopped on rank 1 at step {step}: X.", (1,), step)
+
+
+def test_a_watch_that_stopped_early_cannot_tell():
+    early = of(stopped_at(3))
+    assert early.line == "Cannot tell: watching of gradients stopped on rank 1 at step 3: X."
+    assert report_of(stopped_at(3)).exit_code == 3
+    assert report_of(stopped_at(150)).exit_code == 3  # no row came after it
+    assert report_of(SEED, stopped_at(3)).exit_code == 1
+
+
+def test_a_watch_that_stopped_late_says_when():
+    late = report_of(stopped_at(140))
+    assert late.exit_code == 0
+    assert late.verdict.line.endswith("; watching stopped in part at step 140.")
+
+
 def test_information_is_no_fault():
     assert of(STREAMS).status == "clear"
     assert of(STREAMS).where == ""

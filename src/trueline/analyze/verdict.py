@@ -10,7 +10,7 @@ from typing import Literal
 
 from trueline.analyze.evidence import and_text, counted, ranks_text
 from trueline.analyze.incidents import Incident
-from trueline.schema.finding import Finding
+from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.judged import QUESTIONS, Asked, Judged
 
 Status = Literal["out", "suspect", "clear", "unknown"]
@@ -51,9 +51,22 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         where = place_text(first.ranks, first.step_first, judged.world_size)
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
-    if judged.enough:
-        return Verdict("clear", "", f"{_scope(judged)}{_left_open(judged)}")
-    return Verdict("unknown", "", f": {_lack(judged)}")
+    if not judged.enough:
+        return Verdict("unknown", "", f": {_lack(judged)}")
+    stops = [finding for finding in findings if finding.code == WATCH_DEGRADED]
+    early = next((finding for finding in stops if not _in_the_second_half(finding, judged)), None)
+    if early is not None:
+        return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
+    stopped = f"; watching stopped in part at step {stops[0].step_first}" if stops else ""
+    return Verdict("clear", "", f"{_scope(judged)}{_left_open(judged)}{stopped}")
+
+
+def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
+    """Whether a part of the watching stopped only then, and rows go on: what came before was watched whole."""
+    if finding.step_first is None or judged.steps is None:
+        return False
+    first, last = judged.steps
+    return (first + last) / 2 <= finding.step_first <= last
 
 
 def place_text(ranks: Sequence[int], step: int | None, world_size: int) -> str:

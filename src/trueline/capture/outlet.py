@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from trueline.schema.finding import Finding
+from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.reading import why
 from trueline.schema.roles import Record, Sink
 from trueline.schema.run_manifest import Manifest, RankEnv
@@ -47,7 +47,7 @@ class Outlet:
         _log.warning("trueline: %s Training goes on.", claim)
         self.write(
             Finding(
-                code="watch-degraded",
+                code=WATCH_DEGRADED,
                 severity="info",
                 claim=claim,
                 ranks=(self._rank,),
@@ -70,8 +70,8 @@ class Outlet:
         claim = f"The Run could not be written from step {self.step} on rank {self._rank}: {why(error)}."
         _log.warning("trueline: %s Training goes on, unrecorded.", claim)
         finding = Finding(
-            code="watch-degraded",
-            severity="warning",
+            code=WATCH_DEGRADED,
+            severity="info",
             claim=claim,
             ranks=(self._rank,),
             step_first=self.step,

@@ -43,7 +43,7 @@ from trueline.capture.record.start import Idle, make_session, require_fitting
 from trueline.capture.schedule import BEAT, Recheck, Schedule
 from trueline.capture.step_record import StepRecord
 from trueline.capture.triggers import nonfinite_in, seen_in_row
-from trueline.schema.finding import Finding
+from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
 from trueline.schema.start import Start
@@ -203,8 +203,8 @@ class Recorder:
         """Say that another model is trained on this rank and not watched."""
         self._outlet.write(
             Finding(
-                code="watch-degraded",
-                severity="warning",
+                code=WATCH_DEGRADED,
+                severity="info",
                 claim=f"Model '{name}' is trained on rank {self.team.rank} and not watched: not all ranks began to "
                 "train one of this name at the same time, or there are too many.",
                 ranks=(self.team.rank,),

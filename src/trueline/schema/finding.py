@@ -9,6 +9,9 @@ from typing import Any, Literal, cast
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
+WATCH_DEGRADED = "watch-degraded"
+"""The code of what is wrong with the record and not with training: severity info, and less could be judged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from trueline.schema.finding import Finding
+from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.reading import why
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.store import layout
@@ -187,8 +187,8 @@ class RecordWriter:
         _log.warning("trueline: %s Statistics are still recorded.", claim)
         self.notices.append(
             Finding(
-                code="watch-degraded",
-                severity="warning",
+                code=WATCH_DEGRADED,
+                severity="info",
                 claim=claim,
                 ranks=(self._rank,),
                 step_first=step,
