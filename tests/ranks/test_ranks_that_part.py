@@ -193,6 +193,7 @@ def test_all_ranks_that_train_more_from_a_step_on_are_compared_in_that_too(three
     run = trueline.open_run(tmp_path / "run")
     assert "layers.0.weight" in run.env[0].params
     assert len(run.lists("param_grad_norms")) == 3 * (STEPS - 4), "two samples after all ranks have said so"
+    assert run.measured("param_grad_norms").sum() == 3 * (STEPS - 4)
     assert run.pivot("cosine_mean")[1].all()
     assert any("other parameters were trained from step 4 on" in problem for problem in run.problems)
 

@@ -165,6 +165,14 @@ def test_stack_and_lists_of_some_steps_are_those_of_all(tmp_path, seal_steps):
     assert measured_TN.all()
 
 
+def test_where_a_column_was_measured_is_known_without_its_values(tmp_path):
+    rows = [[{"step": t, "sketch": [t] if t % 3 == n else None} for t in range(7)] for n in (0, 1)]
+    run = Run(write_run(tmp_path / "run", rows, close=False, seal_steps=2))
+    assert run.measured("sketch").tolist() == [[t % 3 == 0, t % 3 == 1] for t in range(7)]
+    assert np.array_equal(run.measured("sketch"), run.stack("sketch")[1])
+    assert not run.measured("loss").any()
+
+
 def test_lists_keep_their_own_lengths(tmp_path):
     rows = [[{"step": t, "sample_digests": list(range(t)), "sketch": [0.5] * n} for t in range(3)] for n in (0, 1)]
     run = Run(write_run(tmp_path / "run", rows))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, Ints, data_parallel_ranks, numbers
+from trueline.analyze.evidence import Floats, Ints, columns_of, data_parallel_ranks, numbers
 from trueline.analyze.stats_tests import chi_square_quantile
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -127,9 +127,8 @@ def chance_band(std_T: Floats, num_workers: int, *, level: float = 0.99) -> Chan
 def steps_with_cosines(run: Run) -> Ints:
     """Steps at which all data-parallel workers left a sketch or exact cosines: those that ``cosine_matrix`` takes."""
     ranks = data_parallel_ranks(run)
-    rows = {*run.lists("sketch"), *run.lists("exact_cosines")}
-    steps = [int(step) for step in run.steps if ranks and all((int(step), rank) in rows for rank in ranks)]
-    return np.array(steps, dtype=np.int64)
+    left_TN = (run.measured("sketch") | run.measured("exact_cosines"))[:, columns_of(run, ranks)]
+    return run.steps[left_TN.all(axis=1) & bool(ranks)].astype(np.int64)
 
 
 def cosine_matrix(run: Run, step: int) -> CosineMatrix:

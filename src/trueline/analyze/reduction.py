@@ -168,13 +168,14 @@ def reductions_of(run: Run, *columns: str) -> Reductions:
     ranks = several_workers(run)
     if any(run.env[rank].whole for rank in ranks if rank in run.env):
         columns = (*columns, "used_param_norms")
-    steps = sorted({step for column in columns for step, rank in run.lists(column) if rank in set(ranks)})
+    measured_TN = np.any([run.measured(column) for column in columns], axis=0)
+    steps = run.steps[measured_TN[:, columns_of(run, ranks)].any(axis=1)].astype(np.int64)
     env = next((run.env[rank] for rank in ranks if rank in run.env), None)
-    if not steps or env is None or not env.groups:
+    if not steps.size or env is None or not env.groups:
         if run.manifest.adapter in ("fsdp1", "fsdp2") and "group_reduce_residual" not in columns:
             raise CannotTell("it compares replicas, and FSDP cuts parameters into shards", reason="by-design")
         raise CannotTell("no step has both the gradients of the ranks before they were reduced and what came of them")
-    return Reductions(run, np.array(steps, dtype=np.int64), tuple(ranks), env)
+    return Reductions(run, steps, tuple(ranks), env)
 
 
 def at_steps(reductions: Reductions, chosen_T: Bools) -> Sequence[int]:

@@ -17,6 +17,7 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.store import layout
+from trueline.store.arrays import from_numpy, to_numpy
 from trueline.store.journal import JournalContent
 from trueline.store.layout import PartName
 from trueline.store.listing import list_parts, name_missing_parts, read_journals
@@ -68,6 +69,16 @@ class Pieces:
                     "Run.stack(column, steps=...)."
                 )
         return table
+
+    def measured(self, name: str) -> pa.ChunkedArray:
+        """[T] null where a column was not measured; the values of one part at a time are read for it.
+
+        Raises ``RunError`` where a part is gone since the Run was opened.
+        """
+        absent = (to_numpy(self._rows(piece, [name], None)[name].is_null()) for piece in self._pieces)
+        return pa.chunked_array(
+            [from_numpy(absent_T.view(np.uint8), absent_N=absent_T) for absent_T in absent], pa.uint8()
+        )
 
     def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(SCALAR_NAMES):

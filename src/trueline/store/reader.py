@@ -159,6 +159,14 @@ class Run(Shown):
         """Values [T, N] uint64 of a scalar uint64 column and where they were measured [T, N] bool; 0 elsewhere."""
         return self._spread(self._scalars(column, digests=True), 0, np.uint64)
 
+    def measured(self, column: str) -> np.ndarray:
+        """[T, N] bool: where a column was measured, found without holding more than one part of its values."""
+        _known(column)
+        valid_R = self._rows.merge(self._pieces.measured(column)).is_valid().to_numpy(zero_copy_only=False)
+        measured_TN = np.zeros((len(self.steps), len(self.ranks)), dtype=bool)
+        measured_TN[self._step_index, self._rank_index] = valid_R & self._of_main_lists(column)
+        return measured_TN
+
     def stack(self, column: str, *, steps: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Values [T, N, K] of a list column and where they were measured [T, N] bool; float64, uint64 for digests.
 
@@ -189,10 +197,9 @@ class Run(Shown):
         ``steps`` as in ``stack``. Raises ``RunError`` for a column without lists.
         """
         lists, rows = self._measured_lists(column, steps)
-        ends = np.cumsum(lists.value_lengths().to_numpy())
-        parts = np.split(_flat(lists), ends[:-1]) if len(rows) else []
+        values, ends = _flat(lists), np.cumsum(lists.value_lengths().to_numpy()).tolist()
         keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
-        return dict(zip(keys, parts, strict=True))
+        return {key: values[begin:end] for key, begin, end in zip(keys, [0, *ends], ends, strict=False)}
 
     @property
     def has_records(self) -> bool:
@@ -351,14 +358,13 @@ class Run(Shown):
         _known(column)
         if column in SCALAR_NAMES:
             raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
-        if steps is None:
+        if steps is None or column in self._columns:
             lists_R = self.column(column)
-            wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False)
         else:
             lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
-            wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & np.isin(self._rows.steps, list(steps))
-        if column in PARAM_COLUMNS:
-            wanted_R &= self._lists_at(self._rows.steps) == self._main_lists
+        wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & self._of_main_lists(column)
+        if steps is not None:
+            wanted_R &= np.isin(self._rows.steps, list(steps))
         rows = np.flatnonzero(wanted_R)
         return lists_R if len(rows) == len(lists_R) else lists_R.take(pa.array(rows)), rows
 
@@ -388,6 +394,10 @@ class Run(Shown):
             f"parameters are judged for the {int(np.sum(which_T == self._main_lists))} steps in which "
             f"{len(every[self._main_lists].params)} were"
         )
+
+    def _of_main_lists(self, column: str) -> np.ndarray | bool:
+        """[R] which rows of a column are about the parameters that ``env`` names."""
+        return column not in PARAM_COLUMNS or self._lists_at(self._rows.steps) == self._main_lists
 
     def _lists_at(self, steps: np.ndarray) -> np.ndarray:
         """Which of the lists of ``env`` holds at each of ``steps``."""

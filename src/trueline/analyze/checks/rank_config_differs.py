@@ -44,6 +44,7 @@ from typing import Any, cast
 import numpy as np
 
 from trueline.analyze.evidence import (
+    Floats,
     and_text,
     capitalized,
     columns_of,
@@ -173,11 +174,15 @@ def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Fi
 
 def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
     """Learning rates by rank, as text, at the steps at which they differ."""
-    by_step: defaultdict[int, dict[int, str]] = defaultdict(dict)
+    by_step: defaultdict[int, dict[int, Floats]] = defaultdict(dict)
     for (step, rank), rates in run.lists("lr").items():
         if rank in ranks:
-            by_step[step][rank] = _text([float(rate) for rate in rates])
-    return {step: values for step, values in by_step.items() if len(set(values.values())) > 1}
+            by_step[step][rank] = rates
+    return {
+        step: {rank: _text(rates.tolist()) for rank, rates in of_step.items()}
+        for step, of_step in by_step.items()
+        if len({rates.tobytes() for rates in of_step.values()}) > 1
+    }
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
