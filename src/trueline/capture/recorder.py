@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trueline.capture import derive, exchange, rows
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.backlog import Backlog
+from trueline.capture.evaluations import Evaluations
 from trueline.capture.exact import exact_cosines
 from trueline.capture.exchange import Team
 from trueline.capture.host_copy import HostCopy
@@ -62,7 +63,8 @@ class Recorder:
         self.loader = DataLoaderProbe()
         self.averaging = AveragingProbe()
         self.talks_in_forward = False
-        self.loss = LossProbe(adapter.notes, workers=team.size, guard=self.guarded)
+        self.evaluations = Evaluations()
+        self.loss = LossProbe(adapter.notes, workers=team.size, guard=self.guarded, counts=self.evaluations.is_first)
         self.parts = PartProbe(adapter.notes)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
@@ -144,7 +146,7 @@ class Recorder:
 
     def consume(self, batch: Batch | None) -> None:
         """Take the samples of one training forward pass."""
-        if batch is not None and self._schedule.within(self._step):
+        if batch is not None and self._schedule.within(self._step) and self.evaluations.is_first():
             self._batches.append(batch)
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
@@ -250,6 +252,7 @@ class Recorder:
         self._staged: dict[str, Tensor] = {}
         self._record: StepRecord | None = None
         self.loss.begin()
+        self.evaluations.begin()
         self._await_decision()
         self._take_up()
         self._sampled = self._schedule.samples(self._step)

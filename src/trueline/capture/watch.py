@@ -224,6 +224,7 @@ class Watch:
         recorder = self._recorder
         with recorder.guarded("batch"):
             self._talk = collectives_started() if self._listens > 0 else 0
+            recorder.evaluations.look(recorder.layout.params)
             recorder.passes.at_forward(recorder.model)
             recorder.autocast = autocast_state()
             recorder.loader.at_training_step()
@@ -241,8 +242,9 @@ class Watch:
                     self._recorder.talks_in_forward |= collectives_started() > self._talk
             with self._recorder.guarded("loss"):
                 self._recorder.loss.from_output(output, kwargs, shifted=self._recorder.parts.shifted)
-            with self._recorder.guarded("losses of samples"):
-                self._recorder.parts.see(output, args, kwargs)
+            if self._recorder.evaluations.is_first():
+                with self._recorder.guarded("losses of samples"):
+                    self._recorder.parts.see(output, args, kwargs)
             if self.updates.asks_for_backward:
                 for tensor in differentiable(output):
                     tensor.register_hook(Hook(self._after_backward))
@@ -250,10 +252,13 @@ class Watch:
     def _after_backward(self, gradient: Tensor) -> None:
         self.updates.saw_backward()
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments for torch to go on with, None for these."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
         if self.updates.begin(optimizer, has_closure=closure is not None):
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
+            return self._recorder.evaluations.counting(args, kwargs)
+        return None
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.updates.end(optimizer):

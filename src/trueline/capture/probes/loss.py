@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,24 @@ class _Pass:
 class LossProbe:
     """Collects the losses of one step's micro-batches, as tensors: nothing is read until the step's host copy, and what
     is the loss is decided there (``loss_choice``). ``workers`` are those whose gradients are averaged, ``guard`` opens
-    what runs while the user's code calls ``backward``.
+    what runs while the user's code calls ``backward``, ``counts`` says whether a pass is the step's own.
 
     Losses given by hand are averaged over the micro-batches, weighted by tokens where given, and are the loss. Those
-    that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends.
+    that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends. Of an
+    optimizer that evaluates several times a step the first counts, at the parameters before the update.
     """
 
     def __init__(
-        self, notes: list[str] | None = None, *, workers: int = 1, guard: Guard = contextlib.nullcontext
+        self,
+        notes: list[str] | None = None,
+        *,
+        workers: int = 1,
+        guard: Guard = contextlib.nullcontext,
+        counts: Callable[[], bool] = lambda: True,
     ) -> None:
         self.source = ""
         self._guard = guard
+        self._counts = counts
         self._notes = [] if notes is None else notes
         self._noted: set[str] = set()
         self._workers = workers
@@ -89,13 +96,15 @@ class LossProbe:
             if isinstance(loss, Tensor)
             else torch.tensor(float(loss)).double()
         )
-        if x.dim() == 0 or x.numel() == 0:
-            self._given.append(Given(x.mean(), _on(x.device, tokens), None))
-        else:
-            self._given.append(_several(x.reshape(len(x), -1), tokens))
+        is_one = x.dim() == 0 or x.numel() == 0
+        given = Given(x.mean(), _on(x.device, tokens), None) if is_one else _several(x.reshape(len(x), -1), tokens)
+        if self._counts():
+            self._given.append(given)
 
     def from_output(self, output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> None:
         """Take what a model returned for ``kwargs``; ``shifted``: labels there are of the next position."""
+        if not self._counts():
+            return
         for tensor in itertools.islice(differentiable(output), MAX_HOOKED):
             tensor.register_hook(self._at_output)
             self._awaits = True
@@ -168,6 +177,8 @@ class LossProbe:
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("loss"):
             unscaled, self._unscaled = self._unscaled, None
+            if not self._counts():
+                return
             losses = [] if is_nested() or unscaled is not None else losses_in(tensors, grad_tensors)
             rows = [self._row(loss) for loss in losses] if unscaled is None else [unscaled]
             if rows:
