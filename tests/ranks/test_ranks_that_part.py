@@ -182,6 +182,17 @@ def test_a_parameter_that_one_rank_has_frozen_from_the_start_is_named(three, tmp
     ]
 
 
+def test_a_parameter_that_all_ranks_freeze_leaves_the_others_watched(three, tmp_path):
+    import trueline
+
+    events = [Event("freeze", rank, 4) for rank in range(3)]
+    plain = three.run(train, events, None)
+    assert all(map(same, plain, three.run(train, events, str(tmp_path / "run"))))
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    assert run.pivot("grad_norm")[1].all()
+
+
 def test_all_ranks_that_train_more_from_a_step_on_are_compared_in_that_too(three, tmp_path):
     import trueline
 

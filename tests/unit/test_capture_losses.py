@@ -262,6 +262,16 @@ def test_shares_of_all_ranks_tokens_become_the_mean_over_those_of_this_rank():
     assert choice.parts == [5.0, 2.5]
 
 
+def test_a_rank_that_multiplies_its_loss_is_that_many_times_the_others_in_their_unit():
+    returned = [(0.3, 300.0, 60.0), (0.1, 100.0, 40.0)]
+    choice = chosen([(0.9, NAN, NAN), (0.3, NAN, NAN)], returned)  # times two workers, and 1.5
+    assert (choice.loss, choice.tokens, choice.source) == (pytest.approx(6.0), 100.0, PER_TOKEN)
+    mean = chosen([(4.2, NAN, NAN)], [(0.3, 400.0, 100.0)])  # 1.05 times the mean over the rank's own tokens
+    assert (mean.loss, mean.source) == (4.2, "backward")
+    other = chosen([(0.9, NAN, NAN), (0.7, NAN, NAN)], returned)
+    assert (other.loss, other.source) == (1.6, "backward")
+
+
 def test_a_loss_that_is_a_mean_already_stays_as_it_is():
     choice = chosen([(1.25, 150.0, 60.0), (2.5, 200.0, 40.0)])  # halves of two means, of other numbers of tokens
     assert (choice.loss, choice.source, choice.note) == (3.75, "backward", "")

@@ -41,6 +41,8 @@ def watch_accumulation(
 
     handles = []
     for param in probe.layout.params if only is None else [probe.layout.params[index] for index in only]:
+        if not param.requires_grad:  # frozen for now: it has no gradient, and takes no hook
+            continue
         handles.append(param.register_post_accumulate_grad_hook(Hook(look)))
         hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
         if hooks is not None and len(hooks) > 1:

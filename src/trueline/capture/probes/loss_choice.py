@@ -48,6 +48,8 @@ def choose(trained_M3: Array, returned_M3: Array, *, workers: int, rel: float, s
     returned = returned_M3[:, 0]
     agrees = _agrees(trained, returned, workers=workers, rel=rel) or _same_sums(trained_M3, returned_M3, rel=rel)
     sums_M2 = _token_sums(trained_M3, returned_M3, agrees=agrees)
+    if sums_M2 is None:
+        sums_M2 = _multiplied(trained_M3, returned_M3, workers=workers, rel=rel)
     if sums_M2 is not None and sums_M2[:, 1].sum() > 0:
         return _per_token(trained, sums_M2, rel=rel, step=step, is_models=agrees)
     parts = (trained_M3[:, 0] * len(trained_M3)).tolist()
@@ -91,6 +93,29 @@ def _token_sums(trained_M3: Array, returned_M3: Array, *, agrees: bool) -> Array
     if not len(returned_M3) or not np.isfinite(returned_M3[:, 1:]).all():
         return None
     return returned_M3[:, 1:] if agrees else None
+
+
+def _multiplied(trained_M3: Array, returned_M3: Array, *, workers: int, rel: float) -> Array | None:
+    """[M, 2] sums over tokens, times what each loss was multiplied by after the model returned it, and their counts;
+    None where that is no single number, or a multiple of the mean over the rank's own tokens is nearer.
+
+    The loss of a rank that multiplies it alone must be so many times those of the others, and in their unit.
+    """
+    if len(trained_M3) != len(returned_M3) or not np.isfinite(returned_M3).all():
+        return None
+    count, losses = float(returned_M3[:, 2].sum()), returned_M3[:, 0]
+    times_M = trained_M3[:, 0] / np.where(losses == 0, math.nan, losses)
+    if count <= 0 or not (times_M > 0).all() or not np.allclose(times_M, times_M[0], rtol=rel, atol=0):
+        return None
+    own = float(returned_M3[:, 1].sum()) / count
+    factor = min((float(times_M[0]) / unit for unit in (1 / len(losses), 1, workers)), key=_distance)
+    if factor >= LOSS_SCALE or _distance(float(trained_M3[:, 0].sum()) / own) < _distance(factor):
+        return None
+    return returned_M3[:, 1:] * (factor, 1.0)
+
+
+def _distance(factor: float) -> float:
+    return abs(math.log(factor)) if factor > 0 else math.inf
 
 
 def _same_sums(trained_M3: Array, returned_M3: Array, *, rel: float) -> bool:
