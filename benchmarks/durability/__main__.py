@@ -1,6 +1,8 @@
-"""Fail every call of the writers, cut the power after each, open a long Run, and rewrite README.md beside this.
+"""Fail calls of the writers, cut the power after them, read a long Run, watch many ranks, and rewrite README.md.
 
-python -m benchmarks.durability [--stride 1] [--steps 200000]
+python -m benchmarks.durability [--stride 3] [--steps 200000] [--part failures|long|ranks]
+
+With ``--part`` the table is printed, and README.md left as it is. ``--stride 1`` leaves nothing out.
 """
 
 from __future__ import annotations
@@ -8,28 +10,17 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-import time
-import zlib
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
-import pyarrow as pa
-from benchmarks.durability import jobs, power
+from benchmarks.durability import jobs, many_ranks, power
+from benchmarks.durability import long_run as long
 from benchmarks.durability.disk import Disk
 from benchmarks.place import head
 
-from trueline.analyze.check_run import check
-from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.store import merging
-from trueline.store.durable import put_file
-from trueline.store.layout import WORKERS_DIR, PartName
-from trueline.store.parts import encode_part
-from trueline.store.reader import Run
-from trueline.store.rows import WORKER_SCHEMA
-from trueline.store.writer import RunWriter
-from trueline.view.report import write_report
-
-STEPS_A_PART = 100
+from trueline.store.layout import WORKERS_DIR
 
 
 class Log(logging.Handler):
@@ -74,60 +65,18 @@ def power_cuts(folder: Path, *, records: bool, stride: int) -> tuple[int, list[s
     return len(cuts), wrong
 
 
-def long_run(path: Path, *, steps: int, ranks: int = 2, merges: bool) -> dict[str, float]:
-    """Parts of a Run, and the CPU seconds to open, check and report it; its parts are sealed as a job would."""
-    for rank in range(ranks):
-        writer = RunWriter(path, rank=rank)
-        manifest = Manifest(world_size=ranks, data_parallel_ranks=list(range(ranks)), adapter="ddp", started_at="then")
-        writer.describe(manifest if rank == 0 else None, RankEnv(rank=rank, world_size=ranks))
-        pile = merging.Pile(str(path / WORKERS_DIR))
-        for sequence in range(steps // STEPS_A_PART):
-            part = _seal(path / WORKERS_DIR, rank, sequence, ranks)
-            if merges:
-                pile.add(part)
-        writer.close()
-    spent = {"parts": float(len(list((path / WORKERS_DIR).iterdir())))}
-    begin = time.process_time()
-    run = Run(path)
-    spent["open"] = time.process_time() - begin
-    assert len(run.steps) == steps, run.problems[:3]
-    if merges:
-        begin = time.process_time()
-        check(run)
-        spent["check"] = time.process_time() - begin
-        begin = time.process_time()
-        write_report([str(path)], path.with_suffix(".html"))
-        spent["report"] = time.process_time() - begin
-    return spent
+def long_run(path: Path, *, steps: int, merges: bool) -> dict[str, float]:
+    """Files of a Run and their MiB, CPU seconds to open, check and report it, MiB of the report and of memory."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        apart.submit(long.write, path, steps=steps, merges=merges).result()
+    files = list((path / WORKERS_DIR).iterdir())
+    spent = {"parts": float(len(files)), "size": sum(file.stat().st_size for file in files) / 2**20}
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:  # whose memory is that of reading alone
+        return spent | apart.submit(long.read, path, steps=steps, merges=merges).result()
 
 
-def _seal(folder: Path, rank: int, sequence: int, ranks: int) -> PartName:
-    steps = range(sequence * STEPS_A_PART, (sequence + 1) * STEPS_A_PART)
-    columns = {
-        "step": list(steps),
-        "rank": [rank] * STEPS_A_PART,
-        "loss": [2.0 + 5 / (step + 10) + (step * 7919 + rank * 104729) % 1000 / 5000 for step in steps],
-        "grad_norm": [1.0 + (step * 104729 + rank * 7919) % 1000 / 5000 for step in steps],
-        "cosine_mean": [0.5] * STEPS_A_PART,
-        "sample_digests": [[step * ranks + rank + 1] for step in steps],
-    }
-    arrays = [pa.array(values, WORKER_SCHEMA.field(name).type) for name, values in columns.items()]
-    data = encode_part(pa.table(arrays, names=list(columns)))
-    part = PartName(rank, sequence, zlib.crc32(data))
-    put_file(str(folder / str(part)), data)
-    return part
-
-
-def main() -> None:
-    """Try all of it and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=200_000)
-    chosen = parser.parse_args()
-    page = head(
-        "What a Run survives",
-        command=f"python -m benchmarks.durability --stride {chosen.stride} --steps {chosen.steps}",
-    )
+def failures(chosen: argparse.Namespace) -> list[str]:
+    """A table of calls that failed and power cuts."""
     lines = ["| what | tried | false or untold |", "|---|---|---|"]
     for what, tries in (("a call failed", refused), ("the power went", power_cuts)):
         for records in (False, True):
@@ -137,14 +86,56 @@ def main() -> None:
             lines.append(f"| {what}, {written} | {tried} | {len(wrong)} |")
             for line, times in Counter(wrong).items():
                 print(times, line)
-    lines += ["", f"A Run of {chosen.steps:,} steps on 2 ranks, in seconds of CPU time:", ""]
-    lines += ["| its parts | files | open | check | report |", "|---|---|---|---|---|"]
+    return lines
+
+
+def long_runs(chosen: argparse.Namespace) -> list[str]:
+    """A table of what it takes to read a long Run."""
+    columns = {
+        "open": "open, s",
+        "check": "check, s",
+        "report": "report, s",
+        "page": "page, MiB",
+        "memory": "memory, MiB",
+    }
+    lines = [f"A Run of {chosen.steps:,} steps on {long.RANKS} ranks; seconds are of CPU time:", ""]
+    lines += [f"| its parts | files | size, MiB | {' | '.join(columns.values())} |", f"|{'---|' * 8}"]
     for merges in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             spent = long_run(Path(folder) / "run", steps=chosen.steps, merges=merges)
-        cells = [f"{spent[name]:.1f}" if name in spent else "" for name in ("open", "check", "report")]
-        lines.append(f"| {'merged' if merges else 'as sealed'} | {spent['parts']:.0f} | {' | '.join(cells)} |")
-    (Path(__file__).parent / "README.md").write_text("\n".join([page, "", *lines]) + "\n", encoding="utf-8")
+        cells = [f"{spent[name]:.1f}" if name in spent else "" for name in columns]
+        sizes = f"{spent['parts']:.0f} | {spent['size']:.0f}"
+        lines.append(f"| {'merged' if merges else 'as sealed'} | {sizes} | {' | '.join(cells)} |")
+    return lines
+
+
+def ranks(chosen: argparse.Namespace) -> list[str]:
+    """A table of what many ranks came to."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = many_ranks.tried(Path(folder))
+    told = f"{many_ranks.NUM_RANKS} ranks, {many_ranks.NUM_STEPS} steps:"
+    return [told, "", "| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)]
+
+
+PARTS = {"failures": failures, "long": long_runs, "ranks": ranks}
+
+
+def main() -> None:
+    """Try all of it and write the page, or one part and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stride", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--part", choices=PARTS)
+    chosen = parser.parse_args()
+    command = f"python -m benchmarks.durability --stride {chosen.stride} --steps {chosen.steps}"
+    if chosen.part:
+        page = head(chosen.part, command=f"{command} --part {chosen.part}")
+        print("\n".join([page, "", *PARTS[chosen.part](chosen)]))
+        return
+    page = head("What a Run survives", command=command)
+    for part in PARTS.values():
+        page = "\n".join([page, "", *part(chosen)])
+    (Path(__file__).parent / "README.md").write_text(page + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
