@@ -147,7 +147,8 @@ def _static(severity: Severity, what: str, entries: list[_Difference], run: Run)
     if not entries or not len(run.steps):
         return None
     ranks = tuple(sorted({rank for entry in entries for rank in odd_ranks(entry.values)}))
-    return _finding(severity, what, entries, ranks, step_first=int(run.steps[0]), step_last=int(run.steps[-1]))
+    first, last = int(run.steps[0]), int(run.steps[-1])
+    return _finding(severity, what, entries, ranks, among=[*entries[0].values], step_first=first, step_last=last)
 
 
 def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Finding | None:
@@ -169,7 +170,7 @@ def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Fi
     entries += _differences({rank: _flat(env[rank].optimizer) for rank in replicas})
     entries = list({entry.name: entry for entry in reversed(entries)}.values())[::-1]
     odd = odd_ranks(rates[first]) if first in rates else odd_ranks(of_step)
-    return _finding("error", "optimizer", entries, odd, step_first=first, step_last=steps[-1])
+    return _finding("error", "optimizer", entries, odd, among=replicas, step_first=first, step_last=steps[-1])
 
 
 def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
@@ -198,12 +199,19 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.lstrip("."): value}
 
 
+def _who(what: str, ranks: Sequence[int], among: Sequence[int]) -> str:
+    if set(ranks) == set(among):
+        return f"{capitalized(what)} settings differ between {ranks_text(ranks)}"
+    return f"{capitalized(what)} settings of {ranks_text(ranks)} differ from those of other ranks"
+
+
 def _finding(
     severity: Severity,
     what: str,
     entries: list[_Difference],
     ranks: tuple[int, ...],
     *,
+    among: Sequence[int],
     step_first: int,
     step_last: int,
 ) -> Finding:
@@ -213,8 +221,8 @@ def _finding(
     return Finding(
         code=CODE,
         severity=severity,
-        claim=f"{capitalized(what)} settings of {ranks_text(ranks)} differ from those of other ranks at step "
-        f"{step_first}: {'; '.join(map(_told, entries[:3])) or 'by digest'}{more}.",
+        claim=f"{_who(what, ranks, among)} at step {step_first}: "
+        f"{'; '.join(map(_told, entries[:3])) or 'in what an optimizer updates, or in settings without a name'}{more}.",
         ranks=ranks,
         step_first=step_first,
         step_last=step_last,
