@@ -217,8 +217,9 @@ class RankEnv(BaseModel):
         """Leave out of the environment what does not belong into a Run, written or read."""
         given = cast(dict[str, Any], values)
         if not isinstance(values, dict) or not isinstance(given.get("environ"), dict):
-            return values
+            return given
         texts = {str(name): str(value) for name, value in given["environ"].items()}
         kept, secret, others = sorted_out(texts)
-        known, before = given.get("environ_secret") or [], given.get("environ_others") or 0
+        known: list[str] = given.get("environ_secret") or []
+        before: int = given.get("environ_others") or 0
         return given | {"environ": kept, "environ_secret": [*known, *secret], "environ_others": before + others}

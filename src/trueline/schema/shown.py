@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from trueline.schema.errors import InputError
 
@@ -69,5 +69,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
-        return html.escape(", ".join(map(str, value)))
+        return html.escape(", ".join(map(str, cast(list[Any], value))))
     return html.escape(str(value))

@@ -38,6 +38,7 @@ The loss and the gradient of rank 1 are not finite at step 5.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -155,8 +156,9 @@ def _weights_spoilt(run: Run, step: int, rank: int) -> bool:
         return True
     if not run.has_records or step not in run.record_steps or rank not in run.record_ranks:
         return False
-    table = run.records(steps=[step], ranks=[rank], phases=["param"], columns=["nan", "pos_inf", "neg_inf"])
-    return any((count or 0) > 0 for name in ("nan", "pos_inf", "neg_inf") for count in table[name].to_pylist())
+    names = ["nan", "pos_inf", "neg_inf"]
+    table: Any = cast(Any, run).records(steps=[step], ranks=[rank], phases=["param"], columns=names)
+    return any((count or 0) > 0 for name in names for count in table[name].to_pylist())
 
 
 def _holds_other_weights(run: Run, step: int, rank: int) -> bool:
