@@ -43,11 +43,15 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """What three processes draw: two with seed 7, one of which was started with a hash seed, and one with seed 8."""
-    environ = {**os.environ, "PYTHONHASHSEED": "7"}
-    started = subprocess.Popen([sys.executable, "-c", DRAW, "7"], stdout=subprocess.PIPE, text=True, env=environ)
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}  # left by other tests
+    late, early = (
+        subprocess.Popen([sys.executable, "-c", DRAW, "7"], stdout=subprocess.PIPE, text=True, env=environ)
+        for environ in (plain, {**plain, "PYTHONHASHSEED": "7"})
+    )
     script = tmp_path_factory.mktemp("draw") / "draw.py"
     script.write_text(DRAW)
-    answers = [drawn_in_a_fork(script, 7), started.communicate(timeout=100)[0], drawn_in_a_fork(script, 8)]
+    other = drawn_in_a_fork(script, 8)
+    answers = [late.communicate(timeout=100)[0], early.communicate(timeout=100)[0], other]
     return [json.loads(answer) for answer in answers]
 
 
