@@ -58,7 +58,7 @@ def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(t
         assert done.returncode == exit_code
         assert done.stdout == ""
     assert "optimizer-differs" in done.stderr
-    assert "checks" in done.stderr
+    assert "Fault found" in done.stderr
 
 
 @pytest.mark.parametrize(
