@@ -18,7 +18,8 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from trueline.capture.launch import Attachment, environment
+from trueline.capture.handed_down import environment
+from trueline.capture.launch import Attachment
 from trueline.schema.plan import Plan
 from trueline.testing.ranks import Ranks
 

@@ -29,7 +29,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 net = model if alone else nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-state = {"step": 0, "epoch": 0}
+state = {"step": 0, "epoch": 0, "batch": 0}
 again = os.path.exists("checkpoint.pt")
 if again:
     state = torch.load("checkpoint.pt")
@@ -41,7 +41,9 @@ loader = torch.utils.data.DataLoader(rows, batch_size=4, sampler=sampler)
 step = state["step"]
 for epoch in range(state["epoch"], 3):
     sampler.set_epoch(epoch)
-    for (x,) in loader:
+    for batch, (x,) in enumerate(loader):
+        if epoch == state["epoch"] and batch < state["batch"]:
+            continue
         loss = net(x).square().mean()
         loss.backward()
         optimizer.step()
@@ -50,8 +52,8 @@ for epoch in range(state["epoch"], 3):
         sys.stdout.flush()
         step += 1
         if step % 5 == 0 and rank == 0:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "epoch": epoch}
-            torch.save(state, "checkpoint.tmp")
+            done = {"step": step, "epoch": epoch, "batch": batch + 1}
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **done}, "checkpoint.tmp")
             os.replace("checkpoint.tmp", "checkpoint.pt")
         if step == dies_at and not again and rank == world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -82,7 +84,10 @@ def test_a_killed_job_goes_on_where_its_optimizer_counts(tmp_path):
     assert first.returncode == -9
     assert len(trueline.open_run(tmp_path / "run").steps) >= 7
     again = call(tmp_path, *watched)
-    assert (again.returncode, again.stderr) == (0, "")
+    assert again.returncode == 0
+    assert again.stderr == (
+        "trueline: watched model (single, 1 rank): 36 steps, gradients at 36. Run: run. Next: trueline check run\n"
+    )
     run = trueline.open_run(tmp_path / "run")
     assert run.problems == []
     assert run.restarts == [5]
@@ -102,7 +107,7 @@ def test_a_restart_by_torchelastic_goes_on_by_itself_and_is_no_finding(tmp_path)
     assert measured.all()
     for rank in range(2):
         assert dict(zip(run.steps.tolist(), losses[:, rank].tolist(), strict=True)) == printed_losses(done.stdout, rank)
-    assert {step for step, _ in run.lists("param_digests")} == {0, 5}
+    assert {step for step, _ in run.lists("param_digests")} >= {0, 5}
     assert [finding.claim for finding in trueline.check(run).findings if finding.severity != "info"] == []
 
 
@@ -116,9 +121,13 @@ def test_a_start_with_another_number_of_workers_leaves_the_run_alone(tmp_path):
     watched = [TRUELINE, "run", "--out", "run", "--resume", "--", sys.executable, "train.py", "-1"]
     done = call(tmp_path, *watched)
     assert done.returncode == 0
-    assert done.stderr.count("\n") == 1
-    assert "has workers 2, and this start of the job has 1" in done.stderr
+    why, end = done.stderr.splitlines()
+    assert "has workers 2, and this start of the job has 1" in why
+    assert end.startswith("trueline: NOTHING WAS WATCHED: the Run at 'run' is as it was before the command")
     done = call(tmp_path, *watched, TORCHELASTIC_RESTART_COUNT="1")
-    assert "This start is watched in" in done.stderr
-    assert len(trueline.open_run(tmp_path / "run.restart1").steps) > 10
+    why, end = done.stderr.splitlines()
+    assert "This start is watched in" in why
+    assert end.startswith("trueline: watched model (single, 1 rank): ")
+    assert end.endswith(" Run: run.restart1. Next: trueline check run.restart1")
+    assert len(trueline.open_run(tmp_path / "run.restart1").steps) > 0
     assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before

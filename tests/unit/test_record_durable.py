@@ -61,4 +61,4 @@ def test_values_that_cannot_be_synced_are_said_to_be_lost_and_rows_stay(tmp_path
     run = Run(tmp_path)
     assert run.record_steps.tolist() == [0, 1, 2, 3]
     (finding,) = run.live_findings
-    assert finding.claim.startswith("Tensors could not be stored from step 0 on rank 0: [Errno 5]")
+    assert finding.claim.startswith("Tensors could not be stored from step 0 on rank 0: Input/output error.")

@@ -8,7 +8,6 @@ created before that, so that launchers, data workers and evaluation scripts leav
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import weakref
@@ -22,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture import seams
 from trueline.capture.adapters.ddp import DdpAdapter
+from trueline.capture.handed_down import place_of_restart, settings
 from trueline.capture.layout import unwrap
 from trueline.capture.names import name_of_called
 from trueline.capture.probes.dataloader import DataLoaderProbe
@@ -31,8 +31,6 @@ from trueline.schema.errors import ResumeError, TruelineError
 
 _log = logging.getLogger("trueline")
 
-RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
-
 PATIENCE = 16
 """Updates of optimizers for which calls of modules are looked at to find a further model."""
 
@@ -41,23 +39,6 @@ LOOKED_FOR = 3
 
 MAX_MODELS = 8
 """Each has files, and a connection between ranks, of its own."""
-
-
-def environment(
-    *, out: str, plan: dict[str, Any], overwrite: bool, base: dict[str, str], resume: bool = False
-) -> dict[str, str]:
-    """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on
-    PYTHONPATH.
-    """
-    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
-    path = os.pathsep.join([here, *filter(None, [base.get("PYTHONPATH")])])
-    return base | {
-        RUN: os.path.abspath(out),
-        PLAN: json.dumps(plan),
-        OVERWRITE: "1" if overwrite else "",
-        RESUME: "1" if resume else "",
-        "PYTHONPATH": path,
-    }
 
 
 def attach(watch: Callable[..., Watch]) -> None:
@@ -159,17 +140,17 @@ class Attachment:
         """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where
         it cannot hold this start as well (with fewer workers, say), another begins beside it.
         """
-        settings = _settings() | {"name": name_of_called(model)}
+        given = settings() | {"name": name_of_called(model)}
         optimizers = self._training(model)
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restarts == "0":
-            return self._start(model, optimizers, **settings)
+            return self._start(model, optimizers, **given)
         try:
-            return self._start(model, optimizers, **settings | {"resume": True, "overwrite": False})
+            return self._start(model, optimizers, **given | {"resume": True, "overwrite": False})
         except ResumeError as error:
-            beside = f"{settings['out']}.restart{restarts}"
+            beside = place_of_restart(given["out"], restarts)
             _log.warning("trueline: %s This start is watched in '%s'.", error, beside)
-            return self._start(model, optimizers, **settings | {"out": beside})
+            return self._start(model, optimizers, **given | {"out": beside})
 
     def _begin_another(self, model: nn.Module) -> Watch | None:
         """Watch ``model`` too, if all ranks come here with one of its name; else say so, as none may wait for another.
@@ -184,9 +165,9 @@ class Attachment:
                 if one.trains({id(param) for param in model.parameters()}):
                     one.looked_for = LOOKED_FOR
             return None
-        settings = _settings() | {"out": first.run_path, "overwrite": False, "name": name}
-        settings["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
-        return self._start(model, self._training(model), **settings)
+        given = settings() | {"out": first.run_path, "overwrite": False, "name": name}
+        given["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
+        return self._start(model, self._training(model), **given)
 
     def _training(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers that train ``model``, or that hold copies of what it trains."""
@@ -254,13 +235,3 @@ def _holds_copies(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
     dtypes = {param.dtype for param in trained}
     foreign = all(not isinstance(one, nn.Parameter) or one.dtype not in dtypes for one in held)
     return foreign and bool(trained) and sum(one.numel() for one in held) == sum(one.numel() for one in trained)
-
-
-def _settings() -> dict[str, Any]:
-    """What ``trueline run`` left in the environment, as arguments of ``trueline.watch``."""
-    return {
-        "out": os.environ[RUN],
-        "plan": json.loads(os.environ.get(PLAN) or "{}"),
-        "overwrite": bool(os.environ.get(OVERWRITE)),
-        "resume": bool(os.environ.get(RESUME)),
-    }

@@ -6,9 +6,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from trueline.cli.run_end import Stamps
 
 SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 
@@ -36,7 +39,7 @@ def command(
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
-    from trueline.capture.launch import environment
+    from trueline.capture.handed_down import environment
     from trueline.schema.errors import InputError
     from trueline.schema.plan import Plan
 
@@ -63,9 +66,9 @@ def command(
 def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
     """Run the command, print what was watched and what the checks find beside ``ref``, and end as the command did."""
     from trueline.cli.foreground import end_as, run_in_foreground
-    from trueline.cli.run_end import stamp, watched
+    from trueline.cli.run_end import stamps, watched
 
-    before = stamp(out)
+    before = stamps(out)
     status = run_in_foreground(program, words, environ)
     try:
         print(f"trueline: {watched(out, before=before)}", file=sys.stderr)
@@ -78,19 +81,20 @@ def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, ou
     end_as(status)
 
 
-def _judge(out: str, ref: str, *, before: object) -> None:
+def _judge(out: str, ref: str, *, before: Stamps) -> None:
     from rich.console import Console
 
     from trueline.analyze.check_run import check
     from trueline.cli.check import print_report
-    from trueline.cli.run_end import stamp
+    from trueline.cli.run_end import written
     from trueline.schema.errors import TruelineError
 
-    if stamp(out) in (None, before):
+    places = written(out, before=before)
+    if not places:
         print(f"trueline: the command left no Run at '{out}', so nothing was checked.", file=sys.stderr)
         return
     try:
-        print_report(Console(stderr=True), check(out, ref=ref))
+        print_report(Console(stderr=True), check(places[-1], ref=ref))
     except TruelineError as error:
         print(f"trueline: {error}", file=sys.stderr)
 

@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trueline.capture.handed_down import place_of_restart
+
 if TYPE_CHECKING:
     from trueline.store.reader import Run
 
-Stamp = tuple[int, int] | None
+Stamps = dict[str, tuple[int, int]]
 
 _NOTHING = (
     "NOTHING WAS WATCHED: no optimizer step seen in any process of the command, so there is no Run at '{out}'. "
     "Watching begins as a model runs that an optimizer of torch.optim trains."
 )
+_AS_BEFORE = (
+    "NOTHING WAS WATCHED: the Run at '{out}' is as it was before the command, and there is no other. Read what the "
+    "command's processes said, or pass another --out."
+)
 
 
-def stamp(out: str) -> Stamp:
-    """What tells one manifest of the Run at ``out`` from another; None without."""
-    try:
-        found = os.stat(Path(out) / "manifest.json")
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
+def stamps(out: str) -> Stamps:
+    """By place, what tells one manifest from another: of the Run at ``out``, and of those that restarts left beside."""
+    found: Stamps = {}
+    for place in (out, *sorted(glob.glob(place_of_restart(glob.escape(out), "*")))):
+        try:
+            manifest = os.stat(Path(place) / "manifest.json")
+        except OSError:
+            continue
+        found[place] = (manifest.st_mtime_ns, manifest.st_ino)
+    return found
 
 
-def watched(out: str, *, before: Stamp) -> str:
+def written(out: str, *, before: Stamps) -> list[str]:
+    """The Runs that the command wrote: ``out``, and what restarts left beside it; ``before`` is what was there."""
+    return [place for place, now in stamps(out).items() if before.get(place) != now]
+
+
+def watched(out: str, *, before: Stamps) -> str:
     """What the command left at ``out``, in one line, and the next command; ``before`` is what was there already."""
+    places = written(out, before=before)
+    if places:
+        return " ".join(_run(place) for place in places)
+    if out in before:
+        return _AS_BEFORE.format(out=out)
+    if (Path(out) / "env").is_dir():
+        return f"the ranks of this machine wrote to '{out}'; the manifest of the Run is where rank 0 wrote."
+    return _NOTHING.format(out=out)
+
+
+def _run(place: str) -> str:
     from trueline.schema.errors import TruelineError
     from trueline.store.reader import Run
 
-    now = stamp(out)
-    if now is None and (Path(out) / "env").is_dir():
-        return f"the ranks of this machine wrote to '{out}'; the manifest of the Run is where rank 0 wrote."
-    if now in (None, before):
-        return _NOTHING.format(out=out)
     try:
-        run = Run(out)
+        run = Run(place)
         models = [run, *(Run(path) for path in run.models.values())]
         told = [_model(each) for each in models]
     except TruelineError as error:
         return str(error)
-    next_ = f"Run: {out}. Next: trueline check {shlex.quote(out)}"
+    next_ = f"Run: {place}. Next: trueline check {shlex.quote(place)}"
     if not any(len(each.steps) for each in models):
         return f"NO OPTIMIZER STEP SEEN, so the Run is empty: {'; '.join(told)}. {next_}"
     return f"watched {'; '.join(told)}. {next_}"

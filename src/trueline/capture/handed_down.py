@@ -1,0 +1,41 @@
+"""What ``trueline run`` hands down to the processes of the command, in their environment. Free of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
+
+
+def environment(
+    *, out: str, plan: dict[str, Any], overwrite: bool, base: dict[str, str], resume: bool = False
+) -> dict[str, str]:
+    """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on
+    PYTHONPATH.
+    """
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
+    path = os.pathsep.join([here, *filter(None, [base.get("PYTHONPATH")])])
+    return base | {
+        RUN: os.path.abspath(out),
+        PLAN: json.dumps(plan),
+        OVERWRITE: "1" if overwrite else "",
+        RESUME: "1" if resume else "",
+        "PYTHONPATH": path,
+    }
+
+
+def settings() -> dict[str, Any]:
+    """What was handed down to this process, as arguments of ``trueline.watch``."""
+    return {
+        "out": os.environ[RUN],
+        "plan": json.loads(os.environ.get(PLAN) or "{}"),
+        "overwrite": bool(os.environ.get(OVERWRITE)),
+        "resume": bool(os.environ.get(RESUME)),
+    }
+
+
+def place_of_restart(out: str, restart: str) -> str:
+    """Where start number ``restart`` of the job goes that the Run at ``out`` cannot hold."""
+    return f"{out}.restart{restart}"
