@@ -66,11 +66,14 @@ def test_batches_that_are_sorted_alike_are_no_copies(workers):
     assert dispersion_low.judge(series, PROMISE) == []
 
 
-def test_evidence_starts_where_the_batches_become_the_same():
-    same, other = same_batches(4, 8), independent(4, 8)
-    series = series_from(lambda rng, step: (same if step >= 80 else other)(rng, step), 130)
+@pytest.mark.parametrize("since", [25, 40, 80])
+@pytest.mark.parametrize(("workers", "noise", "shuffled"), [(4, 0.3, False), (2, 1.0, False), (4, 0.3, True)])
+def test_copies_are_dated_from_where_the_batches_become_the_same(workers, noise, shuffled, since):
+    same, other = same_batches(workers, 8, noise=noise, shuffled=shuffled), independent(workers, 8)
+    series = series_from(lambda rng, step: (same if step >= since else other)(rng, step), since + 60)
     (finding,) = dispersion_low.judge(series, PROMISE)
-    assert 78 <= finding.step_first <= 82
+    low, high = finding.evidence["onset_interval"]
+    assert low <= since <= high <= low + 15
 
 
 @pytest.mark.parametrize("workers", [4, 8, 16])
@@ -133,10 +136,14 @@ def test_a_pair_is_found_in_any_one_column(column):
     assert finding.ranks == (2, 3)
 
 
-def test_the_evidence_of_a_pair_starts_where_it_does():
-    series = _copied(series_from(independent(5, 8), 140, with_parts=False), 0, 4, since=90)
+@pytest.mark.parametrize("since", [25, 40, 80])
+@pytest.mark.parametrize("workers", [3, 5])
+def test_a_pair_is_dated_from_where_it_is_close(workers, since):
+    series = _copied(series_from(independent(workers, 8), since + 60, with_parts=False), 0, workers - 1, since=since)
     (finding,) = dispersion_low.judge(series, PROMISE)
-    assert 86 <= finding.step_first <= 94
+    low, high = finding.evidence["onset_interval"]
+    assert low <= since <= high <= low + 4
+    assert f"since step {finding.step_first}" in finding.claim
 
 
 def test_three_copies_are_one_finding_and_two_pairs_are_two():

@@ -63,6 +63,17 @@ def test_an_eighth_of_the_tokens_on_one_rank_is_found_within_forty_steps(workers
     assert finding.claim.startswith(f"A token on rank {workers - 1} counts ")
 
 
+@pytest.mark.parametrize("since", [25, 40, 80])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_lasting_imbalance_is_dated_from_where_it_begins(workers, since):
+    tokens = _counts(since + 60, workers, sigma=0.5)
+    tokens[since:, -1] /= 8
+    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), PROMISE)
+    low, high = finding.evidence["onset_interval"]
+    assert low <= since <= high <= low + 4
+    assert f"since step {finding.step_first}" in finding.claim
+
+
 @pytest.mark.parametrize(("workers", "within"), [(2, 60), (4, 25), (8, 15), (32, 12)])
 def test_wild_counts_are_found_and_the_noise_measured(workers, within):
     tokens = _counts(within, workers, sigma=1.5)

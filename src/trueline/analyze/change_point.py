@@ -8,7 +8,7 @@ log is, at the true k, below x with the probability (1 - exp(-x/2))^2 (Yao, Ann.
 small against the noise; larger ones make it conservative, Siegmund, Int. Stat. Rev. 56, 1988).
 ``benchmarks/judgement``, onsets, counts how often it holds the truth.
 
-T steps.
+Letters: T steps, R that say something, M workers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.effects import NORMAL_MAD
+from trueline.analyze.alarms import Alarm
+from trueline.analyze.effects import NORMAL_MAD, mean_gap
 from trueline.analyze.exchangeability import Floats
+from trueline.analyze.memory import Memory
 
 _LEVEL = -2 * math.log(1 - math.sqrt(0.95))
 """Twice the log of the likelihood ratio that holds the true step with 95 %: 7.35."""
@@ -55,6 +57,22 @@ def onset_of(values_T: Floats, *, latest: int, memory_ratio: float = 1.0) -> Ons
     ratio_K = (gain_K[best] - gain_K) / (max(spread2, 1e-300) * memory_ratio)
     held = np.flatnonzero(ratio_K <= _LEVEL)
     return Onset(best, int(held[0]), int(held[-1]))
+
+
+def alarm_onset(values_R: Floats, alarm: Alarm, memory: Memory) -> Onset:
+    """The onset in the rows that ``alarm`` counts, of values [R] that are around 0 before it: of those up to where the
+    evidence is highest, at the alarm or before. NaN where not measured.
+    """
+    rows = np.flatnonzero(np.isfinite(values_R[: alarm.last + 1]))
+    latest = int(np.searchsorted(rows, alarm.crossed))
+    onset = onset_of(values_R[rows], latest=latest, memory_ratio=memory.ratio)
+    return Onset(*(int(rows[index]) for index in (onset.at, onset.low, onset.high)))
+
+
+def worker_onset(values_RM: Floats, place: int, alarm: Alarm, memory: Memory) -> Onset:
+    """The onset, in rows, of the difference of the worker at ``place`` from the mean of the others."""
+    others = tuple(n for n in range(values_RM.shape[1]) if n != place)
+    return alarm_onset(mean_gap(values_RM, (place,), others), alarm, memory)
 
 
 def _gains(values_T: Floats, latest: int) -> tuple[Floats, float]:

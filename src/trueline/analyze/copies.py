@@ -24,6 +24,7 @@ from trueline.analyze.alike import (
     parts_of,
     whole_alarm,
 )
+from trueline.analyze.change_point import alarm_onset
 from trueline.analyze.exchangeability import Floats, Ints
 from trueline.analyze.kept import kept
 from trueline.analyze.memory import Memory
@@ -57,6 +58,7 @@ PAIR_STATISTICS = ("losses", "gradient norms", "directions", "losses, norms and 
 class Copies:
     """Workers [ranks] that are too close, how close and since when; steps are optimizer steps.
 
+    ``first`` is a change point, ``since`` the lowest and highest step that it may be (95 %).
     ``unless`` are the other ranks, where there are too few of them to say that it is not these that are off.
     """
 
@@ -69,6 +71,7 @@ class Copies:
     alarm: Alarm
     rate: float
     interval: tuple[float, float] | None = None
+    since: tuple[int, int] = (0, 0)
     unless: tuple[int, ...] = ()
 
 
@@ -112,7 +115,13 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
                 _fisher(correlation, number),
             )
         )
-    return _connected(found)
+
+    def apart(close: Copies) -> tuple[Ints, Floats]:
+        places = [members.index(series.ranks.index(rank)) for rank in close.ranks]
+        own = {t: [arrays[place] for place in places] for t, arrays in bare.items()}
+        return rows, parts.log_odds(parts.by_place(own), rows.tolist(), series.steps)
+
+    return [_dated(close, series, memory, *apart(close)) for close in _connected(found)]
 
 
 def _places_alarm(
@@ -137,8 +146,9 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
     threshold = promise.log_threshold("pairs", among=among)
     every = pairs.pairs_of(len(members))
     found: list[Copies] = []
-    for statistic, rows, values_RMC in pair_columns(series, members):
-        memory = memory_among(series, "loss", members)  # of three workers or more, that of all they show
+    memory = memory_among(series, "loss", members)  # of three workers or more, that of all they show
+    columns = pair_columns(series, members)
+    for statistic, rows, values_RMC in columns:
         above = _above(pairs.heights(values_RMC, memory_ratio=memory.ratio), threshold)
         off = _far_off(series, promise, members, rows, statistic) if above else {}
         for p, alarm in _pair_alarms(values_RMC, above, off, threshold, memory):
@@ -150,7 +160,13 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
                 close = _copies((series, rows, promise), ranks, statistic, measured, alarm, ("pairs", among), None)
                 third = tuple(series.ranks[n] for n in members if series.ranks[n] not in ranks)
                 found.append(replace(close, unless=third) if len(third) == 1 and measured > 0 else close)
-    return _connected(found)
+
+    def apart(close: Copies) -> tuple[Ints, Floats]:
+        rows, values_RMC = next(found[1:] for found in columns if found[0] == close.statistic)
+        own = [p for p, pair in enumerate(every) if {series.ranks[members[m]] for m in pair} <= set(close.ranks)]
+        return rows, pairs.nearness(values_RMC, own)
+
+    return [_dated(close, series, memory, *apart(close)) for close in _connected(found)]
 
 
 def _above(heights_P: Floats, threshold: float) -> list[int]:
@@ -236,7 +252,7 @@ def whole_batches(
     spread = parts.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())
     if spread is None:
         return None
-    return _copies(
+    close = _copies(
         (series, rows, promise),
         tuple(series.ranks[n] for n in members),
         WHOLE,
@@ -245,6 +261,8 @@ def whole_batches(
         ("parts", num_part_detectors(series)),
         (spread.low, spread.high),
     )
+    memory = memory_among(series, "loss", members)
+    return _dated(close, series, memory, rows, parts.log_odds(dealt, rows.tolist(), series.steps))
 
 
 def num_pair_detectors(series: WorkerSeries) -> int:
@@ -307,3 +325,13 @@ def _copies(
     first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
     rate = promise.false_alarm_rate(share[0], alarm.log_height, among=share[1], num_steps=len(series.steps))
     return Copies(ranks, statistic, measured, first, crossed, last, alarm, rate, interval)
+
+
+def _dated(close: Copies, series: WorkerSeries, memory: Memory, rows: Ints, apart_R: Floats) -> Copies:
+    """The same with the step at which ``apart_R`` changed: how far apart they are, 0 in the mean if they are no copies.
+
+    Bets win by chance before the change, too, so where they began to win does not date it.
+    """
+    onset = alarm_onset(apart_R, close.alarm, memory)
+    first, low, high = (int(series.steps[rows[index]]) for index in (onset.at, onset.low, onset.high))
+    return replace(close, first=first, since=(low, high))

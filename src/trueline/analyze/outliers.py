@@ -31,8 +31,8 @@ import numpy as np
 
 from trueline.analyze.alarms import Alarm, alarm_of
 from trueline.analyze.alike import Remembered, memory_among
-from trueline.analyze.change_point import onset_of
-from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, mean_gap, t_two_sided
+from trueline.analyze.change_point import worker_onset
+from trueline.analyze.effects import NORMAL_MAD, Estimate, mean_difference, t_two_sided
 from trueline.analyze.evidence import Floats, Ints, counted
 from trueline.analyze.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.analyze.kept import kept
@@ -269,7 +269,8 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
     alarm = _alarm(each, z[:, detector], place, detector)
     if alarm is None:
         return None
-    first, low, high = each.rows[_onset(values[:, detector], place, alarm, each.memories[detector])].tolist()
+    onset = worker_onset(values[:, detector], place, alarm, each.memories[detector])
+    first, low, high = each.rows[[onset.at, onset.low, onset.high]].tolist()
     return Outlier(
         quantity=quantity,
         workers=(each.members[place],),
@@ -302,16 +303,6 @@ def _alarm(each: _Field, z_RM: Floats, place: int, detector: int) -> Alarm | Non
     ]
     log_e_RB = np.concatenate(log_e) if log_e else np.zeros((0, len(BETS)))
     return alarm_of(log_e_RB, threshold=float(each.thresholds[detector]))
-
-
-def _onset(values_RM: Floats, place: int, alarm: Alarm, memory: Memory) -> list[int]:
-    """The rows at which the worker began to differ from the mean of the others, and the lowest and highest that may be
-    it: by a change point of the difference up to where the evidence is highest.
-    """
-    difference_R = mean_gap(values_RM, (place,), tuple(n for n in range(values_RM.shape[1]) if n != place))
-    rows = np.flatnonzero(np.isfinite(difference_R[: alarm.last + 1]))
-    onset = onset_of(difference_R[rows], latest=int(np.searchsorted(rows, alarm.crossed)), memory_ratio=memory.ratio)
-    return [int(rows[index]) for index in (onset.at, onset.low, onset.high)]
 
 
 def _clusters(named: Sequence[Outlier]) -> list[list[Outlier]]:

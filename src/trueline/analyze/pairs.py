@@ -31,6 +31,9 @@ by noise of s spreads is about s; exactly equal values win any of them."""
 _BLOCK_CELLS = 1 << 20
 """Steps times pairs that are held at a time."""
 
+_NEAREST = 1e-6
+"""What a distance counts as, at least, where its logarithm is taken."""
+
 _HIGHEST = 1e200
 """Where a detector stops, before it overflows."""
 
@@ -67,6 +70,13 @@ def distances(values_TNC: Floats) -> Floats:
         count += measured_TP
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(count == count.max(axis=1, keepdims=True, initial=1), np.sqrt(total / count), np.nan)
+
+
+def nearness(values_TNC: Floats, chosen: Sequence[int]) -> Floats:
+    """[T] mean log distance of the pairs ``chosen`` (positions in ``pairs_of``), less that of all pairs of the step: 0
+    in the mean if workers are exchangeable. NaN where one of them was not measured.
+    """
+    return np.concatenate([_nearness(distances(block), chosen) for block in _blocks(values_TNC)])
 
 
 def log_e_values(distances_TP: Floats) -> Floats:
@@ -161,6 +171,13 @@ def _steady_median(gap_T: Floats, *, lasting: bool) -> float:
     if not len(gap):
         return math.nan
     return float(np.median(np.abs(gap if lasting else gap - np.median(gap))))
+
+
+def _nearness(distances_TP: Floats, chosen: Sequence[int]) -> Floats:
+    log_TP = np.log(np.maximum(distances_TP, _NEAREST))
+    count_T = np.count_nonzero(np.isfinite(log_TP), axis=1)
+    mean_T = np.nansum(log_TP, axis=1) / np.maximum(count_T, 1)
+    return np.asarray(log_TP[:, list(chosen)].mean(axis=1) - mean_T, dtype=np.float64)
 
 
 def _typical(gap_TP: Floats) -> Floats:

@@ -56,6 +56,9 @@ _EXHAUSTIVE = 1000
 _MAX_CELLS = 1 << 17
 """Parts times re-deals of a step, so that 64 workers of 64 parts still take milliseconds; 31 re-deals at least."""
 
+_LEAST_SHARE = 1e-9
+"""What a share of the squares counts as, at least, and at most less than 1, where its logarithm is taken."""
+
 _SEED = 0x7472_7565
 """Any number; the step is the other half of the key, so that each step has re-deals of its own."""
 
@@ -90,6 +93,21 @@ def log_e_values(
         observed, others = _between_shares(values, sizes, step=int(steps_T[t]))
         out[t] = _log_e(observed, others, len(values), np.asarray(bets), allowance)
     return out
+
+
+def log_odds(parts: Parts, indices: Iterable[int], steps_T: Ints) -> Floats:
+    """[R] log odds of the share of a step's squares that is between workers, less their mean over the re-deals of the
+    same parts: 0 in the mean if parts are exchangeable, below where workers are too close and above where too far
+    apart. NaN at those of the steps ``indices`` that say nothing.
+    """
+    out: list[float] = []
+    for t in indices:
+        pool = _pool(parts[t]) if t in parts else None
+        observed, others = _between_shares(*pool, step=int(steps_T[t])) if pool else (math.nan, np.full(1, math.nan))
+        shares = np.clip(np.concatenate([[observed], others]), _LEAST_SHARE, 1 - _LEAST_SHARE)
+        odds = np.log(shares / (1 - shares))
+        out.append(float(odds[0] - odds[1:].mean()))
+    return np.array(out)
 
 
 def spread_ratio(parts: Parts, indices: Iterable[int]) -> SpreadRatio | None:

@@ -68,7 +68,7 @@ from trueline.analyze.alike import (
     parts_of,
     whole_alarm,
 )
-from trueline.analyze.change_point import onset_of
+from trueline.analyze.change_point import alarm_onset
 from trueline.analyze.evidence import Floats, Ints, capitalized, counted, ranks_text, since_text, sites_of
 from trueline.analyze.exchangeability import scores
 from trueline.analyze.memory import Memory
@@ -192,8 +192,8 @@ def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, memory: Memory) ->
     """
     residual_RM = values_RM - np.nanmean(values_RM, axis=1, keepdims=True)
     pattern_M = np.nanmean(residual_RM[excess.alarm.first : excess.alarm.last + 1], axis=0)
-    along_R = np.nansum(residual_RM * np.nan_to_num(pattern_M), axis=1)[: excess.alarm.last + 1]
-    onset = onset_of(along_R, latest=excess.alarm.crossed, memory_ratio=memory.ratio)
+    along_R = np.nansum(residual_RM * np.nan_to_num(pattern_M), axis=1)
+    onset = alarm_onset(along_R, excess.alarm, memory)
     first, low, high = (int(steps_R[row]) for row in (onset.at, onset.low, onset.high))
     return replace(excess, first=first, since=(low, high))
 
@@ -267,12 +267,12 @@ def _finding(series: WorkerSeries, promise: Promise, members: tuple[int, ...], e
 
 def _claim(ranks: tuple[int, ...], excess: _Excess) -> str:
     by = f"{excess.ratio:.2f} times (95 %: {excess.low:.2f}-{excess.high:.2f}) as far apart as {excess.explained}"
+    since = since_text(excess.first, excess.since or (excess.first, excess.first))
     if excess.statistic.startswith("lasting"):
         what = excess.statistic.removeprefix("lasting differences of ")
-        since = since_text(excess.first, excess.since or (excess.first, excess.first))
         return f"The {what} of {ranks_text(ranks)} differ lastingly {since}: they are {by}."
     return (
-        f"{capitalized(ranks_text(ranks))} read batches that are alike within themselves since step {excess.first}: "
+        f"{capitalized(ranks_text(ranks))} read batches that are alike within themselves {since}: "
         f"their mean losses are {by}, in no lasting order."
     )
 

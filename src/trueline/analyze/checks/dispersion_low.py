@@ -43,6 +43,10 @@ Bitwise equal losses: three steps or more, with losses that change and are not r
 recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
 averaged before it was recorded, and checks of the losses are blind.
 
+Since when: the least-squares change point of how far apart they are, with the steps that it may be (95 %). That is the
+log odds of the share of the spread that is between them, less the mean of its re-deals, or the mean log distance of
+their pairs, less that of all pairs: around 0 before they are copies (`analyze/change_point.py`).
+
 Where digests of the samples show the same, `duplicate-data` reports it, and this check does not repeat it.
 
 What it may miss
@@ -80,7 +84,7 @@ from trueline.analyze.copies import (
     pair_columns,
 )
 from trueline.analyze.duplicates import told_by_digests
-from trueline.analyze.evidence import Bools, Floats, capitalized, counted, ranks_text, sites_of
+from trueline.analyze.evidence import Bools, Floats, capitalized, counted, ranks_text, since_text, sites_of
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -203,6 +207,7 @@ def _finding(series: WorkerSeries, close: Copies) -> Finding:
             "log_height": close.alarm.log_height,
             "threshold": close.alarm.threshold,
             "crossed_step": close.crossed,
+            "onset_interval": list(close.since),
             "undecided": bool(close.unless),
         },
         next=_advice(series, close),
@@ -228,25 +233,25 @@ def _advice(series: WorkerSeries, close: Copies) -> tuple[str, ...]:
 
 def _words(close: Copies) -> tuple[str, float, str]:
     """The claim, what is expected, and the unit of both."""
-    ranks, first = ranks_text(close.ranks), close.first
+    ranks, since = ranks_text(close.ranks), since_text(close.first, close.since)
     low, high = close.interval or (math.nan, math.nan)
     interval = f"(95 %: {low:.2f}-{high:.2f})"
     if close.statistic == PLACES:
         claim = (
-            f"{capitalized(ranks)} have high and low losses at the same places of their batches since step {first}: "
+            f"{capitalized(ranks)} have high and low losses at the same places of their batches {since}: "
             f"correlation {close.measured:.2f} {interval}."
         )
         return claim, 0.0, "correlation of losses at equal places of the batches"
     if close.statistic == WHOLE:
         claim = (
             f"The losses of {ranks} are {close.measured:.2f} times {interval} as far apart as different samples would "
-            f"be, since step {first}."
+            f"be, {since}."
         )
         return claim, 1.0, "standard deviations between workers, in those that the spread within workers explains"
     times = f"{close.measured:.2f} times as far from each other as from other ranks"
     if close.measured == 0:
         times = "equal, while other ranks differ,"
-    claim = f"{capitalized(ranks)} are {times} since step {first} ({close.statistic})"
+    claim = f"{capitalized(ranks)} are {times} {since} ({close.statistic})"
     if close.unless:
         claim += f"; three workers alone cannot say whether these are copies or {ranks_text(close.unless)} is off"
     claim += "."

@@ -38,6 +38,9 @@ and the loss follows with slopes of 0 or 1 (`analyze/weighting.py`). A slope cou
 0.001, is on one side of the middle. If neither says so, or they contradict each other, or the reduction is code that
 may weight by itself, the answer is that it cannot tell.
 
+*Since when?* Lasting imbalance: the least-squares change point of the rank's log count less the mean of the others',
+with the steps that it may be (95 %; `analyze/change_point.py`). Wild counts: where the bets begin to win.
+
 What it may miss
 ----------------
 Imbalance between micro-batches of one worker. Counts that were not seen: they come from the labels, else the attention
@@ -60,7 +63,8 @@ import numpy as np
 
 from trueline.analyze.alarms import Alarm, alarm_of, steps_needed
 from trueline.analyze.alike import alike_groups, compared_among, memory_among
-from trueline.analyze.evidence import Floats, Ints, envs_of, ranks_text, sites_of
+from trueline.analyze.change_point import Onset, worker_onset
+from trueline.analyze.evidence import Floats, Ints, envs_of, ranks_text, since_text, sites_of
 from trueline.analyze.exchangeability import log_e_values, scores
 from trueline.analyze.promise import Promise, promise_of
 from trueline.analyze.series import WorkerSeries, series_of
@@ -86,13 +90,16 @@ NOISE_BETS: tuple[float, ...] = (0.05, 0.2, 0.6)
 
 @dataclass(frozen=True)
 class _Imbalance:
-    """Shares of the tokens [M] and noise factors [R] of ``members`` over the evidence; steps are optimizer steps."""
+    """Shares of the tokens [M] and noise factors [R] of ``members`` over the evidence; steps are optimizer steps.
+    ``since`` is the lowest and highest that the first may be (95 %), where a change point dates it.
+    """
 
     members: tuple[int, ...]
     lasting: bool
     shares: Floats
     factors: Floats
     steps: Ints
+    since: tuple[int, int]
     crossed: int
     alarm: Alarm
     among: int
@@ -200,9 +207,14 @@ def _lasting(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -
         return None
     among = _num_lasting(series)
     threshold = promise.log_threshold("tokens", among=among)
-    log_e_RMB = log_e_values(scores(values_RM), memory_N=memory_among(series, "tokens", members).ratio)
+    memory = memory_among(series, "tokens", members)
+    log_e_RMB = log_e_values(scores(values_RM), memory_N=memory.ratio)
     alarms = [alarm_of(log_e_RMB[:, m], threshold=threshold) for m in range(len(members))]
-    found = [_imbalance(series, members, rows, alarm, among, lasting=True) for alarm in alarms if alarm is not None]
+    found = [
+        _imbalance(series, members, (rows, alarm, among), worker_onset(values_RM, m, alarm, memory))
+        for m, alarm in enumerate(alarms)
+        if alarm is not None
+    ]
     large = [each for each in found if each.large]
     return max(large, key=lambda each: each.alarm.log_height) if large else None
 
@@ -216,15 +228,21 @@ def _wild(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _
     alarm = alarm_of(log_e_RB, threshold=promise.log_threshold("tokens", among=among))
     if alarm is None:
         return None
-    imbalance = _imbalance(series, members, rows, alarm, among, lasting=False)
+    imbalance = _imbalance(series, members, (rows, alarm, among), None)
     return imbalance if imbalance.large else None
 
 
 def _imbalance(
-    series: WorkerSeries, members: tuple[int, ...], rows: Ints, alarm: Alarm, among: int, *, lasting: bool
+    series: WorkerSeries, members: tuple[int, ...], evidence: tuple[Ints, Alarm, int], onset: Onset | None
 ) -> _Imbalance:
+    """Of lasting imbalance, which has an ``onset``, or of wild counts. Of these no level is known that they were around
+    before, only one that they were below: they are dated by where the bets begin to win.
+    """
+    (rows, alarm, among), lasting = evidence, onset is not None
+    onset = onset or Onset(alarm.first, alarm.first, alarm.first)
+    first, low, high = (int(rows[index]) for index in (onset.at, onset.low, onset.high))
     counts_TM = _counts(series, members)
-    window = slice(int(rows[alarm.first]), int(rows[alarm.last]) + 1)
+    window = slice(first, int(rows[alarm.last]) + 1)
     whole_RM = counts_TM[window][np.isfinite(counts_TM[window]).all(axis=1)]
     shares_RM = whole_RM / whole_RM.sum(axis=1, keepdims=True)
     factors = noise_factors(counts_TM[window])
@@ -234,6 +252,7 @@ def _imbalance(
         shares=shares_RM.mean(axis=0) if len(shares_RM) else np.full(len(members), 1 / len(members)),
         factors=factors[np.isfinite(factors)],
         steps=series.steps[window],
+        since=(int(series.steps[low]), int(series.steps[high])),
         crossed=int(series.steps[rows[alarm.crossed]]),
         alarm=alarm,
         among=among,
@@ -286,9 +305,9 @@ def _claim(ranks: Sequence[int], imbalance: _Imbalance, worst: int, noun: str) -
     first = int(imbalance.steps[0])
     if imbalance.lasting:
         return (
-            f"A {noun} on rank {ranks[worst]} counts {imbalance.weights[worst]:.2g} times what it should since step "
-            f"{first}: workers are averaged with equal weight, and rank {ranks[worst]} has "
-            f"{imbalance.shares[worst]:.1%} of the {noun}s."
+            f"A {noun} on rank {ranks[worst]} counts {imbalance.weights[worst]:.2g} times what it should "
+            f"{since_text(first, imbalance.since)}: workers are averaged with equal weight, and rank {ranks[worst]} "
+            f"has {imbalance.shares[worst]:.1%} of the {noun}s."
         )
     return (
         f"The {noun} counts of {ranks_text(ranks)} are so unequal since step {first} that averaging them with equal "
@@ -315,6 +334,7 @@ def _evidence(ranks: Sequence[int], imbalance: _Imbalance, weighting: Weighting)
         "log_height": imbalance.alarm.log_height,
         "threshold": imbalance.alarm.threshold,
         "crossed_step": imbalance.crossed,
+        **({"onset_interval": list(imbalance.since)} if imbalance.lasting else {}),
         "compared": list(ranks),
     }
 
