@@ -98,6 +98,17 @@ def test_a_jump_where_the_schedule_asks_for_one_is_silent(tmp_path, change):
     assert loss_spike.check(write_run(tmp_path, rows(losses(at=120, length=40), **change))) == []
 
 
+def test_single_steps_of_two_batches_leave_the_past_as_it_was(tmp_path):
+    """A gradient scaler leaves out an update now and then: the next step is of two batches, and its loss is twice."""
+    loss_T = losses(at=120)
+    loss_T[5::20] *= 2
+    two = {"num_micro": lambda step: 1 + (step % 20 == 5)}
+    (finding,) = loss_spike.check(write_run(tmp_path / "spike", rows(loss_T, **two)))
+    assert (finding.step_first, finding.step_last) == (120, 120)
+    loss_T[120] /= 4
+    assert loss_spike.check(write_run(tmp_path / "healthy", rows(loss_T, **two))) == []
+
+
 def test_a_learning_rate_that_falls_or_rises_slowly_is_no_excuse(tmp_path):
     lr = lambda step: [1e-3 * 1.1 ** min(step, 50) * (0.1 if step >= 100 else 1)]  # noqa: E731
     assert len(loss_spike.check(write_run(tmp_path, rows(losses(at=120), lr=lr)))) == 1
@@ -121,7 +132,7 @@ def test_too_few_steps_and_no_positive_loss_cannot_tell():
         CannotTell, match=r"it takes 48 steps before one can be held against them, and this Run has 48$"
     ):
         judge(series(losses(num_steps=48)))
-    with pytest.raises(CannotTell, match="last jumped at step 30"):
+    with pytest.raises(CannotTell, match="last changed at step 30"):
         judge(replace(series(losses(num_steps=60)), starts=(30,)))
     with pytest.raises(CannotTell, match="a loss above zero"):
         judge(series(-losses()))

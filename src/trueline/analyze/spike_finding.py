@@ -25,7 +25,11 @@ def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
     if not measured:
         raise CannotTell(f"it needs {what}, and no step of this Run has one of all workers")
     last = max(series.starts, default=0)
-    anew = f"; the learning rate or the micro-batches last jumped at step {int(series.steps[last])}" if last else ""
+    anew = (
+        f"; the learning rate or the number of micro-batches last changed at step {int(series.steps[last])}"
+        if last
+        else ""
+    )
     raise CannotTell(
         f"it takes {STEPS_BEFORE} steps before one can be held against them, and this Run has {measured}{anew}",
         reason="too-few-steps",

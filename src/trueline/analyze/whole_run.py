@@ -21,6 +21,9 @@ RISE = 1.25
 FEW_TOKENS = 0.5
 """A step with less than this fraction of the median number of tokens (the last batch of an epoch) is not judged."""
 
+MICRO_STEPS = 17
+"""Steps around one of which most say what the usual number of micro-batches is; a step with another is not judged."""
+
 SHARES = {"loss": 0.5, "norm": 0.25, "groups": 0.25}
 """Fraction of the promise of spikes that each kind of series may use up. Spikes keep a promise of their own, as large
 as that of the checks that compare workers (``analyze.promise``): ``Plan.false_alarms`` expected in 10,000 steps."""
@@ -35,8 +38,8 @@ class WholeRun:
     """The workers' mean loss, and the norms of their mean gradient, at T steps.
 
     ``starts`` are indices of steps where a healthy run may jump: the learning rate rises at once, or the number of
-    micro-batches changes. ``of_mean`` says that norms are of the mean gradient; otherwise they are the root mean square
-    of the workers' own.
+    micro-batches changes for longer than some steps. ``of_mean`` says that norms are of the mean gradient; otherwise
+    they are the root mean square of the workers' own.
     """
 
     steps: Ints
@@ -63,7 +66,9 @@ def whole_run(run: Run) -> WholeRun:
     groups = _group_names(run, ranks)
     norm_T, of_mean = _norm(run, ranks)
     group_TG = _groups(run, ranks, "group_reduced_norms" if of_mean else "group_grad_norms", len(groups))
-    judged_T = _full_steps(run, ranks)
+    micro_T = _micros(run, ranks)
+    usual_T = _usual(micro_T)
+    judged_T = _full_steps(run, ranks) & ((micro_T == usual_T) | (micro_T == 0))
     return WholeRun(
         steps=run.steps.astype(np.int64),
         ranks=tuple(ranks),
@@ -71,7 +76,7 @@ def whole_run(run: Run) -> WholeRun:
         norm=np.where(judged_T, norm_T, np.nan),
         group_names=groups,
         group_norm=np.where(judged_T[:, None], group_TG, np.nan),
-        starts=_starts(run, ranks),
+        starts=_starts(run, ranks, usual_T),
         of_mean=of_mean,
     )
 
@@ -179,12 +184,30 @@ def _full_steps(run: Run, ranks: list[int]) -> Bools:
     return ~known | (tokens_T >= FEW_TOKENS * float(np.median(tokens_T[known])))
 
 
-def _starts(run: Run, ranks: list[int]) -> tuple[int, ...]:
-    """Indices of steps with a learning rate well above, or another number of micro-batches than, the step before."""
-    jumps_T = np.zeros(len(run.steps), dtype=np.bool_)
+def _micros(run: Run, ranks: list[int]) -> Floats:
+    """[T] micro-batches of a worker, the mean over those that say; 0 where none does."""
     micro_TN = numbers(run, "num_micro", ranks)[0]
-    both = np.isfinite(micro_TN[1:]) & np.isfinite(micro_TN[:-1])
-    jumps_T[1:] |= (both & (micro_TN[1:] != micro_TN[:-1])).any(axis=1)
+    known_TN = np.isfinite(micro_TN)
+    return np.where(known_TN, micro_TN, 0.0).sum(axis=1) / np.maximum(known_TN.sum(axis=1), 1)
+
+
+def _usual(micro_T: Floats) -> Floats:
+    """[T] the median over ``MICRO_STEPS`` steps around each.
+
+    A step with another number is one of its own kind: the last window of an epoch is short, and an update that a
+    gradient scaler leaves out makes one step of two batches.
+    """
+    half = MICRO_STEPS // 2
+    padded = np.pad(micro_T, half, mode="edge") if len(micro_T) else np.zeros(2 * half)
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
+
+
+def _starts(run: Run, ranks: list[int], usual_T: Floats) -> tuple[int, ...]:
+    """Indices of steps with a learning rate well above that of the step before, or from which on the number of
+    micro-batches is another.
+    """
+    jumps_T = np.zeros(len(run.steps), dtype=np.bool_)
+    jumps_T[1:] |= usual_T[1:] != usual_T[:-1]
     for rates_TG in _rates(run, ranks):
         jumps_T[1:] |= (rates_TG[1:] > RISE * rates_TG[:-1]).any(axis=1)
     return tuple(np.flatnonzero(jumps_T).tolist())

@@ -25,8 +25,9 @@ Jumps of several series at one time are one: the groups that jumped are named, o
 added. Within them, those parameters are named that hold most of what was added to the workers' own gradients.
 
 The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
-changes. A norm that does not reach two and a half times its level is no spike, so that a gradient scaler that doubles
-its scale is none. Norms that are not finite are left to `worker-nonfinite` and `overflow-origin`.
+changes for good; single steps with another number are not judged. A norm that does not reach two and a half times its
+level is no spike, so that a gradient scaler that doubles its scale is none. Norms that are not finite are left to
+`worker-nonfinite` and `overflow-origin`.
 
 What it may miss
 ----------------

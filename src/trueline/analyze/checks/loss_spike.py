@@ -23,8 +23,10 @@ theirs alone, beside that of the checks which compare workers. Steps of a run ar
 `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
 The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
-changes: what follows is asked for. Steps with less than half of the usual number of tokens are not judged, nor is a
-rise of less than a quarter of the loss called a spike, however quiet the run.
+changes for good: what follows is asked for. Not judged are steps with less than half of the usual number of tokens, and
+single ones with another number of micro-batches (the short window at the end of an epoch; the two batches of a step
+whose first update a gradient scaler left out). Nor is a rise of less than a quarter of the loss called a spike, however
+quiet the run.
 
 What it may miss
 ----------------
