@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueline.capture.contributions import Kept
 from trueline.capture.probes.parts import CHUNK, PartProbe
 
 BATCH, LENGTH, WIDTH = 4, 128, 512
@@ -53,7 +54,7 @@ def both(words: int, *, rounds: int) -> tuple[float, float]:
         middle = time.perf_counter()
         probe.begin(active=True)
         probe.see(output, (), {"labels": ids})
-        assert "part_losses" in probe.columns(probe.result(), []), "the losses did not agree"
+        assert "part_losses" in probe.columns(probe.result(Kept()), []), "the losses did not agree"
         after = time.perf_counter()
         output["loss"].backward()
         end = time.perf_counter()

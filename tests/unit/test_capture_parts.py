@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import trueline
+from trueline.capture.contributions import Kept
 from trueline.capture.probes import parts
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.parts import STEPS_AT_START, PartProbe, loss_rounding
@@ -40,7 +41,7 @@ def recorded(probe, *passes, **kwargs):
     probe.begin(active=True)
     for logits, labels, loss in passes:
         probe.see(output(logits, loss), (), {"labels": labels} | kwargs)
-    return probe.columns(probe.result(), []).get("part_losses")
+    return probe.columns(probe.result(Kept()), []).get("part_losses")
 
 
 # -- recomputed from logits
@@ -93,7 +94,7 @@ def test_labels_in_a_positional_mapping_are_found():
     probe = PartProbe([])
     probe.begin(active=True)
     probe.see({"logits": logits, "loss": next_token_loss(logits, labels)}, ({"labels": labels},), {})
-    assert len(probe.columns(probe.result(), [])["part_losses"]) == SAMPLES
+    assert len(probe.columns(probe.result(Kept()), [])["part_losses"]) == SAMPLES
 
 
 def test_a_sample_without_a_label_has_no_loss_of_its_own():
@@ -207,7 +208,7 @@ def test_graph_autocast_and_random_streams_are_left_alone():
         versions = logits._version, labels._version
         probe = PartProbe([])
         assert len(recorded(probe, (logits, labels, loss))) == SAMPLES
-        assert not any(value.requires_grad for value in probe.result().values())
+        assert not any(value.requires_grad for value in probe.result(Kept()).values())
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert (logits._version, labels._version) == versions
@@ -217,13 +218,13 @@ def test_graph_autocast_and_random_streams_are_left_alone():
 # -- given by hand, and micro-batches
 
 
-def by_hand(*given, batches=()):
+def by_hand(*given):
     probe = LossProbe()
     probe.begin()
     try:
         for loss, tokens in given:
             probe.give(loss, tokens)
-        return {name: value.tolist() for name, value in probe.result(batches).items()}
+        return {name: value.tolist() for name, value in probe.result(Kept()).items()}
     finally:
         probe.detach()
 
@@ -272,13 +273,12 @@ def test_counts_of_another_shape_are_refused_in_words():
 
 def test_losses_at_backward_are_parts_where_each_has_a_batch():
     weight = torch.ones(1, requires_grad=True)
-    for batches, expected in ((["a", "b"], [2.0, 6.0]), (["a"], None)):
+    for micros, expected in ((2, [2.0, 6.0]), (1, None)):
         probe = LossProbe()
         probe.begin()
         for value in (2.0, 6.0):
             (weight * value).sum().div(2).backward()
-        result = probe.result([SimpleNamespace(tokens=None) for _ in batches])
-        columns = probe.columns(result, step=0, micros=len(batches))
+        columns = probe.columns(probe.result(Kept()), step=0, micros=micros)
         probe.detach()
         assert columns["loss"] == 4.0
         assert columns["part_losses"] == (expected or [])

@@ -1,4 +1,4 @@
-"""An optimizer that evaluates several times a step has one evaluation's loss, against the loss computed apart."""
+"""Where a step evaluates several times one evaluation's loss is recorded, against the loss computed apart."""
 
 from __future__ import annotations
 
@@ -144,17 +144,17 @@ def test_micro_batches_before_the_closure_add_up_with_its_first_call(tmp_path):
 
 
 @pytest.mark.parametrize("has_closure", [False, True])
-def test_a_second_look_at_moved_parameters_does_not_count(tmp_path, has_closure):
+def test_of_two_looks_that_counts_whose_gradients_are_descended(tmp_path, has_closure):
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     truths = []
     with trueline.watch(model, optimizer, out=tmp_path / "run"):
         for step in range(STEPS):
-            truths.append(truth(model, step, 1))
             evaluate(model, optimizer, step, 1, [])
             with torch.no_grad():
                 for param in model.parameters():
                     param += 0.05 * param.grad
+            truths.append(truth(model, step, 1))
             again = functools.partial(evaluate, model, optimizer, step, 1, [])
             if has_closure:
                 optimizer.step(again)

@@ -23,10 +23,11 @@ def where_it_points():
 def test_a_warning_points_at_the_code_of_the_user_while_a_seam_is_listened_to():
     unpatched = where_it_points()
     heard = []
-    for seam in (Seam(Old, "__init__", after=True), Seam(Old, "__init__")):
-        seam.add(lambda *args: heard.append(args))
+    for after in (True, False):
+        seam = Seam(Old, "__init__")
+        seam.add(heard.append, after=after)
         assert where_it_points() == unpatched == (__file__, unpatched[1])
-        seam.remove(seam._listeners[0])
+        seam.remove(heard.append)
     assert len(heard) == 2
 
 

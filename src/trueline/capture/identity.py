@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from trueline.capture.exchange import Team
 from trueline.capture.layout import Layout
 from trueline.capture.parameters import Parameters
 from trueline.capture.probes import optimizer as optimizer_probe
-from trueline.capture.probes.batch import Batch
 from trueline.capture.schedule import MAX_INTERVAL, Decision
 from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
@@ -43,7 +41,7 @@ class Identity:
         optimizer: torch.optim.Optimizer,
         data: dict[str, Any],
         autocast: dict[str, Any],
-        batches: Sequence[Batch],
+        token_source: str,
         loss_source: str,
         local_updates: str = "",
         talks_in_forward: bool = False,
@@ -52,7 +50,7 @@ class Identity:
         every step (schedules) are columns of the row and do not count as a change.
         """
         reduction = self._adapter.reduction()
-        source = batches[0].token_source if batches else self.env.token_source
+        source = token_source or self.env.token_source
         layout, notes = parameters.layout, tuple(self._adapter.notes)
         now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), notes, len(parameters.changes))
         now += (local_updates, talks_in_forward)

@@ -71,8 +71,8 @@ class Attachment:
 
     def wait(self) -> None:
         """Listen for optimizers, DDP modules and the first training forward pass."""
-        seams.optimizer_init.add(self._at_optimizer)
-        seams.ddp_init.add(self._at_ddp)
+        seams.optimizer_init.add(self._at_optimizer, after=True)
+        seams.ddp_init.add(self._at_ddp, after=True)
         seams.module_call.add(self._at_call)
         register_optimizer_step_pre_hook(self._at_update)
 

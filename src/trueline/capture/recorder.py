@@ -8,7 +8,7 @@ read a step or more later and written as the second piece of the row. No step ev
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trueline.capture import derive, exchange, rows
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.backlog import Backlog
-from trueline.capture.evaluations import Evaluations
+from trueline.capture.contributions import Contributions, Pass
 from trueline.capture.exact import exact_cosines
 from trueline.capture.exchange import Team
 from trueline.capture.host_copy import HostCopy
@@ -32,7 +32,7 @@ from trueline.capture.own_time import OwnTime, worst
 from trueline.capture.parameters import Parameters
 from trueline.capture.passes import Passes
 from trueline.capture.probes.averaging import AveragingProbe
-from trueline.capture.probes.batch import Batch, digests_of
+from trueline.capture.probes.batch import Batch, columns_of
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.loss import LossProbe
@@ -63,9 +63,9 @@ class Recorder:
         self.loader = DataLoaderProbe()
         self.averaging = AveragingProbe()
         self.talks_in_forward = False
-        self.evaluations = Evaluations()
-        self.loss = LossProbe(adapter.notes, workers=team.size, guard=self.guarded, counts=self.evaluations.is_first)
-        self.parts = PartProbe(adapter.notes)
+        self.contributions = Contributions()
+        self.loss = LossProbe(adapter.notes, workers=team.size, guard=self.guarded, passes=self.contributions)
+        self.parts = PartProbe(adapter.notes, self.contributions)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
         self.passes = Passes()
@@ -146,8 +146,8 @@ class Recorder:
 
     def consume(self, batch: Batch | None) -> None:
         """Take the samples of one training forward pass."""
-        if batch is not None and self._schedule.within(self._step) and self.evaluations.is_first():
-            self._batches.append(batch)
+        if batch is not None and self._schedule.within(self._step) and not self.contributions.is_over:
+            self._batches.append((self.contributions.now(), batch))
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
         """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
@@ -155,6 +155,8 @@ class Recorder:
         self.session.begin_update(type(optimizer).__name__, gradients_ready=gradients_ready)
         if not self._schedule.within(self._step):
             return
+        with self.guarded("loss"):
+            self.contributions.begin_update(optimizer)
         with self.guarded("parameters"):
             self._parameters.look(self._step)
         with self.guarded("optimizer"):
@@ -247,12 +249,11 @@ class Recorder:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._batches: list[Batch] = []
+        self._batches: list[tuple[Pass, Batch]] = []
         self._row: dict[str, Any] = {"step": self._step}
         self._staged: dict[str, Tensor] = {}
         self._record: StepRecord | None = None
         self.loss.begin()
-        self.evaluations.begin()
         self._await_decision()
         self._take_up()
         self._sampled = self._schedule.samples(self._step)
@@ -260,6 +261,7 @@ class Recorder:
         with self.guarded("gradients"):
             if self._parameters.due(self._step, alone=self.team.size == 1):
                 self._attach()
+        self.contributions.begin(self.layout.params)
         self.gradients.begin(
             active=self._measures,
             exact=self.plan.exact and self._keeps,
@@ -340,16 +342,17 @@ class Recorder:
         if self._keeps and self.plan.exact and self.team.side is not None and "exact cosines" not in self._broken:
             with self.guarded("exact cosines"), torch.no_grad():
                 self._gather_exactly()
-        copy = HostCopy({})
+        copy, kept = HostCopy({}), self.contributions.kept()
         with self.guarded("row"):
-            self._staged |= digests_of(self._batches)
-            self._staged |= self.loss.result(self._batches) | self.parts.result()
+            self._staged |= columns_of(self._batches, kept) | self.loss.result(kept) | self.parts.result(kept)
+            self._staged |= kept.result()
             copy = HostCopy(self._staged)
         self._record = StepRecord(
             self._row,
             copy,
             self._schedule.interval,
             passes=self.passes.count,
+            kept=kept,
             sampled=self._sampled,
             layout=self.layout,
             wants=self._parameters.wants,
@@ -411,7 +414,6 @@ class Recorder:
         self._record.row |= {
             "time_ns": time.time_ns(),
             "epoch": self.loader.epoch,
-            "num_micro": len(self._batches) or None,
             "passes": self.passes.count or None,
         }
         self._backlog.add(self._record)
@@ -422,18 +424,21 @@ class Recorder:
         self._start_sum(record)
         if record.beat:
             return
-        host = record.copy.host
-        columns = record.row | rows.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
-        columns |= rows.digest_columns(host) | self._loss_columns(record)
+        host, num_micro = record.kept.left(record.copy.host)
+        columns = (
+            record.row
+            | {"num_micro": num_micro}
+            | rows.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
+        )
+        columns |= rows.digest_columns(host) | self._loss_columns(host, record.step, micros=num_micro or 0)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
         self._outlet.write(columns)
 
-    def _loss_columns(self, record: StepRecord) -> dict[str, Any]:
+    def _loss_columns(self, host: Mapping[str, Tensor], step: int, *, micros: int) -> dict[str, Any]:
         columns: dict[str, Any] = {}
         with self.guarded("loss"):
-            host = record.copy.host
-            columns |= self.loss.columns(host, step=record.step, micros=record.row["num_micro"] or 0)
+            columns |= self.loss.columns(host, step=step, micros=micros)
             models_loss = columns.pop("models_loss", True)
             columns |= self.parts.columns(host, columns.pop("part_losses", []), models_loss=models_loss)
         return columns
@@ -482,7 +487,7 @@ class Recorder:
             optimizer=optimizer,
             data=self.loader.facts,
             autocast=self.autocast,
-            batches=self._batches,
+            token_source=self._batches[0][1].token_source if self._batches else "",
             loss_source=self.loss.source,
             talks_in_forward=self.talks_in_forward,
             local_updates=self.averaging.averager or ("the plan" if self.plan.local_updates else ""),

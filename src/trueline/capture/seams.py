@@ -71,45 +71,44 @@ class Patch:
 
 
 class Seam:
-    """One attribute of a class or module, wrapped so that listeners are called before it (or ``after``), with its
-    arguments.
-    """
+    """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after."""
 
-    def __init__(self, owner: Any, name: str, *, after: bool = False) -> None:
-        self._after = after
+    def __init__(self, owner: Any, name: str) -> None:
         self._name = name
         self._patch = Patch(owner, name, self._call)
-        self._listeners: list[Callable[..., None]] = []
+        self._before: list[Callable[..., None]] = []
+        self._after: list[Callable[..., None]] = []
 
-    def add(self, listener: Callable[..., None]) -> None:
-        """Call ``listener(*args, **kwargs)`` before every call from now on."""
+    def add(self, listener: Callable[..., None], *, after: bool = False) -> None:
+        """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on."""
         self._patch.put()
-        self._listeners.append(listener)
+        (self._after if after else self._before).append(listener)
 
     def remove(self, listener: Callable[..., None]) -> None:
         """Stop calling ``listener``; the original comes back with the last one, if nobody patched over ours."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-        if not self._listeners:
+        for listeners in (self._before, self._after):
+            if listener in listeners:
+                listeners.remove(listener)
+        if not (self._before or self._after):
             self._patch.remove()
 
     @skipped
     @unseen
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._after:
-            untraced(self._tell, args, kwargs)
-            return original(*args, **kwargs)
+        if self._before:
+            untraced(self._tell, self._before, args, kwargs)
         result = original(*args, **kwargs)
-        untraced(self._tell, args, kwargs)
+        if self._after:
+            untraced(self._tell, self._after, args, kwargs)
         return result
 
-    def _tell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for listener in tuple(self._listeners):
+    def _tell(self, listeners: list[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for listener in tuple(listeners):
             try:
                 listener(*args, **kwargs)
             except Exception:
                 _log.exception("trueline: a listener on %s failed and was dropped", self._name)
-                self._listeners.remove(listener)
+                self.remove(listener)
 
 
 backward = Seam(torch.autograd, "backward")
@@ -117,5 +116,5 @@ scale = Seam(torch.amp.GradScaler, "scale")
 loader_iter = Seam(DataLoader, "__iter__")
 destroy_groups = Seam(torch.distributed, "destroy_process_group")
 module_call = Seam(torch.nn.Module, "__call__")
-optimizer_init = Seam(torch.optim.Optimizer, "__init__", after=True)
-ddp_init = Seam(torch.nn.parallel.DistributedDataParallel, "__init__", after=True)
+optimizer_init = Seam(torch.optim.Optimizer, "__init__")
+ddp_init = Seam(torch.nn.parallel.DistributedDataParallel, "__init__")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trueline.capture import derive, rows
 from trueline.capture.adapters.base import Reduction
+from trueline.capture.contributions import Kept
 from trueline.capture.derive import Array, Own
 from trueline.capture.exchange import Pending
 from trueline.capture.host_copy import HostCopy
@@ -19,8 +20,9 @@ from trueline.schema.formats import FORMATS
 @dataclass
 class StepRecord:
     """What was measured at a step, on its way to the host, and the sum over workers where it is ``sampled``. A ``beat``
-    has no row: its sum only tells whether the Plan has changed. ``layout`` is that of its gradients, ``wants`` the
-    digest of the one that the model would have now; ``measured`` says that gradients were looked at.
+    has no row: its sum only tells whether the Plan has changed. ``kept`` are the passes that count, ``layout`` is that
+    of its gradients, ``wants`` the digest of the one that the model would have now; ``measured`` says that gradients
+    were looked at.
     """
 
     row: dict[str, Any]
@@ -29,6 +31,7 @@ class StepRecord:
     passes: int
     sampled: bool
     layout: Layout
+    kept: Kept = field(default_factory=Kept)
     wants: int = 0
     measured: bool = False
     keeps_sketch: bool = False

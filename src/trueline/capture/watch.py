@@ -127,6 +127,7 @@ class Watch:
         """
         if batch is not None:
             with self._recorder.guarded("batch"):
+                self._recorder.contributions.forward_begins()
                 self._recorder.consume(read_batch(batch))
             self._recorder.batch_given = True
         try:
@@ -224,7 +225,8 @@ class Watch:
         recorder = self._recorder
         with recorder.guarded("batch"):
             self._talk = collectives_started() if self._listens > 0 else 0
-            recorder.evaluations.look(recorder.layout.params)
+            if not recorder.batch_given:
+                recorder.contributions.forward_begins()
             recorder.passes.at_forward(recorder.model)
             recorder.autocast = autocast_state()
             recorder.loader.at_training_step()
@@ -237,12 +239,13 @@ class Watch:
         if module.training and torch.is_grad_enabled():
             with self._recorder.guarded("batch"):
                 self._recorder.passes.at_output(output)
+                self._recorder.contributions.at_output(output)
                 if self._listens > 0:
                     self._listens -= 1
                     self._recorder.talks_in_forward |= collectives_started() > self._talk
             with self._recorder.guarded("loss"):
                 self._recorder.loss.from_output(output, kwargs, shifted=self._recorder.parts.shifted)
-            if self._recorder.evaluations.is_first():
+            if not self._recorder.contributions.is_over:
                 with self._recorder.guarded("losses of samples"):
                     self._recorder.parts.see(output, args, kwargs)
             if self.updates.asks_for_backward:
@@ -257,7 +260,7 @@ class Watch:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
         if self.updates.begin(optimizer, has_closure=closure is not None):
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
-            return self._recorder.evaluations.counting(args, kwargs)
+            return self._recorder.contributions.counting(args, kwargs)
         return None
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "CPU time of the step that Trueline used, and its own waits.",
     ),
     Column("epoch", "int32", "", "How many times the training DataLoader had been iterated before; None if unseen."),
-    Column("num_micro", "int32", "", "Forward passes in the step (micro-batches)."),
+    Column("num_micro", "int32", "", "Forward passes whose gradients the step descends (micro-batches)."),
     Column(
         "passes",
         "int64",

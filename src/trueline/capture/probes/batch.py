@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.contributions import Kept, Pass
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")
@@ -55,13 +56,15 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
 
 
-def digests_of(batches: Sequence[Batch]) -> dict[str, Tensor]:
-    """``sample_digests`` and ``target_digests`` of a step's micro-batches, int64; absent where there are none."""
-    found = {
-        "sample_digests": [batch.samples for batch in batches],
-        "target_digests": [batch.targets for batch in batches if batch.targets is not None],
-    }
-    return {name: torch.cat(parts) for name, parts in found.items() if parts}
+def columns_of(batches: Sequence[tuple[Pass, Batch]], kept: Kept) -> dict[str, Tensor]:
+    """Of a step's micro-batches ``sample_digests`` and ``target_digests``, int64 [B], and ``tokens`` of each, float64;
+    absent where there are none.
+    """
+    samples = [(one, batch.samples) for one, batch in batches]
+    targets = [(one, batch.targets) for one, batch in batches if batch.targets is not None]
+    tokens = [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None]
+    found = {"sample_digests": samples, "target_digests": targets, "tokens": tokens}
+    return {key: value for name, rows in found.items() for key, value in kept.take(name, rows).items()}
 
 
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:

@@ -5,9 +5,8 @@ returned.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +15,11 @@ import torch
 from torch import Tensor
 
 from trueline.capture import seams
-from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import Guard
-from trueline.capture.probes.batch import IGNORE_INDEX, Batch
-from trueline.capture.probes.descent import is_nested, losses_in, row_of
+from trueline.capture.contributions import Contributions, Kept, Pass
+from trueline.capture.probes.batch import IGNORE_INDEX
+from trueline.capture.probes.descent import losses_in, row_of
 from trueline.capture.probes.loss_choice import PER_TOKEN, choose
-
-MAX_HOOKED = 16
-"""Tensors of an output at which it is noted that a backward pass has come to the model."""
 
 NO_ROWS = np.zeros((0, 3))
 
@@ -39,22 +35,13 @@ class Given:
     parts: Tensor | None
 
 
-@dataclass
-class _Pass:
-    """A backward pass: ``row_of`` each of its losses, and whether it has come to the model's output."""
-
-    rows: list[Tensor]
-    reached: bool = False
-
-
 class LossProbe:
     """Collects the losses of one step's micro-batches, as tensors: nothing is read until the step's host copy, and what
     is the loss is decided there (``loss_choice``). ``workers`` are those whose gradients are averaged, ``guard`` opens
-    what runs while the user's code calls ``backward``, ``counts`` says whether a pass is the step's own.
+    what runs while the user's code calls ``backward``, ``passes`` say which are the step's own.
 
     Losses given by hand are averaged over the micro-batches, weighted by tokens where given, and are the loss. Those
-    that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends. Of an
-    optimizer that evaluates several times a step the first counts, at the parameters before the update.
+    that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends.
     """
 
     def __init__(
@@ -63,27 +50,26 @@ class LossProbe:
         *,
         workers: int = 1,
         guard: Guard = contextlib.nullcontext,
-        counts: Callable[[], bool] = lambda: True,
+        passes: Contributions | None = None,
     ) -> None:
         self.source = ""
         self._guard = guard
-        self._counts = counts
+        self._contributions = passes or Contributions()
         self._notes = [] if notes is None else notes
         self._noted: set[str] = set()
         self._workers = workers
         self._rel = 1e-5
-        self._given: list[Given] = []
-        self._output: list[Tensor] = []
-        self._backward: list[_Pass] = []
-        self._awaits = False
+        self._given: list[tuple[Pass, Given]] = []
+        self._output: list[tuple[Pass, Tensor]] = []
+        self._backward: list[tuple[Pass, Tensor]] = []
         self._unscaled: Tensor | None = None
         seams.backward.add(self._at_backward)
+        seams.backward.add(self._after_backward, after=True)
         seams.scale.add(self._at_scale)
 
     def begin(self) -> None:
         """Forget the step before."""
         self._given, self._output, self._backward = [], [], []
-        self._awaits = False
 
     def give(self, loss: Tensor | float, tokens: float | Tensor | None) -> None:
         """Take a loss by hand, with the number of tokens that it averages over. A loss with several elements holds one
@@ -98,43 +84,31 @@ class LossProbe:
         )
         is_one = x.dim() == 0 or x.numel() == 0
         given = Given(x.mean(), _on(x.device, tokens), None) if is_one else _several(x.reshape(len(x), -1), tokens)
-        if self._counts():
-            self._given.append(given)
+        if not self._contributions.is_over:
+            self._given.append((self._contributions.now(), given))
 
     def from_output(self, output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> None:
         """Take what a model returned for ``kwargs``; ``shifted``: labels there are of the next position."""
-        if not self._counts():
-            return
-        for tensor in itertools.islice(differentiable(output), MAX_HOOKED):
-            tensor.register_hook(self._at_output)
-            self._awaits = True
-        row = _returned(output, kwargs, shifted=shifted)
+        row = None if self._contributions.is_over else _returned(output, kwargs, shifted=shifted)
         if row is not None:
-            self._output.append(row)
+            self._output.append((self._contributions.now(), row[None]))
 
     def detach(self) -> None:
         """Stop listening."""
         seams.backward.remove(self._at_backward)
+        seams.backward.remove(self._after_backward)
         seams.scale.remove(self._at_scale)
 
-    def result(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """What ``columns`` needs of the step, to be copied to the host: ``tokens``, float64 [], and given losses as
-        ``loss``, float64 [], and ``part_losses``, float64 [B], or rows of M passes, float64 [M, 3] (``loss_choice``).
+    def result(self, kept: Kept) -> dict[str, Tensor]:
+        """What ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and ``tokens``,
+        float64 [], and ``part_losses``, float64 [B], or rows of M passes that count, float64 [M, 3] (``loss_choice``).
         """
-        out: dict[str, Tensor] = {}
-        tokens = [batch.tokens for batch in batches if batch.tokens is not None]
-        if tokens:
-            out["tokens"] = torch.stack([count.reshape(()) for count in tokens]).sum()
-        if self._given:
+        if given := [one for of, one in self._given if of.at >= kept.first]:
             self.source = "given"
-            parts = torch.cat([part.reshape(-1) for part in _parts(self._given)])
-            return out | _weighted(self._given) | ({"part_losses": parts} if len(parts) > 1 else {})
-        trained = [row for one in self._backward if one.reached or not self._awaits for row in one.rows]
-        if trained:
-            out["loss_trained"] = torch.stack(trained)
-        if self._output:
-            out["loss_returned"] = torch.stack(self._output)
-        return out
+            parts = torch.cat([part.reshape(-1) for part in _parts(given)])
+            return _weighted(given) | ({"part_losses": parts} if len(parts) > 1 else {})
+        trained = kept.take("loss_trained", self._backward, backward=True)
+        return trained | kept.take("loss_returned", self._output)
 
     def columns(self, host: Mapping[str, Tensor], *, step: int, micros: int) -> dict[str, Any]:
         """The columns ``loss``, ``tokens`` and ``part_losses`` of a step with so many micro-batches, from what has
@@ -143,7 +117,7 @@ class LossProbe:
 
         Two losses of one batch are terms, not parts.
         """
-        out: dict[str, Any] = {name: float(host[name]) for name in ("loss", "tokens") if name in host}
+        out: dict[str, Any] = {name: float(host[name].sum()) for name in ("loss", "tokens") if name in host}
         if "loss" in host:
             parts = host["part_losses"].tolist() if "part_losses" in host else []
             return out | {"part_losses": parts, "models_loss": True}
@@ -177,20 +151,20 @@ class LossProbe:
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("loss"):
             unscaled, self._unscaled = self._unscaled, None
-            if not self._counts():
+            one = self._contributions.backward_begins(args[3] if len(args) > 3 else kwargs.get("inputs"))
+            if one is None:
                 return
-            losses = [] if is_nested() or unscaled is not None else losses_in(tensors, grad_tensors)
+            losses = losses_in(tensors, grad_tensors) if unscaled is None else []
             rows = [self._row(loss) for loss in losses] if unscaled is None else [unscaled]
-            if rows:
-                self._backward.append(_Pass(rows))
+            self._backward += [(one, row[None]) for row in rows]
+
+    def _after_backward(self, *args: Any, **kwargs: Any) -> None:
+        with self._guard("loss"):
+            self._contributions.backward_ended()
 
     def _row(self, loss: Tensor) -> Tensor:
         self._rel = max(self._rel, 8 * torch.finfo(loss.dtype).eps)
         return row_of(loss)
-
-    def _at_output(self, gradient: Tensor) -> None:
-        if self._backward:
-            self._backward[-1].reached = True
 
 
 def _returned(output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> Tensor | None:

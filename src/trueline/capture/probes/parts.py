@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.contributions import Contributions, Kept, Pass
 from trueline.capture.derive import LAMBDA
 from trueline.capture.probes.loss import field_of
 
@@ -45,24 +46,24 @@ class PartProbe:
     Nothing is read before the step's host copy: whether the losses agree is computed on the device, too.
     """
 
-    def __init__(self, notes: list[str]) -> None:
+    def __init__(self, notes: list[str], passes: Contributions | None = None) -> None:
         self._notes = notes
+        self._contributions = passes or Contributions()
         self._readings = list(READINGS)
         self._active = False
-        self._passes = 0
-        self._seen: list[_Seen] = []
+        self._seen: list[tuple[Pass, _Seen | None]] = []
 
     def begin(self, *, active: bool) -> None:
         """Forget the step before; look at this one if ``active``."""
         self._active = active and bool(self._readings)
-        self._passes = 0
         self._seen = []
 
     def see(self, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take the output of a training forward pass that was called with these arguments."""
         if not self._active or torch.compiler.is_compiling():
             return
-        self._passes += 1
+        one = self._contributions.now()
+        self._seen.append((one, None))
         given = kwargs if "labels" in kwargs else next((x for x in args if isinstance(x, Mapping)), kwargs)
         logits, loss, labels = field_of(output, "logits"), field_of(output, "loss"), given.get("labels")
         if not _fit(logits, labels, loss):
@@ -72,22 +73,25 @@ class PartProbe:
         if not self._readings:
             return
         try:
-            self._seen.append(
-                _look(logits, labels, loss, next_=self._readings[0] == "next", items=given.get("num_items_in_batch"))
+            found = _look(
+                logits, labels, loss, next_=self._readings[0] == "next", items=given.get("num_items_in_batch")
             )
+            self._seen[-1] = (one, found)
         except Exception:
             self._readings = []
             raise
 
-    def result(self) -> dict[str, Tensor]:
-        """``sample_losses`` float64 [B over all passes] and what ``columns`` needs to judge them; empty unless every
-        pass could be looked at.
+    def result(self, kept: Kept) -> dict[str, Tensor]:
+        """``sample_losses`` float64 [B over all passes that count] and what ``columns`` needs to judge them; empty
+        unless each of those could be looked at.
         """
-        if not self._seen or len(self._seen) != self._passes:
+        mine = [(one, seen) for one, seen in self._seen if kept.counts(one)]
+        known = [(one, seen) for one, seen in mine if seen is not None]
+        if not mine or len(known) < len(mine):
             return {}
         return {
-            "sample_losses": torch.cat([one.losses for one in self._seen]),
-            "sample_excess": torch.stack([one.excess for one in self._seen]).max(),
+            **kept.take("sample_losses", [(one, seen.losses) for one, seen in known]),
+            **kept.take("sample_excess", [(one, seen.excess.reshape(1)) for one, seen in known]),
             "sample_reading": torch.tensor(READINGS.index(self._readings[0])),
         }
 
@@ -104,7 +108,7 @@ class PartProbe:
         reported.
         """
         if "sample_losses" in host:
-            excess = float(host["sample_excess"])  # not finite where the loss is not: that decides nothing
+            excess = float(host["sample_excess"].max())  # not finite where the loss is not: that decides nothing
             if math.isfinite(excess) and excess > 0:
                 self._refute(READINGS[int(host["sample_reading"])])
             elif models_loss and math.isfinite(excess) and len(host["sample_losses"]) > len(parts):
