@@ -91,6 +91,23 @@ def test_info_answers_sql(run_path, monkeypatch, capsys):
     assert "max(step)" in out
 
 
+def test_rows_that_do_not_fit_are_shown_in_blocks_or_in_part(run_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = trueline(
+        monkeypatch, capsys, "info", run_path, "--sql", "select * from workers order by 1, 2 limit 2"
+    )
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("Row")] == ["Row 1 of 2", "Row 2 of 2"]
+    assert ["loss", "0.0"] in [line.split() for line in out.splitlines()]
+    assert "null: " in out
+    code, out, _ = trueline(monkeypatch, capsys, "info", run_path, "--sql", "select * from workers")
+    assert code == 0
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "step" in out.splitlines()[1]
+    assert "columns do not fit and are left out: " in out
+    assert "limit 3" in out
+
+
 def test_info_of_a_run_without_rows_says_so(tmp_path, monkeypatch, capsys):
     RunWriter(tmp_path, rank=0)
     code, out, _ = trueline(monkeypatch, capsys, "info", tmp_path)

@@ -101,6 +101,14 @@ def test_a_flipped_bit_of_the_manifest_is_a_sentence(tmp_path):
         Run(path)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "{", "[]", "\0"])
+def test_a_manifest_that_is_no_document_is_not_advised_to_lose_its_checksum(tmp_path, text):
+    RunWriter(tmp_path, rank=0).close()
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(RunError, match=r"manifest.json of .* is damaged \(.*\).* Restore the file\.$"):
+        Run(tmp_path)
+
+
 def test_keys_that_are_unknown_are_told_and_kept(tmp_path):
     path = made_run(tmp_path / "run")
     for name in ("manifest.json", "env/rank-00000.json"):

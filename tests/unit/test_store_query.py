@@ -35,6 +35,26 @@ def test_questions_about_the_run_are_answered(run, sql, rows):
     assert run.query(sql) == rows
 
 
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("INSTALL x", "is INSTALL, and one SELECT is answered"),
+        ("-- load\ninstall x", "is INSTALL,"),
+        ("checkpoint", "is CHECKPOINT,"),
+        ("update extensions", "is UPDATE,"),
+        ("select 1; select 2", "holds 2 statements,"),
+        ("select * from pg_clas", "asks for 'pg_clas', which is not of the Run"),
+        ("select * from pg_tables", "asks for 'pg_tables'"),
+        ("select * from workrs", r"name workrs does not exist\. The tables are 'workers' and"),
+        ("select lot(loss) from workers", r"name lot does not exist\. The tables are"),
+    ],
+)
+def test_what_is_refused_is_named_in_the_users_words(run, sql, told):
+    with pytest.raises(RunError, match=told) as caught:
+        run.query(sql)
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_columns_are_described_and_pivoted(run):
     assert "loss" in {row[0] for row in run.query("describe workers")}
     assert run.query("pivot workers on step using sum(loss) group by rank") == [(0, 2.0, 1.0, 0.0)]

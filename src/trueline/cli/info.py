@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
     from trueline.store.reader import Run
 
+FEW_ROWS = 3
+"""Rows of an answer that are shown whole where the screen has no room for all columns."""
+
+WIDEST = 40
+"""Characters of a value beyond which a column is no wider: it is folded."""
+
 
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
@@ -84,7 +90,57 @@ def _list_sites(run: Run, site: str, step: int | None, rank: int | None, *, stac
 
 
 def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    """As a table where it fits; else, of few rows, each as a block of lines, and of many those columns that fit."""
     from rich.console import Console
+
+    console = Console()
+    widths = [_width(name, [row[place] for row in rows]) for place, name in enumerate(names)]
+    fitting = _fitting(widths, console.width)
+    if fitting == len(names):
+        _print_table(console, names, rows)
+    elif len(rows) <= FEW_ROWS:
+        _print_blocks(console, names, rows)
+    else:
+        _print_table(console, names[:fitting], [row[:fitting] for row in rows])
+        left = ", ".join(names[fitting:])
+        _print_line(console, f"{len(names) - fitting} of {len(names)} columns do not fit and are left out: {left}.")
+        _print_line(
+            console, f"Select some of them by name, add `limit {FEW_ROWS}` to see rows whole, or --json for all."
+        )
+
+
+def _width(name: str, values: list[Any]) -> int:
+    """Characters of a column on the screen, without its frame."""
+    lines = [line for value in values if value is not None for line in str(value).splitlines()]
+    return max(len(name), min(max(map(len, lines), default=0), WIDEST))
+
+
+def _fitting(widths: list[int], room: int) -> int:
+    """How many columns, from the first on and at least one, fit into so many characters with their frames."""
+    ends = [sum(widths[: count + 1]) + 3 * (count + 1) + 1 for count in range(len(widths))]
+    return max(sum(end <= room for end in ends), 1)
+
+
+def _print_blocks(console: Console, names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    """A block for each row: names on the left, what is null in one line below."""
+    left = max(map(len, names))
+    for number, row in enumerate(rows, 1):
+        _print_line(console, f"{chr(10) if number > 1 else ''}Row {number} of {len(rows)}")
+        for name, value in zip(names, row, strict=True):
+            if value is not None:
+                text = " ".join(str(value).split())
+                room = max(console.width - left - 4, WIDEST)
+                _print_line(console, f"  {name:{left}}  {text if len(text) <= room else text[: room - 1] + '…'}")
+        empty = [name for name, value in zip(names, row, strict=True) if value is None]
+        if empty:
+            _print_line(console, f"  null: {', '.join(empty)}")
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
+
+
+def _print_table(console: Console, names: list[str], rows: list[tuple[Any, ...]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -93,7 +149,7 @@ def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
         table.add_column(Text(name))
     for row in rows:
         table.add_row(*(Text("" if value is None else str(value)) for value in row))
-    Console().print(table)
+    console.print(table)
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

@@ -17,6 +17,16 @@ _SEAL_BYTES = 64
 """No seal is longer, so that only the end of a document is searched."""
 
 
+class NotAsWritten(ValueError):
+    """The checksum of a document is not that of what stands before it."""
+
+
+def if_edited(error: ValueError) -> str:
+    """What to do where ``decode`` raised ``error`` for a file that was edited on purpose; "" where that is not why."""
+    remove = f" If it was edited on purpose, remove its key '{CHECKSUM}'."
+    return remove if isinstance(error, NotAsWritten) else ""
+
+
 def _named(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
@@ -50,9 +60,9 @@ def decode(data: bytes) -> tuple[dict[str, Any], bool]:
         raise ValueError(f"it holds a {type(document).__name__}, expected an object")
     found = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if found is None and CHECKSUM in document:
-        raise ValueError(f"'{CHECKSUM}' is not its last key, or no checksum")
+        raise NotAsWritten(f"'{CHECKSUM}' is not its last key, or no checksum")
     if found is not None and (crc := zlib.crc32(data[: found.start()])) != int(found[1], 16):
-        raise ValueError(f"it has CRC32 {crc:08x} where {found[1].decode()} was written")
+        raise NotAsWritten(f"it has CRC32 {crc:08x} where {found[1].decode()} was written")
     content = cast(dict[str, Any], document)
     content.pop(CHECKSUM, None)
     return content, found is not None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trueline.schema.documents import CHECKSUM, decode, sealed
+from trueline.schema.documents import decode, if_edited, sealed
 from trueline.schema.errors import InputError
 from trueline.schema.reading import shortened, shown
 
@@ -77,10 +77,7 @@ class Tolerance(BaseModel):
         except OSError as error:
             raise InputError(f"The tolerance '{name}' cannot be read: {error.strerror or error}. {todo}") from None
         except ValueError as error:
-            raise InputError(
-                f"The tolerance '{name}' is damaged: {error}. {todo} If it was edited on purpose, remove its key "
-                f"'{CHECKSUM}'."
-            ) from None
+            raise InputError(f"The tolerance '{name}' is damaged: {error}. {todo}{if_edited(error)}") from None
         if "schema" not in content:
             raise InputError(f"'{name}' is no tolerance: it has no key 'schema'. {todo}")
         version = content["schema"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pydantic import ValidationError
 
-from trueline.schema.documents import CHECKSUM, decode
+from trueline.schema.documents import decode, if_edited
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
 
@@ -26,8 +26,8 @@ def read_manifest(data: bytes, where: str) -> Manifest:
         document, _ = decode(data)
     except ValueError as error:
         raise RunError(
-            f"The manifest.json of '{where}' is damaged ({error}), so the Run cannot be opened. Restore the file, or, "
-            f"if it was edited on purpose, remove its key '{CHECKSUM}'."
+            f"The manifest.json of '{where}' is damaged ({error}), so the Run cannot be opened. Restore "
+            f"the file.{if_edited(error)}"
         ) from None
     for key in _RETIRED:
         document.pop(key, None)

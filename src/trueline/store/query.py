@@ -31,9 +31,11 @@ _SETTINGS = (
 )
 _ANSWERING = frozenset({"SELECT", "EXPLAIN", "MULTI"})
 """Kinds of statement; several in one is what PIVOT is made of."""
-_SYSTEM = re.compile(
-    r"\b(duckdb_\w+|pragma_\w+|information_schema|pg_catalog|sqlite_master|current_setting)\b", re.IGNORECASE
-)
+_SYSTEM = re.compile(r"\b(duckdb_\w+|pragma_\w+|information_schema|pg_\w+|sqlite_\w+|current_setting)\b", re.IGNORECASE)
+_COMMENTS = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_FIRST_WORD = re.compile(r"[^\W\d_]+")
+_HINT = re.compile(r"\s*Did you mean .*", re.DOTALL)
+"""DuckDB's guess at what was meant, which is among its own tables."""
 _TEXTS = re.compile(r"'[^']*'")
 _TABLES = (
     "The tables are 'workers' and 'records', with the columns of trueline.schema.workers and trueline.schema.records."
@@ -66,7 +68,7 @@ def answer(sql: str, tables: Mapping[str, Callable[[], pa.Table]], *, of: str) -
         except duckdb.InterruptException:
             raise RunError(f"The query on Run '{of}' took longer than {TIME_LIMIT_S:g} s. Ask for less.") from None
         except duckdb.Error as error:
-            reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
+            reason = " ".join(_HINT.sub("", str(error).split("\n\n")[0]).split()).rstrip(".!")
             raise RunError(f"The query on Run '{of}' failed: {reason}. {_TABLES}") from None
         finally:
             timer.cancel()
@@ -80,9 +82,24 @@ def _require_answering(connection: duckdb.DuckDBPyConnection, sql: str, of: str)
     statements = connection.extract_statements(sql)
     if not statements:
         raise RunError(f"The query on Run '{of}' is empty. Try: select * from workers limit 5.")
-    kinds = [statement.type.name for statement in statements]
-    if len(kinds) > 1 or kinds[0] not in _ANSWERING:
-        raise RunError(f"The query on Run '{of}' is {' and '.join(kinds)}, and one SELECT is answered. {_TABLES}")
+    words = [_first_word(statement.query) for statement in statements]
+    if len(statements) > 1 or _kind(statements[0]) not in _ANSWERING:
+        found = f"holds {len(words)} statements" if len(words) > 1 else f"is {words[0]}"
+        raise RunError(f"The query on Run '{of}' {found}, and one SELECT is answered. {_TABLES}")
     outside = _SYSTEM.search(_TEXTS.sub("", sql))
     if outside:
         raise RunError(f"The query on Run '{of}' asks for '{outside[0]}', which is not of the Run. {_TABLES}")
+
+
+def _first_word(statement: str) -> str:
+    """What the statement begins with, in capitals: the user's own word, which DuckDB's name for its kind may not be."""
+    found = _FIRST_WORD.search(_COMMENTS.sub(" ", statement))
+    return found[0].upper() if found else "no SELECT"
+
+
+def _kind(statement: duckdb.Statement) -> str:
+    """DuckDB's name for the kind of statement; "" for one that its Python API has none for."""
+    try:
+        return str(statement.type.name)
+    except ValueError:
+        return ""
