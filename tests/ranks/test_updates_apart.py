@@ -16,6 +16,8 @@ STEPS, TRIGGER = 10, 4
 def wrap(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    if kind == "none":
+        return model
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     from torch.distributed.fsdp import fully_shard
@@ -125,3 +127,62 @@ def test_uneven_accumulation_is_no_difference(two, tmp_path):
     run = trueline.open_run(tmp_path / "run")
     assert run.live_findings == []
     assert run.pivot("cosine_mean")[1].all()
+
+
+def average(params, world, how):
+    if how == "one by one":
+        for param in params:
+            torch.distributed.all_reduce(param.grad)
+            param.grad /= world
+        return
+    flat = torch.cat([param.grad.flatten() for param in params])
+    torch.distributed.all_reduce(flat)
+    for param, part in zip(params, flat.split([param.numel() for param in params]), strict=True):
+        param.grad.copy_(part.view_as(param) / world)
+
+
+def train_by_hand(rank, world, out, how, updates, beside):
+    """Gradients are averaged by the script; ``beside`` them ranks exchange more, each in its own place and time."""
+    import trueline
+
+    model = wrap("none")
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05)
+    number = torch.ones(1)
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1, "params_every": 3}):
+        for step in range(STEPS):
+            model(samples(rank, step)).square().mean().backward()
+            average(params, world, how)
+            if beside and rank < 2:
+                (torch.distributed.send if rank == 0 else torch.distributed.recv)(number, 1 - rank)
+            early = beside and rank == 0 and step % 3 == 1
+            if early:
+                torch.distributed.broadcast(number, 0)
+            for _ in range(updates if (rank, step) == (1, TRIGGER) else 1):
+                optimizer.step()
+            if beside and step % 3 == 1 and not early:
+                torch.distributed.broadcast(number, 0)
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("how", "updates", "beside"),
+    [("one by one", 0, False), ("flat", 0, True), ("flat", 2, False), ("flat", 2, True)],
+)
+def test_an_update_left_out_where_gradients_are_averaged_by_hand_is_told(two, tmp_path, how, updates, beside):
+    import trueline
+
+    two.run(train_by_hand, str(tmp_path / "run"), how, updates, beside)
+    report = trueline.check(tmp_path / "run")
+    (finding,) = [finding for finding in report.findings if finding.severity != "info"]
+    assert (finding.code, finding.severity, finding.ranks) == ("updates-apart", "error", (1,))
+    assert finding.step_first == TRIGGER
+    assert "Ranks are not compared from there on" in finding.claim
+
+
+def test_collectives_that_ranks_come_to_at_other_times_are_no_update(tmp_path):
+    import trueline
+
+    with Ranks(3) as three:
+        three.run(train_by_hand, str(tmp_path / "run"), "flat", 1, True)
+    assert [f.claim for f in trueline.check(tmp_path / "run").findings if f.severity != "info"] == []

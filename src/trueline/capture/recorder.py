@@ -68,7 +68,7 @@ class Recorder:
         self.parts = PartProbe(adapter.notes, self.contributions)
         self.autocast: dict[str, Any] = {}
         self.batch_given = False
-        self.passes = Passes()
+        self.passes = Passes(by_hand=team.ranks if adapter.name == "manual" else ())
         self._adapter = adapter
         self._outlet = Outlet(sink, rank=team.rank)
         self._live = Live(
@@ -414,7 +414,7 @@ class Recorder:
         self._record.row |= {
             "time_ns": time.time_ns(),
             "epoch": self.loader.epoch,
-            "passes": self.passes.count or None,
+            "passes": self.passes.clock(),
         }
         self._backlog.add(self._record)
 

@@ -22,12 +22,15 @@ def world_size(process_group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(process_group) if is_initialised() else 1
 
 
-def collectives_started() -> int:
-    """How many collectives this process has started in the groups of ``torch.distributed``, of backends that count."""
+def collectives_started(ranks: Sequence[int] | None = None) -> int:
+    """How many collectives this process has started in the groups of ``torch.distributed`` (of just these ``ranks``, if
+    given), of backends that count.
+    """
     started = 0
     for group in dist.distributed_c10d._world.pg_map if is_initialised() else ():
         with contextlib.suppress(RuntimeError):
-            started += group._get_sequence_number_for_group()
+            if ranks is None or tuple(dist.get_process_group_ranks(group)) == tuple(ranks):
+                started += group._get_sequence_number_for_group()
     return started
 
 

@@ -44,7 +44,8 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "passes",
         "int64",
         "backward passes",
-        "Backward passes so far that the framework reduced, which all workers make together; None if unseen.",
+        "Backward passes so far that the framework reduced, which all workers make together, or the collectives of "
+        "code that reduces by hand; None if unseen.",
     ),
     Column(
         "loss",

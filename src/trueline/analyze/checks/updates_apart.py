@@ -17,13 +17,14 @@ How it decides
 --------------
 Exactly. A backward pass in which DDP reduces gradients, and a forward pass of FSDP2, is made by all ranks together or
 not at all, so their number is a clock that all share. Each rank records how many it had made at each of its updates.
+Where a script averages gradients by hand, its collectives are that clock, and replicas must differ as well.
 Where these differ at the same update, the odd one is the rank whose last update took more of them (one was left out) or
 fewer (one was made twice) than that of most ranks; of two ranks, than updates of this Run take most often.
 
 What it may miss
 ----------------
-Loops that average gradients by hand: which passes belong together is not seen there. An update that a rank makes with
-other gradients, or to other weights: see `replica-drift`.
+An update that a rank makes with other gradients, or to other weights: see `replica-drift`. One that is left out where
+gradients are averaged by hand, if parameters are not digested again and the job is killed.
 
 Example
 -------
@@ -48,7 +49,9 @@ def check(run: Run) -> list[Finding]:
     """The Finding of the first update that not all ranks made; raises ``CannotTell`` where passes were not counted."""
     ranks = several_workers(run)
     if not run.pivot("passes")[1].any():
-        raise CannotTell("no backward pass that the framework reduces was seen, by which updates could be told apart")
+        raise CannotTell(
+            "no backward pass that the framework reduces and no collective was seen, by which updates are told apart"
+        )
     parting = parting_of(run)
     return [] if parting is None else [_finding(run, ranks, parting)]
 
@@ -73,7 +76,7 @@ def _finding(run: Run, ranks: list[int], parting: Parting) -> Finding:
         sites=sites_of(step, odd, phase="opt", names=("update",)),
         measured=float(max(parting.passes.values()) - min(parting.passes.values())),
         expected=0.0,
-        unit="reduced backward passes by which ranks differ at the same update",
+        unit=f"{_clock(run)} by which ranks differ at the same update",
         false_alarm_rate=0.0,
         evidence={"passes": {str(rank): passes for rank, passes in parting.passes.items()}, "undecided": not others},
         next=(
@@ -82,3 +85,7 @@ def _finding(run: Run, ranks: list[int], parting: Parting) -> Finding:
             f"Go on from a checkpoint of before step {step}: the replicas hold other parameters since.",
         ),
     )
+
+
+def _clock(run: Run) -> str:
+    return "collectives" if run.manifest.adapter == "manual" else "reduced backward passes"
