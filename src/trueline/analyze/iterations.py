@@ -46,8 +46,8 @@ def parting_of(run: Run) -> Parting | None:
     odd = odd_ranks(took)
     usual = _usual(took_TN)
     if len(odd) == len(took):
-        nearest = min(abs(each - usual) for each in took.values())
-        odd = tuple(rank for rank in odd if abs(took[rank] - usual) != nearest) or odd
+        least = min(abs(each - usual) for each in took.values()) if run.manifest.adapter == "manual" else 0
+        odd = tuple(rank for rank in odd if abs(took[rank] - usual) != least) or odd
     rest = [took[rank] for rank in took if rank not in odd]
     left_out = bool(np.mean([took[rank] for rank in odd]) > (rest[0] if rest else usual))
     return Parting(int(run.steps[t]), odd, left_out, {ranks[n]: int(passes_TN[t, n]) for n in there.tolist()})
