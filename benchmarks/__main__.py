@@ -1,7 +1,7 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
-    python -m benchmarks compare recording durability
+    python -m benchmarks compare recording durability gallery
 
 The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
-NAMED = ("compare", "recording", "durability")
+NAMED = ("compare", "recording", "durability", "gallery")
 
 
 def main() -> None:

@@ -141,7 +141,7 @@ def test_an_unchanged_script_is_watched_and_computes_the_same(watched, tmp_path,
 def test_an_unchanged_script_is_recorded_and_computes_the_same(watched, tmp_path, bare, kind, preset):
     import trueline
 
-    assert watched(kind, command_line=kind == "single", plan=preset) == bare[kind]
+    assert watched(kind, command_line=False, plan=preset) == bare[kind]
     run = trueline.open_run(tmp_path / "run")
     rows = run.records(names=["1.linear"], phases=["fwd"])
     assert sorted(set(rows["step"].to_pylist())) == list(run.steps)
@@ -170,21 +170,17 @@ def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_earlier_run_is_not_told_as_what_was_watched(script, tmp_path):
-    words = [TRUELINE, "run", "--overwrite", "--out", "run", "--"]
-    first = call([*words, *command("single")], tmp_path)
-    assert "watched model (single, 1 rank): 16 steps, gradients at 16." in first.stderr
-    assert "NOTHING WAS WATCHED" in call([*words, sys.executable, "-c", "import torch"], tmp_path).stderr
-
-
-def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept(script, tmp_path):
+def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_not_told_again(script, tmp_path):
     import trueline
 
     script.write_text(SCRIPT.replace("total = sum", "raise ValueError('mine')\ntotal = sum"), encoding="utf-8")
     done = call([TRUELINE, "run", "--out", "run", "--", *command("single")], tmp_path)
     assert done.returncode == 1
     assert "ValueError: mine" in done.stderr
+    assert "watched model (single, 1 rank): 16 steps, gradients at 16." in done.stderr
     assert len(trueline.open_run(tmp_path / "run").steps) == 16
+    again = call([TRUELINE, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
+    assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
 
 
 def test_a_signal_reaches_the_program(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
@@ -98,15 +99,26 @@ def two():
         yield ranks
 
 
+@pytest.fixture(scope="module")
+def unwatched(two):
+    """What the ranks of ``two`` say of a case that nobody watches, called once for each."""
+
+    @functools.cache
+    def plain(case):
+        two.run(train, case, "", "")  # a process counts frames of torch that are skipped once
+        return two.run(train, case, "", "")
+
+    return plain
+
+
 @pytest.mark.parametrize("how", ["run", "watch"])
 @pytest.mark.parametrize("case", [*CASES, "whole step", "after watching, one graph"])
-def test_dynamo_sees_what_it_sees_unwatched(two, tmp_path, case, how):
+def test_dynamo_sees_what_it_sees_unwatched(two, unwatched, tmp_path, case, how):
     import trueline
 
     if (case, how) == ("after watching, one graph", "run"):
         pytest.skip("the same as 'in place inside': watching begins at the first forward pass")
-    two.run(train, case, "", "")  # a process counts frames of torch that are skipped once
-    plain = two.run(train, case, "", "")
+    plain = unwatched(case)
     watched = two.run(train, case, how, str(tmp_path / "run"))
     for (weights, counts), (weights_watched, counts_watched) in zip(plain, watched, strict=True):
         assert all(map(torch.equal, weights.values(), weights_watched.values()))
