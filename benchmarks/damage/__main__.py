@@ -1,6 +1,6 @@
 """Damage small files of every kind that Trueline reads, many times, and count what their readers make of them.
 
-python -m benchmarks.damage [--each N] [--minutes M] [--jobs N] [--seed N] [--only KIND,…]
+python -m benchmarks.damage [--each N] [--others N] [--minutes M] [--jobs N] [--seed N] [--only KIND,…]
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ Counts = dict[str, Counter[Outcome]]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to do with the kind ``name``: at most ``each`` flips and cuts, half as many others, within ``seconds``."""
+    """What to do with the kind ``name``: at most ``each`` flips and cuts, and ``others`` a way, within ``seconds``."""
 
     name: str
     each: int
+    others: int
     seconds: float
     seed: int
 
@@ -43,18 +44,19 @@ class Sweep:
 def main() -> None:
     """Sweep, print what went wrong, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--each", type=int, default=1_000, help="flips and cuts of a kind; half of it of others")
+    parser.add_argument("--each", type=int, default=1_000, help="flips and cuts of a kind")
+    parser.add_argument("--others", type=int, default=500, help="the same for each other way of damage")
     parser.add_argument("--minutes", type=float, default=60, help="for a kind, after which fewer have to do")
     parser.add_argument("--jobs", type=int, default=2, help="kinds at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds whose names begin with one of these; no page is written")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    command = f"python -m benchmarks.damage --each {given.each} --seed {given.seed}"
+    command = f"python -m benchmarks.damage --each {given.each} --others {given.others} --seed {given.seed}"
     page = head("Files damaged at random", command=command)
     with tempfile.TemporaryDirectory() as folder:
         names = [kind.name for kind in kinds(Path(folder)) if kind.name.startswith(tuple(given.only.split(",")))]
-    sweeps = [Sweep(name, given.each, 60 * given.minutes, given.seed) for name in names]
+    sweeps = [Sweep(name, given.each, given.others, 60 * given.minutes, given.seed) for name in names]
     with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         done = list(pool.map(_sweep, sweeps))
     counts = {sweep.name: found for sweep, (found, _) in zip(sweeps, done, strict=True)}
@@ -74,7 +76,7 @@ def _sweep(sweep: Sweep) -> tuple[Counts, int]:
         for way, change in WAYS.items():
             rng, until = random.Random(f"{sweep.seed} {kind.name} {way}"), time.monotonic() + sweep.seconds / len(WAYS)
             count = found[way] = Counter()
-            for number in range(sweep.each if way == "flips and cuts" else sweep.each // 2):
+            for number in range(sweep.each if way == "flips and cuts" else sweep.others):
                 if time.monotonic() > until:
                     break
                 attempt = damaged.attempt(rng, change)

@@ -113,7 +113,7 @@ def _told_plan(path: Path, told: list[str]) -> Any:
     plans = []
     for copy in sorted((path / "plans").glob("*.json")):
         try:
-            plans.append(read_changes(str(copy)))
+            plans.append(Plan().revised(read_changes(str(copy)), copy.name).model_dump())
         except PlanError as error:
             told.append(str(error))
     return plans

@@ -20,10 +20,13 @@ from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store import merging
 from trueline.store.reader import Run
+from trueline.store.verify import verify
 from trueline.store.writer import RunWriter
 
 NUM_STEPS = 5
 RECORDED = (1, 2, 4)
+_UNSYNCED = ("journal/", "tensors/", "findings")
+"""What is not made durable step by step; a power cut may leave anything of it, and `verify` says so."""
 SAID = Finding(code="rng-streams", severity="info", claim="Equal.")
 
 
@@ -113,6 +116,10 @@ def untold_in(path: Path, *, lost: int | None, logged: str, records: bool) -> li
         except TruelineError:
             if "Tensors could not be stored" not in logged and lost is None:
                 told.append(f"the value of step {step} is missing")
+    found = verify(str(path))
+    told += [f"{file.file} is damaged: {file.why}" for file in found.files if file.state == "damaged"]
+    if found.missing and lost is None and "could not be" not in logged:
+        told.append(f"{found.missing} are missing, and nothing was logged")
     return told + [text for text in run.problems if not text.startswith("rank 0: it left")]
 
 
@@ -155,7 +162,13 @@ def false_after_power_cut(path: Path, told: Collection[object]) -> list[str]:
         wrong.append(f"it was closed, and has ranks {run.unclosed} open and problems {run.problems}")
     if "begun" in told and last < NUM_STEPS - 1 and not run.unclosed:
         wrong.append("it looks as if it had been closed")
-    return wrong
+    found = verify(str(path))
+    wrong += [
+        f"{file.file} is damaged: {file.why}"
+        for file in found.files
+        if file.state == "damaged" and ("closed" in told or not file.file.startswith(_UNSYNCED))
+    ]
+    return wrong + [f"it was closed, and misses {what}" for what in found.missing if "closed" in told]
 
 
 def train(path: Path | None) -> list[float]:
@@ -187,6 +200,8 @@ def _after_no_start(path: Path) -> list[str]:
     write_again = RunWriter(path, rank=0, overwrite=True)
     write_again.write({"step": 0, "loss": 0.0})
     write_again.close()
+    found = verify(str(path))
+    told += [f"{file.file} is damaged: {file.why}" for file in found.files if file.state == "damaged"]
     return told + Run(path).problems[1:]
 
 

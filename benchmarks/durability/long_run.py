@@ -1,4 +1,4 @@
-"""A Run as the default plan leaves it after very many steps: two ranks, every column that data parallelism fills.
+"""A Run as the default plan leaves it after very many steps: four ranks, every column that data parallelism fills.
 
 Letters: T steps of a part, P parameters, G groups, S samples of a rank's batch, k sketch length.
 """
@@ -25,7 +25,7 @@ from trueline.store.rows import WORKER_SCHEMA
 from trueline.store.writer import RunWriter
 from trueline.view.report import write_report
 
-RANKS = 2
+RANKS = 4
 STEPS_A_PART = 100
 PARAMS, GROUPS, SAMPLES, SKETCH = 16, 4, 8, 4099
 DIGESTS_EVERY, SKETCH_EVERY = 25, 50

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.unit.synthetic_run import K, healthy_rows, rank_env, write_run
 
-from trueline.analyze.dispersion import chance_band, cosine_matrix, dispersion, sketched_cosines, steps_with_cosines
+from trueline.analyze.dispersion import chance_band, cosine_matrices, dispersion, sketched_cosines, steps_with_cosines
 from trueline.schema.errors import CannotTell
 
 
@@ -131,7 +131,7 @@ def test_matrix_from_recorded_sketches(tmp_path):
         if step % 2:
             del row["sketch"]
     run = write_run(tmp_path, rows)
-    found = cosine_matrix(run, 2)
+    (found,) = cosine_matrices(run, [2])
     flat = np.array([rows[2, rank]["sketch"] for rank in range(3)], dtype=np.float64)
 
     assert steps_with_cosines(run).tolist() == [0, 2]
@@ -145,7 +145,7 @@ def test_exact_cosines_come_first(tmp_path):
     rows = healthy_rows(2, 1)
     for rank in range(2):
         rows[0, rank]["exact_cosines"] = [1.0, 0.3] if rank == 0 else [0.3, 1.0]
-    found = cosine_matrix(write_run(tmp_path, rows), 0)
+    (found,) = cosine_matrices(write_run(tmp_path, rows), [0])
 
     assert found.exact
     assert found.cosines.tolist() == [[1.0, 0.3], [0.3, 1.0]]
@@ -155,7 +155,7 @@ def test_exact_cosines_come_first(tmp_path):
 def test_a_gradient_of_zero_has_no_cosine(tmp_path):
     rows = healthy_rows(2, 1)
     rows[0, 1]["sketch"] = np.zeros(3 * K, dtype=np.float32)
-    found = cosine_matrix(write_run(tmp_path, rows), 0)
+    (found,) = cosine_matrices(write_run(tmp_path, rows), [0])
     assert np.isnan(found.cosines[0, 1])
     assert np.isnan(found.cosines[1, 1])
 
@@ -165,4 +165,4 @@ def test_steps_without_sketches_cannot_tell(tmp_path):
         tmp_path, {(0, 0): {"loss": 1.0}, (0, 1): {"loss": 1.0}}, envs={r: rank_env(r, 2) for r in range(2)}
     )
     with pytest.raises(CannotTell, match="step 0 has no sketches"):
-        cosine_matrix(run, 0)
+        cosine_matrices(run, [0])

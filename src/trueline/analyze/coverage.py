@@ -99,13 +99,12 @@ def part_of_share_read(samples: Samples, declared: Declared) -> Gap | None:
 
 def returns_of(samples: Samples) -> Returns:
     """What every reshuffled epoch took over from the one before, of the same start of the job."""
-    anywhere = first_equal(np.zeros(len(samples), dtype=np.int64), samples.digest)
     fresh: dict[int, int] = {}
     stays, chances, blocks = [np.zeros(0, dtype=bool)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for block in range(1, samples.num_blocks):
         before, now = samples.slots_of(block - 1), samples.slots_of(block)
         if block - 1 not in samples.cut and _reshuffled(samples, before, now):
-            fresh[block] = int(np.count_nonzero(anywhere[now] >= now.start))
+            fresh[block] = int(np.count_nonzero(samples.first_in_run[now] >= now.start))
             stay, chance = _taken_over(samples, before, now)
             stays.append(stay)
             chances.append(chance)
@@ -154,8 +153,7 @@ def nothing_returns(samples: Samples) -> bool:
     """Whether later epochs hold no sample of earlier ones: augmentation, or a stream; digests then tell nothing."""
     if samples.num_blocks < 2 or not samples.block_known:
         return False
-    anywhere = first_equal(np.zeros(len(samples), dtype=np.int64), samples.digest)
-    return bool(np.all(samples.block[anywhere] == samples.block))
+    return bool(np.all(samples.block[samples.first_in_run] == samples.block))
 
 
 def rows_are_distinct(samples: Samples, dataset_len: int) -> bool:

@@ -8,14 +8,19 @@ Letters: T steps, N workers, G groups, k sketch length.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.analyze.evidence import Floats, Ints, columns_of, data_parallel_ranks, numbers
 from trueline.analyze.stats_tests import chi_square_quantile
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
+
+Rows = Mapping[tuple[int, int], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -125,22 +130,27 @@ def chance_band(std_T: Floats, num_workers: int, *, level: float = 0.99) -> Chan
 
 
 def steps_with_cosines(run: Run) -> Ints:
-    """Steps at which all data-parallel workers left a sketch or exact cosines: those that ``cosine_matrix`` takes."""
+    """Steps at which all data-parallel workers left a sketch or exact cosines: those that ``cosine_matrices`` takes."""
     ranks = data_parallel_ranks(run)
     left_TN = (run.measured("sketch") | run.measured("exact_cosines"))[:, columns_of(run, ranks)]
     return run.steps[left_TN.all(axis=1) & bool(ranks)].astype(np.int64)
 
 
-def cosine_matrix(run: Run, step: int) -> CosineMatrix:
-    """The cosines between all workers at ``step``: exact ones where they were recorded, else from sketches.
+def cosine_matrices(run: Run, steps: Sequence[int]) -> list[CosineMatrix]:
+    """The cosines between all workers at each of ``steps``: exact ones where they were recorded, else from sketches.
 
     Raises ``CannotTell`` where a worker left neither; see ``steps_with_cosines``.
     """
+    exact, sketches = (run.lists(column, steps=steps) for column in ("exact_cosines", "sketch"))
+    return [_cosine_matrix(run, step, exact, sketches) for step in steps]
+
+
+def _cosine_matrix(run: Run, step: int, exact_of: Rows, sketch_of: Rows) -> CosineMatrix:
     ranks = data_parallel_ranks(run)
-    exact = _rows_of(run, "exact_cosines", step, ranks)
+    exact = _at(step, ranks, exact_of)
     if exact is not None and exact.shape == (len(ranks), len(ranks)):
         return CosineMatrix(step, tuple(ranks), exact, np.zeros_like(exact), exact=True)
-    sketches = _rows_of(run, "sketch", step, ranks)
+    sketches = _at(step, ranks, sketch_of)
     length = run.env[ranks[0]].sketch_length if ranks and ranks[0] in run.env else 0
     if sketches is None or length < 1 or sketches.shape[1] % length:
         raise CannotTell(f"step {step} has no sketches of all workers; steps_with_cosines lists those that have")
@@ -207,9 +217,8 @@ def _any_worker(values_TN: Floats) -> Floats:
     return _over_measured(np.fmax, values_TN)
 
 
-def _rows_of(run: Run, column: str, step: int, ranks: list[int]) -> Floats | None:
+def _at(step: int, ranks: list[int], rows: Rows) -> Floats | None:
     """[N, K] the values of a list column at one step, or None where a worker has none or of another length."""
-    rows = run.lists(column)
     found = [rows.get((step, rank)) for rank in ranks]
     present = [row.astype(np.float64) for row in found if row is not None]
     if len(present) < len(ranks) or len({len(row) for row in present}) != 1:

@@ -104,27 +104,26 @@ def reveals_of(samples: Samples) -> list[Reveal]:
     """The four ways to look: equal samples of a whole block, or of one step; at any, or at the same, position."""
     steps = np.cumsum(samples.step_start == np.arange(len(samples))) - 1
     return [
-        _reveal(samples, stretch, same_position=same_position)
-        for stretch in (samples.block, steps)
+        _reveal(samples, stretch, first, same_position=same_position)
+        for stretch, first in ((samples.block, samples.first), (steps, samples.first_in_step))
         for same_position in (False, True)
     ]
 
 
 def shared_in_step(samples: Samples) -> Bools:
     """[n] whether another worker consumed the slot's sample in the same step."""
-    group = _equal_in_step(samples)
+    group = samples.first_in_step
     apart = samples.worker != samples.worker[group]
     mixed = np.zeros(len(samples), dtype=bool)
     mixed[group[apart]] = True
     return mixed[group]
 
 
-def _reveal(samples: Samples, stretch: Ints, *, same_position: bool) -> Reveal:
-    """How the equal samples of each stretch lie: with the first in the same step on other workers, or elsewhere.
+def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool) -> Reveal:
+    """How the equal samples of each stretch lie: with the ``first`` in the same step on other workers, or elsewhere.
 
     With ``same_position`` only those at the same position of the step count.
     """
-    first = first_equal(stretch, samples.digest)
     slots = np.arange(len(samples))
     size = np.bincount(first, minlength=len(samples))
     hit = (samples.step_start[first] == samples.step_start) & (samples.worker[first] != samples.worker)
@@ -202,7 +201,7 @@ def _linked(samples: Samples, shared: Bools, consumed_N: Ints, chance: float) ->
     chance.
     """
     slots = np.flatnonzero(shared)
-    group, worker = _equal_in_step(samples)[slots], samples.worker[slots]
+    group, worker = samples.first_in_step[slots], samples.worker[slots]
     order = np.lexsort((worker, group))
     group, worker = group[order], worker[order]
     linked = (group[1:] == group[:-1]) & (worker[1:] != worker[:-1])
@@ -220,11 +219,6 @@ def _components(pairs: list[list[int]]) -> tuple[tuple[int, ...], ...]:
         merged = group_of.get(one, {one}) | group_of.get(other, {other})
         group_of.update(dict.fromkeys(merged, merged))
     return tuple(sorted({tuple(sorted(group)) for group in group_of.values()}))
-
-
-def _equal_in_step(samples: Samples) -> Ints:
-    """[n] a number that slots of one step with equal samples share, and no others."""
-    return first_equal(samples.step_start, samples.digest)
 
 
 def _later_at_position(samples: Samples) -> Ints:

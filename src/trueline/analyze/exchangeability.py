@@ -106,8 +106,8 @@ def log_detectors(log_e_TNB: Floats, *, before: Floats | None = None) -> Floats:
     out = np.empty_like(log_e_TNB)
     state = np.full(log_e_TNB.shape[1:], -np.inf) if before is None else before
     for t in range(len(log_e_TNB)):
-        state = np.logaddexp(state, 0.0) + log_e_TNB[t]
-        out[t] = state
+        state = np.logaddexp(state, 0.0, out=out[t, ...])
+        state += log_e_TNB[t]
     return out
 
 

@@ -59,11 +59,9 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memor
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     measured_TN = np.isfinite(scores_TN)
     known_TN = np.where(measured_TN, scores_TN, 0.0)
-    out = np.zeros((len(scores_TN), len(MEMORIES)))
-    for b, steps in enumerate(MEMORIES):
-        past_TN = _past_means(known_TN, measured_TN, steps, memory)
-        out[:, b] = _log_e(past_TN, scores_TN, allowance) / memory.ratio
-    return out
+    past_TBN = _past_means(known_TN, measured_TN, memory)
+    logs = [_log_e(past_TBN[:, b], scores_TN, allowance) / memory.ratio for b in range(len(MEMORIES))]
+    return np.stack(logs, axis=1)
 
 
 def farthest(values_TN: Floats) -> int:
@@ -108,16 +106,15 @@ def lasting_spread(values_TN: Floats) -> LastingSpread | None:
     )
 
 
-def _past_means(known_TN: Floats, measured_TN: Bools, steps: float, memory: Memory) -> Floats:
-    """[T, N] the mean score of each worker at the steps before each, less those that it still remembers."""
-    keep = math.exp(-1 / (steps * memory.ratio))
-    out = np.empty_like(known_TN)
-    total, weight = np.zeros(known_TN.shape[1]), np.zeros(known_TN.shape[1])
-    for t, (known_N, measured_N) in enumerate(zip(known_TN, measured_TN, strict=True)):
-        out[t] = total / (weight + _PRIOR_STEPS * memory.ratio)
-        total = keep * total + known_N
-        weight = keep * weight + measured_N
-    return np.concatenate([np.zeros((memory.reach, known_TN.shape[1])), out])[: len(out)]
+def _past_means(known_TN: Floats, measured_TN: Bools, memory: Memory) -> Floats:
+    """[T, B, N] the mean score of each worker at the steps before each, less those that it still remembers."""
+    keep_B1 = np.array([[math.exp(-1 / (steps * memory.ratio))] for steps in MEMORIES])
+    new_T21N = np.stack([known_TN, measured_TN], axis=1)[:, :, None]
+    sums_T2BN = np.zeros((len(known_TN), 2, len(MEMORIES), known_TN.shape[1]))
+    for t in range(memory.reach + 1, len(known_TN)):
+        np.multiply(sums_T2BN[t - 1], keep_B1, out=sums_T2BN[t])
+        sums_T2BN[t] += new_T21N[t - memory.reach - 1]
+    return sums_T2BN[:, 0] / (sums_T2BN[:, 1] + _PRIOR_STEPS * memory.ratio)
 
 
 def _log_e(mean_TN: Floats, scores_TN: Floats, allowance_TN: Floats) -> Floats:

@@ -102,7 +102,8 @@ def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
             state_BP += 1
             state_BP *= e_BTP[:, t]
             np.minimum(state_BP, _HIGHEST, out=state_BP)
-            np.maximum(best_P, state_BP.mean(axis=0), out=best_P)
+            e_BTP[:, t] = state_BP
+        np.maximum(best_P, e_BTP.mean(axis=0).max(axis=0), out=best_P)
     with np.errstate(divide="ignore"):
         return np.log(best_P)
 

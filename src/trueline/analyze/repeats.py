@@ -72,7 +72,7 @@ class Resumed:
 
 def batches_of(run: Run, rank: int) -> list[Batches]:
     """What a rank read, one entry for each start of the job that left digests."""
-    rows = {step: row for (step, one), row in run.lists("sample_digests").items() if one == rank and len(row)}
+    rows = {step: row for (step, _), row in run.lists("sample_digests", ranks=[rank]).items() if len(row)}
     column = run.ranks.index(rank)
     (epoch_TN, seen_TN), (micro_TN, _) = run.pivot("epoch"), run.pivot("num_micro")
     place = {int(step): t for t, step in enumerate(run.steps)}
@@ -84,7 +84,7 @@ def batches_of(run: Run, rank: int) -> list[Batches]:
         for step in sorted(step for step in rows if begin <= step < end):
             micro = micro_TN[place[step], column]
             count = int(micro) if micro > 0 and len(rows[step]) % micro == 0 else 1
-            parts += np.split(rows[step], count)
+            parts += np.split(rows[step], count) if count > 1 else [rows[step]]
             steps += [step] * count
         at = [place[step] for step in steps]
         epochs = np.where(seen_TN[at, column], np.nan_to_num(epoch_TN[at, column]), -1).astype(np.int64)

@@ -74,6 +74,16 @@ class Samples:
         return first_equal(self.block, self.digest)
 
     @cached_property
+    def first_in_step(self) -> Ints:
+        """[n] index of the first slot of the step that holds the same digest."""
+        return first_equal(self.step_start, self.digest)
+
+    @cached_property
+    def first_in_run(self) -> Ints:
+        """[n] index of the first slot of all that holds the same digest."""
+        return first_equal(np.zeros(len(self), dtype=np.int64), self.digest)
+
+    @cached_property
     def unused(self) -> Bools:
         """[n] whether no block before the slot's own holds its digest twice.
 

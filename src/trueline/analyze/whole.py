@@ -24,9 +24,11 @@ def held_by_one(run: Run) -> frozenset[str]:
     ranks.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
+    if len(ranks) < 2:
+        return frozenset()
     digests = run.lists("param_digests")
     steps = [step for step in sorted({step for step, _ in digests}) if all((step, rank) in digests for rank in ranks)]
-    if len(ranks) < 2 or not steps:
+    if not steps:
         return frozenset()
     env = run.env[ranks[0]]
     held = [digests[steps[0], rank] for rank in ranks]

@@ -62,8 +62,7 @@ def check_version(version: int, where: str) -> None:
 def to_current(rows: pa.Table, current: pa.Schema, names: Sequence[str]) -> pa.Table:
     """Rows of any schema version under columns ``names`` of today's; one that did not exist then is null."""
     schema = pa.schema([current.field(name) for name in names])
-    columns = [
-        rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, schema.field(name).type) for name in names
-    ]
+    present = set(rows.column_names)
+    columns = [rows[name] if name in present else pa.nulls(rows.num_rows, schema.field(name).type) for name in names]
     table = pa.table(columns, names=list(names))
     return table if table.schema.equals(schema) else table.cast(schema)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.schema.reading import why
@@ -15,7 +16,7 @@ from trueline.store.layout import PartName
 from trueline.store.listing import names_in
 from trueline.store.merging import rows_within
 from trueline.store.migrate import to_current
-from trueline.store.parts import DamagedPart, decode_part
+from trueline.store.parts import DamagedPart, decode_part, read_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PartFiles:
     def first(self, part: PartName, names: Sequence[str], problems: list[str]) -> pa.Table | None:
         """Columns of a part that was found just now; None for a damaged one, which is named in ``problems``."""
         try:
-            return self._read(part, names)
+            return self._read(part, names, self._decoded)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             problems.append(f"{self._path(part)}: {why(error)}; the part was skipped")
             return None
@@ -38,26 +39,31 @@ class PartFiles:
     def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
         """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""
         try:
-            return self._read(part, names)
+            return self._read(part, names, self._columns)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             raise RunError(
                 f"{self._path(part)} has changed since the Run was opened ({why(error)}). Open the Run again."
             ) from None
 
-    def _read(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        # 'step' comes along so that the number of rows is known even where a part has none of the columns.
-        columns = list(dict.fromkeys(["step", *names]))
+    def _read(
+        self, part: PartName, names: Sequence[str], read: Callable[[PartName, Sequence[str]], pa.Table]
+    ) -> pa.Table:
         try:
-            rows = self._decoded(part, columns)
+            rows = read(part, names)
         except FileNotFoundError:
             whole = self._merged_since(part)
             if whole is None:
                 raise
-            rows = rows_within(self._decoded(whole, columns), whole, part)
+            rows = rows_within(self._decoded(whole, names), whole, part)
         return to_current(rows, self.schema, names)
 
-    def _decoded(self, part: PartName, columns: list[str]) -> pa.Table:
-        return decode_part(self.fs.cat_file(posixpath.join(self.root, self._path(part))), part, columns)
+    def _decoded(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        return decode_part(self.fs.cat_file(posixpath.join(self.root, self._path(part))), part, names)
+
+    def _columns(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        if isinstance(self.fs, LocalFileSystem):
+            return read_columns(posixpath.join(self.root, self._path(part)), names)
+        return self._decoded(part, names)
 
     def _merged_since(self, part: PartName) -> PartName | None:
         """The part that has taken the place of one that was there when the Run was opened."""

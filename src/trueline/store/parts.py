@@ -43,15 +43,28 @@ def decode_part(data: bytes, name: PartName, columns: Sequence[str] | None = Non
     crc = zlib.crc32(data)
     if crc != name.crc:
         raise DamagedPart(f"its {len(data)} bytes have CRC32 {crc:08x} where {name.crc:08x} was sealed")
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        if file.metadata.num_rows > MOST_ROWS * len(data):
-            raise ValueError(f"its {len(data):,} bytes declare {file.metadata.num_rows:,} rows")
-        present = file.schema_arrow.names
-        wanted = present if columns is None else [column for column in columns if column in present]
-        rows = file.read(columns=wanted, use_threads=False)
-    except Exception as error:  # Arrow has errors of its own, and raises Python's as well
-        raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None
-    if (columns is None or "step" in columns) and ("step" not in present or rows["step"].null_count):
+    rows = _columns(pa.BufferReader(data), columns, size_bytes=len(data))
+    if (columns is None or "step" in columns) and ("step" not in rows.column_names or rows["step"].null_count):
         raise DamagedPart("it has rows of which the step is not known")
     return rows
+
+
+def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of a part that ``decode_part`` took before, without its other bytes: pages have checksums of their own.
+
+    Raises ``DamagedPart``, and ``FileNotFoundError`` where it is gone.
+    """
+    with pa.OSFile(path) as file:
+        return _columns(file, columns, size_bytes=file.size())
+
+
+def _columns(source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int) -> pa.Table:
+    try:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        if file.metadata.num_rows > MOST_ROWS * size_bytes:
+            raise ValueError(f"its {size_bytes:,} bytes declare {file.metadata.num_rows:,} rows")
+        present = file.schema_arrow.names
+        wanted = present if columns is None else [column for column in columns if column in present]
+        return file.read(columns=wanted, use_threads=False)
+    except Exception as error:  # Arrow has errors of its own, and raises Python's as well
+        raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None

@@ -55,7 +55,7 @@ class Pieces:
     _pieces: list[_Piece] = field(default_factory=list)
 
     def columns(self, names: Sequence[str], steps: Collection[int] | None = None) -> pa.Table:
-        """[T] values of columns; with ``steps``, parts without any of these may give null instead of what they hold.
+        """[T] values of columns; with ``steps``, rows of others in parts give null instead of what they hold.
 
         Raises ``RunError`` where a part is gone since the Run was opened, or there are more values than fit.
         """
@@ -83,10 +83,12 @@ class Pieces:
     def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(SCALAR_NAMES):
             return piece.rows.select(list(names))
-        if wanted is not None and not np.isin(piece.rows["step"].to_numpy(), wanted).any():
+        wanted_T = None if wanted is None else np.isin(piece.rows["step"].to_numpy(), wanted)
+        if wanted_T is not None and not wanted_T.any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
         rows = self._files.again(piece.part, names)
-        return rows if piece.own_T is None else rows.filter(piece.own_T)
+        rows = rows if piece.own_T is None else rows.filter(piece.own_T)
+        return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
 
     def before(self, step: int) -> Pieces:
         """The same without the rows of ``step`` and later ones."""

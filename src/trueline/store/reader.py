@@ -40,6 +40,12 @@ from trueline.store.tensor_reader import TensorReader
 from trueline.store.tensors import TensorValue
 from trueline.store.whole import stats_of, whole_stats
 
+_LONGEST = "sketch"
+"""The column whose lists may not fit into memory together."""
+
+_OF_GROUPS = [name for name in WORKER_SCHEMA.names if name.startswith("group_")]
+"""Columns of short lists that are asked for one after the other: each by itself would cost a look into every part."""
+
 _UNREADABLE = "Check its permissions and the disk, or copy it again."
 
 
@@ -143,7 +149,7 @@ class Run(Shown):
         """[R] one column of ``table()``, merged on first use; null where not measured."""
         if name not in self._columns:
             _known(name)
-            self._load([name])
+            self._load(_OF_GROUPS if name in _OF_GROUPS else [name])
         return self._columns[name]
 
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -160,21 +166,25 @@ class Run(Shown):
         return self._spread(self._scalars(column, digests=True), 0, np.uint64)
 
     def measured(self, column: str) -> np.ndarray:
-        """[T, N] bool: where a column was measured, found without holding more than one part of its values."""
+        """[T, N] bool: where a column was measured; of a sketch no more than one part of its values is held for it."""
         _known(column)
-        valid_R = self._rows.merge(self._pieces.measured(column)).is_valid().to_numpy(zero_copy_only=False)
+        rows = self._rows.merge(self._pieces.measured(column)) if column == _LONGEST else self.column(column)
+        valid_R = rows.is_valid().to_numpy(zero_copy_only=False)
         measured_TN = np.zeros((len(self.steps), len(self.ranks)), dtype=bool)
         measured_TN[self._step_index, self._rank_index] = valid_R & self._of_main_lists(column)
         return measured_TN
 
-    def stack(self, column: str, *, steps: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def stack(
+        self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Values [T, N, K] of a list column and where they were measured [T, N] bool; float64, uint64 for digests.
 
-        What was not measured is NaN, or 0 for digests. ``steps`` makes T these steps only, and reads little else: a
-        sketch at every step of a long Run does not fit into memory. Raises ``RunError`` where lengths differ (see
-        ``lists``), or for a column without lists.
+        What was not measured is NaN, or 0 for digests. ``steps``, which are distinct, makes T these steps only, and
+        reads little else where they are few: a sketch at every step of a long Run does not fit into memory. ``ranks``,
+        ascending, makes N these only. Raises ``RunError`` where lengths differ (see ``lists``), or for a column without
+        lists.
         """
-        lists, rows = self._measured_lists(column, steps)
+        lists, rows = self._measured_lists(column, steps, ranks)
         lengths = np.unique(lists.value_lengths().to_numpy())
         if len(lengths) > 1:
             raise RunError(
@@ -183,20 +193,27 @@ class Run(Shown):
             )
         num_values = int(lengths[0]) if len(lengths) else 0
         dtype, absent = (np.uint64, 0) if pa.types.is_uint64(lists.type.value_type) else (np.float64, np.nan)
-        positions = {int(step): position for position, step in enumerate(self.steps if steps is None else steps)}
-        values_TNK = np.full((len(positions), len(self.ranks), num_values), absent, dtype=dtype)
+        at_T, at_N = (
+            self.steps if steps is None else np.asarray(steps),
+            np.asarray(self.ranks if ranks is None else ranks),
+        )
+        order_T = np.argsort(at_T)
+        values_TNK = np.full((len(at_T), len(at_N), num_values), absent, dtype=dtype)
         measured_TN = np.zeros(values_TNK.shape[:2], dtype=bool)
-        at = [positions[step] for step in self._rows.steps[rows].tolist()], self._rank_index[rows]
+        place_T = order_T[np.searchsorted(at_T, self._rows.steps[rows], sorter=order_T)]
+        at = place_T, np.searchsorted(at_N, self._rows.ranks[rows])
         values_TNK[at] = _flat(lists).reshape(len(rows), num_values)
         measured_TN[at] = True
         return values_TNK, measured_TN
 
-    def lists(self, column: str, *, steps: Sequence[int] | None = None) -> dict[tuple[int, int], np.ndarray]:
+    def lists(
+        self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
+    ) -> dict[tuple[int, int], np.ndarray]:
         """The values of a list column by (step, rank), each [K] with its own K, in the column's own dtype.
 
-        ``steps`` as in ``stack``. Raises ``RunError`` for a column without lists.
+        ``steps`` and ``ranks`` as in ``stack``. Raises ``RunError`` for a column without lists.
         """
-        lists, rows = self._measured_lists(column, steps)
+        lists, rows = self._measured_lists(column, steps, ranks)
         values, ends = _flat(lists), np.cumsum(lists.value_lengths().to_numpy()).tolist()
         keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
         return {key: values[begin:end] for key, begin, end in zip(keys, [0, *ends], ends, strict=False)}
@@ -353,18 +370,24 @@ class Run(Shown):
             )
         return values_R
 
-    def _measured_lists(self, column: str, steps: Sequence[int] | None) -> tuple[pa.Array, np.ndarray]:
-        """The lists of a column that were measured at ``steps`` (None: at all), and the index of each one's row."""
+    def _measured_lists(
+        self, column: str, steps: Sequence[int] | None, ranks: Sequence[int] | None
+    ) -> tuple[pa.Array, np.ndarray]:
+        """The lists of a column that were measured at ``steps`` by ``ranks`` (None: all), and the index of each one's
+        row.
+        """
         _known(column)
         if column in SCALAR_NAMES:
             raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
-        if steps is None or column in self._columns:
+        if steps is None or column in self._columns or 2 * len(steps) > len(self.steps):
             lists_R = self.column(column)
         else:
             lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
         wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & self._of_main_lists(column)
         if steps is not None:
             wanted_R &= np.isin(self._rows.steps, list(steps))
+        if ranks is not None:
+            wanted_R &= np.isin(self._rows.ranks, list(ranks))
         rows = np.flatnonzero(wanted_R)
         return lists_R if len(rows) == len(lists_R) else lists_R.take(pa.array(rows)), rows
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from trueline.store.reader import Run
 from trueline.view.document import policy, resource, template, version
 from trueline.view.matrix import colour_rules
 from trueline.view.output import save, writable_target
@@ -32,7 +31,7 @@ def write_report(
     """
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     target = writable_target(out, overwrite=overwrite)
-    save(target, render(read_runs([each for path in paths for each in (path, *Run(path).models.values())])))
+    save(target, render(read_runs(paths)))
     return target
 
 

@@ -17,7 +17,7 @@ from trueline.analyze.dispersion import (
     ChanceBand,
     CosineMatrix,
     chance_band,
-    cosine_matrix,
+    cosine_matrices,
     dispersion,
     steps_with_cosines,
 )
@@ -105,18 +105,19 @@ class RunReading:
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[RunReading]:
-    """Every Run of a report, checked and measured, under names that differ. Raises ``RunError``, ``InputError``."""
+    """Every Run of a report and those of its further models, checked and measured, under names that differ. Raises
+    ``RunError``, ``InputError``.
+    """
     if not paths:
         raise InputError(
             "A report needs at least one Run. Pass a directory that trueline.watch or `trueline run` wrote."
         )
-    names = distinct_names([os.fspath(path) for path in paths])
-    return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    runs = [each for run in map(Run, paths) for each in (run, *map(Run, run.models.values()))]
+    names = distinct_names([run.path for run in runs])
+    return [_reading(run, name) for run, name in zip(runs, names, strict=True)]
 
 
-def read_run(path: str | os.PathLike[str], name: str) -> RunReading:
-    """What the report shows of the Run at ``path`` under ``name``."""
-    run = Run(path)
+def _reading(run: Run, name: str) -> RunReading:
     report = check(run)
     steps = run.steps
     workers: dict[str, Series] = {}
@@ -195,6 +196,6 @@ def _matrices(run: Run) -> tuple[tuple[CosineMatrix, ...], str]:
         )
     chosen = np.unique(np.linspace(0, steps.size - 1, min(MAX_MATRIX_STEPS, steps.size)).round().astype(np.intp))
     try:
-        return tuple(cosine_matrix(run, int(step)) for step in steps[chosen]), ""
+        return tuple(cosine_matrices(run, steps[chosen].tolist())), ""
     except CannotTell as error:
         return (), f"The cosines cannot be told: {error}."

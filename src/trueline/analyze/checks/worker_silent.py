@@ -42,7 +42,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trueline.analyze.evidence import (
     MAX_SITES,
@@ -61,7 +60,7 @@ from trueline.analyze.evidence import (
     steps_text,
 )
 from trueline.analyze.stats_tests import ALARM_LEVEL
-from trueline.schema.errors import CannotTell
+from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
@@ -168,10 +167,11 @@ def _presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, 
     envs = [run.env[rank].params for rank in ranks if rank in run.env]
     if len(envs) < len(ranks) or any(params != envs[0] for params in envs):
         return None
-    rows = run.lists("param_grad_norms")
-    quiet = {int(step) for step in run.steps[silent_TN.any(axis=1)]}
-    steps = [int(step) for step in run.steps if step not in quiet and all((step, rank) in rows for rank in ranks)]
-    if not steps or any(len(rows[step, rank]) != len(envs[0]) for step in steps for rank in ranks):
+    try:
+        norm_TNP, measured_TN = run.stack("param_grad_norms", ranks=ranks)
+    except RunError:
         return None
-    norms: NDArray[np.float64] = np.stack([np.stack([rows[step, rank] for rank in ranks]) for step in steps])
-    return ~(norms <= 0), envs[0], steps
+    steps_T = ~silent_TN.any(axis=1) & measured_TN.all(axis=1)
+    if not steps_T.any() or norm_TNP.shape[2] != len(envs[0]):
+        return None
+    return ~(norm_TNP[steps_T] <= 0), envs[0], run.steps[steps_T].tolist()
