@@ -31,6 +31,16 @@ def test_report_writes_the_file_and_says_the_verdict(
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_report_shows_the_further_models_of_a_job(
+    run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(run_path / "models" / "critic")
+    code, printed, _ = trueline(monkeypatch, capsys, "report", run_path, "-o", tmp_path / "r.html")
+
+    assert code == 0
+    assert [line.partition(": ")[0] for line in printed.splitlines()] == ["exp", "critic", "Report"]
+
+
 def test_report_json_is_one_document(
     run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

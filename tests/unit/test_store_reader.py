@@ -406,6 +406,20 @@ def test_a_part_that_changes_after_opening_is_an_error(tmp_path):
         run.stack("lr")
 
 
+def test_a_byte_that_changes_after_opening_is_an_error_or_makes_no_difference(tmp_path):
+    path = write_run(tmp_path / "run", [[{"step": step, "lr": [step / 3]} for step in range(40)]])
+    run, part = Run(path), only_file(path / "workers", "part-*")
+    data, whole = part.read_bytes(), run.before(100).stack("lr")[0]
+    refused = 0
+    for place in range(4, len(data) - 8, 3):
+        part.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        try:
+            assert np.array_equal(run.before(100).stack("lr")[0], whole), place
+        except RunError:
+            refused += 1
+    assert refused > 100
+
+
 def damage(path, text):
     (path / "manifest.json").write_text(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
@@ -16,7 +16,7 @@ from trueline.store.layout import PartName
 from trueline.store.listing import names_in
 from trueline.store.merging import rows_within
 from trueline.store.migrate import to_current
-from trueline.store.parts import DamagedPart, decode_part, read_columns
+from trueline.store.parts import DamagedPart, decode_part, footer_crc, read_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class PartFiles:
     root: str
     folder_of: Callable[[PartName], str]
     schema: pa.Schema
+    _footers: dict[PartName, int] = field(default_factory=dict[PartName, int], repr=False, compare=False)
+    """Of the parts that were read whole."""
 
     def first(self, part: PartName, names: Sequence[str], problems: list[str]) -> pa.Table | None:
         """Columns of a part that was found just now; None for a damaged one, which is named in ``problems``."""
@@ -58,11 +60,14 @@ class PartFiles:
         return to_current(rows, self.schema, names)
 
     def _decoded(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        return decode_part(self.fs.cat_file(posixpath.join(self.root, self._path(part))), part, names)
+        data = self.fs.cat_file(posixpath.join(self.root, self._path(part)))
+        rows = decode_part(data, part, names)
+        self._footers[part] = footer_crc(pa.BufferReader(data))
+        return rows
 
     def _columns(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        if isinstance(self.fs, LocalFileSystem):
-            return read_columns(posixpath.join(self.root, self._path(part)), names)
+        if part in self._footers and isinstance(self.fs, LocalFileSystem):
+            return read_columns(posixpath.join(self.root, self._path(part)), names, footer=self._footers[part])
         return self._decoded(part, names)
 
     def _merged_since(self, part: PartName) -> PartName | None:

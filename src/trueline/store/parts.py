@@ -49,12 +49,23 @@ def decode_part(data: bytes, name: PartName, columns: Sequence[str] | None = Non
     return rows
 
 
-def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
-    """Columns of a part that ``decode_part`` took before, without its other bytes: pages have checksums of their own.
+def footer_crc(source: pa.NativeFile) -> int:
+    """The CRC32 of the footer, which says where everything is, from where its length puts it to the end of the file."""
+    source.seek(max(source.size() - 8, 0))
+    length = int.from_bytes(source.read(4), "little")
+    source.seek(max(source.size() - 8 - length, 0))
+    return zlib.crc32(source.read())
+
+
+def read_columns(path: str, columns: Sequence[str], *, footer: int) -> pa.Table:
+    """Columns of a part that ``decode_part`` took before, without its other bytes: its ``footer_crc`` was ``footer``,
+    and pages have checksums of their own.
 
     Raises ``DamagedPart``, and ``FileNotFoundError`` where it is gone.
     """
     with pa.OSFile(path) as file:
+        if footer_crc(file) != footer:
+            raise DamagedPart("its footer is another")
         return _columns(file, columns, size_bytes=file.size())
 
 
