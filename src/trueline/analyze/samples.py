@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,28 +107,28 @@ class Samples:
 def consumed_samples(run: Run) -> Samples:
     """The samples of all data-parallel workers; raises ``CannotTell`` where fewer than two left any."""
     ranks = several_workers(run)
-    index_of = {rank: index for index, rank in enumerate(ranks)}
-    rows = {key: row for key, row in run.lists("sample_digests").items() if key[1] in index_of and len(row)}
-    if len({rank for _, rank in rows}) < 2:
-        raise CannotTell(f"sample digests of two workers are needed, and {len({rank for _, rank in rows})} left some")
-    steps_R = np.array([step for step, _ in rows], dtype=np.int64)
-    workers_R = np.array([index_of[rank] for _, rank in rows], dtype=np.int64)
-    lengths_R = np.array([len(row) for row in rows.values()], dtype=np.int64)
+    steps_R, ranks_R, lengths_R, digests = run.flat("sample_digests", ranks=ranks)
+    begins_R, some_R = np.cumsum(lengths_R) - lengths_R, lengths_R > 0
+    steps_R, ranks_R, lengths_R, begins_R = (of_R[some_R] for of_R in (steps_R, ranks_R, lengths_R, begins_R))
+    left = len(np.unique(ranks_R))
+    if left < 2:
+        raise CannotTell(f"sample digests of two workers are needed, and {left} left some")
+    workers_R = np.searchsorted(ranks, ranks_R)
     block_TN, known = _blocks(run, ranks)
     blocks_R = block_TN[np.searchsorted(run.steps, steps_R), workers_R]
     starts_R = np.searchsorted(run.restarts, steps_R, side="right")
     order_R = np.lexsort((workers_R, steps_R, blocks_R))
-    digests = list(rows.values())
-    lengths_R = lengths_R[order_R]
+    lengths_R = lengths_R[order_R].astype(np.int64)
     offsets_R = np.cumsum(lengths_R) - lengths_R
+    position = np.arange(int(lengths_R.sum())) - np.repeat(offsets_R, lengths_R)
     _, first, block = np.unique(blocks_R[order_R], return_index=True, return_inverse=True)
     start_of_block = starts_R[order_R][first]
     return Samples(
         ranks=tuple(ranks),
-        digest=np.concatenate([digests[int(index)] for index in order_R], dtype=np.uint64),
+        digest=digests[np.repeat(begins_R[order_R], lengths_R) + position],
         step=np.repeat(steps_R[order_R], lengths_R),
         worker=np.repeat(workers_R[order_R], lengths_R),
-        position=np.arange(int(lengths_R.sum())) - np.repeat(offsets_R, lengths_R),
+        position=position,
         block=np.repeat(block.astype(np.int64), lengths_R),
         block_known=known,
         cut=frozenset(np.flatnonzero(np.diff(start_of_block)).tolist()),
@@ -148,12 +149,19 @@ def share_in_common(samples: Samples, one: int, other: int, *, first: int, last:
 
 
 def first_equal(block: Ints, digest: NDArray[np.uint64]) -> Ints:
-    """[n] for each slot the index of the first slot of equal block and digest."""
-    order = np.lexsort((digest, block))
+    """[n] for each slot the index of the first slot of equal block and digest; blocks are numbered from 0."""
+    anywhere = _first_of(digest)
+    return _first_of(block * len(block) + anywhere) if np.any(block) else anywhere
+
+
+def _first_of(key: NDArray[Any]) -> Ints:
+    """[n] for each slot the index of the first slot of equal key."""
+    order = np.argsort(key)  # need not be stable, and is several times as fast as one that is
     opens = np.ones(len(order), dtype=bool)
-    opens[1:] = (block[order][1:] != block[order][:-1]) | (digest[order][1:] != digest[order][:-1])
+    opens[1:] = key[order][1:] != key[order][:-1]
     first = np.empty(len(order), dtype=np.int64)
-    first[order] = order[np.maximum.accumulate(np.where(opens, np.arange(len(order)), 0))]
+    if len(order):
+        first[order] = np.minimum.reduceat(order, np.flatnonzero(opens))[np.cumsum(opens) - 1]
     return first
 
 

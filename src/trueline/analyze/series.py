@@ -18,7 +18,7 @@ import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.kept import kept
-from trueline.analyze.samples import Samples, consumed_samples
+from trueline.analyze.samples import Samples, consumed_samples, first_equal
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.workers import COLUMN_BY_NAME
 from trueline.store.reader import Run
@@ -246,14 +246,7 @@ def _own_again(samples: Samples) -> tuple[Bools, Bools]:
     np.minimum.at(shared_at, number[worker != owner], step[worker != owner])
     again = np.empty(num, dtype=np.bool_)
     again[order] = (worker == owner) & (step > first_step) & (step <= shared_at[number])
-    fresh = np.zeros(num, dtype=np.bool_)
-    keys = np.lexsort((samples.step, samples.digest, samples.worker))
-    changed = np.ones(num, dtype=np.bool_)
-    changed[1:] = (samples.worker[keys][1:] != samples.worker[keys][:-1]) | (
-        samples.digest[keys][1:] != samples.digest[keys][:-1]
-    )
-    fresh[keys] = changed
-    return again, fresh
+    return again, first_equal(samples.worker, samples.digest) == np.arange(num)
 
 
 def _parts(run: Run, ranks: list[int]) -> Parts:

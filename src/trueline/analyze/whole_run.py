@@ -217,12 +217,12 @@ def _rates(run: Run, ranks: list[int]) -> list[Floats]:
     """[T, groups of the optimizer] learning rates of the first worker that left any, the last one known where a step
     has none.
     """
-    lists = run.lists("lr")
     for rank in ranks:
-        rows = {index: lists[step, rank] for index, step in enumerate(run.steps.tolist()) if (step, rank) in lists}
-        if rows and len({len(row) for row in rows.values()}) == 1:
-            out = np.full((len(run.steps), len(next(iter(rows.values())))), np.nan)
-            for index in range(len(out)):
-                out[index] = rows.get(index, out[index - 1])
-            return [out]
+        try:
+            rates_T1G, measured_T1 = run.stack("lr", ranks=[rank])
+        except RunError:  # their number changes
+            continue
+        if measured_T1.any():
+            last_T = np.maximum.accumulate(np.where(measured_T1[:, 0], np.arange(len(measured_T1)), -1))
+            return [np.where(last_T[:, None] >= 0, rates_T1G[last_T, 0], np.nan)]
     return []

@@ -213,10 +213,19 @@ class Run(Shown):
 
         ``steps`` and ``ranks`` as in ``stack``. Raises ``RunError`` for a column without lists.
         """
-        lists, rows = self._measured_lists(column, steps, ranks)
-        values, ends = _flat(lists), np.cumsum(lists.value_lengths().to_numpy()).tolist()
-        keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
+        steps_R, ranks_R, lengths_R, values = self.flat(column, steps=steps, ranks=ranks)
+        ends = np.cumsum(lengths_R).tolist()
+        keys = zip(steps_R.tolist(), ranks_R.tolist(), strict=True)
         return {key: values[begin:end] for key, begin, end in zip(keys, [0, *ends], ends, strict=False)}
+
+    def flat(
+        self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The same as ``lists`` in four arrays, by step, then rank: step, rank and length of each list, and all values
+        one after the other.
+        """
+        lists, rows = self._measured_lists(column, steps, ranks)
+        return self._rows.steps[rows], self._rows.ranks[rows], lists.value_lengths().to_numpy(), _flat(lists)
 
     @property
     def has_records(self) -> bool:

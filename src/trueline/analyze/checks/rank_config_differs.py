@@ -55,6 +55,7 @@ from trueline.analyze.evidence import (
     several_workers,
 )
 from trueline.analyze.held import ABSENT, FROZEN, TRAINS, Parting, partings
+from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.site import Site
@@ -175,10 +176,16 @@ def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Fi
 
 def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
     """Learning rates by rank, as text, at the steps at which they differ."""
+    try:
+        rates_TNK, measured_TN = run.stack("lr", ranks=ranks)
+    except RunError:  # their numbers differ
+        steps = None
+    else:
+        bits_TNK = rates_TNK.view(np.uint64)
+        steps = run.steps[np.any([differs(bits_TN, measured_TN) for bits_TN in np.moveaxis(bits_TNK, 2, 0)], axis=0)]
     by_step: defaultdict[int, dict[int, Floats]] = defaultdict(dict)
-    for (step, rank), rates in run.lists("lr").items():
-        if rank in ranks:
-            by_step[step][rank] = rates
+    for (step, rank), rates in run.lists("lr", steps=steps, ranks=ranks).items():
+        by_step[step][rank] = rates
     return {
         step: {rank: _text(rates.tolist()) for rank, rates in of_step.items()}
         for step, of_step in by_step.items()
