@@ -146,6 +146,19 @@ def test_a_pair_is_dated_from_where_it_is_close(workers, since):
     assert f"since step {finding.step_first}" in finding.claim
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_a_pair_without_dropout_is_dated_too(noise):
+    """After the change nothing varies any more, before it much does."""
+
+    def draw(rng, step):
+        x = rng.standard_normal((4, 16))
+        x[1] = x[0] + noise * rng.standard_normal(16) if step >= 80 else x[1]
+        return x
+
+    (finding,) = dispersion_low.judge(series_from(draw, 200), PROMISE)
+    assert (finding.ranks, finding.step_first) == ((0, 1), 80)
+
+
 def test_three_copies_are_one_finding_and_two_pairs_are_two():
     series = _copied(_copied(series_from(independent(8, 8), 60, with_parts=False), 1, 4), 1, 6)
     (finding,) = dispersion_low.judge(series, PROMISE)

@@ -42,11 +42,12 @@ class Onset:
     high: int
 
 
-def onset_of(values_T: Floats, *, latest: int, memory_ratio: float = 1.0) -> Onset:
+def onset_of(values_T: Floats, *, latest: int, memory_ratio: float = 1.0, steady: bool = False) -> Onset:
     """The onset, at ``latest`` or before, of the level that ``values_T`` (measured at every step) end on.
-    ``memory_ratio`` is how many times as much steps say that remember each other.
+    ``memory_ratio`` is how many times as much steps say that remember each other. ``steady`` values have the same
+    noise all along the run until they change, as shares and ranks have; others are divided by what it is nearby.
     """
-    values_T = values_T / _noise(values_T)
+    values_T = values_T if steady else values_T / _noise(values_T)
     gain_K, spread2 = _gains(values_T, latest)
     for _ in range(2):  # the levels tell what is far from them, and the rest tells the levels
         best = int(np.argmax(gain_K))
@@ -59,13 +60,13 @@ def onset_of(values_T: Floats, *, latest: int, memory_ratio: float = 1.0) -> Ons
     return Onset(best, int(held[0]), int(held[-1]))
 
 
-def alarm_onset(values_R: Floats, alarm: Alarm, memory: Memory) -> Onset:
+def alarm_onset(values_R: Floats, alarm: Alarm, memory: Memory, *, steady: bool = False) -> Onset:
     """The onset in the rows that ``alarm`` counts, of values [R] that are around 0 before it: of those up to where the
     evidence is highest, at the alarm or before. NaN where not measured.
     """
     rows = np.flatnonzero(np.isfinite(values_R[: alarm.last + 1]))
     latest = int(np.searchsorted(rows, alarm.crossed))
-    onset = onset_of(values_R[rows], latest=latest, memory_ratio=memory.ratio)
+    onset = onset_of(values_R[rows], latest=latest, memory_ratio=memory.ratio, steady=steady)
     return Onset(*(int(rows[index]) for index in (onset.at, onset.low, onset.high)))
 
 

@@ -332,6 +332,6 @@ def _dated(close: Copies, series: WorkerSeries, memory: Memory, rows: Ints, apar
 
     Bets win by chance before the change, too, so where they began to win does not date it.
     """
-    onset = alarm_onset(apart_R, close.alarm, memory)
+    onset = alarm_onset(apart_R, close.alarm, memory, steady=True)
     first, low, high = (int(series.steps[rows[index]]) for index in (onset.at, onset.low, onset.high))
     return replace(close, first=first, since=(low, high))
