@@ -244,6 +244,32 @@ def test_what_is_no_multiple_of_a_sum_shows_none():
         assert np.isnan(found(loss)).all()
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_short_window_that_was_divided_as_a_full_one_is_a_mean_or_is_noted(tmp_path, returns):
+    """As HF Accelerate does at the end of an epoch whose batches do not come out even."""
+    model = LM()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    means = []
+    with trueline.watch(model, optimizer, out=tmp_path):
+        for micros in (4, 4, 3, 4):
+            losses = [model(*batch(seed)).loss for seed in range(micros)] if returns else []
+            losses = losses or [preferred(model(batch(seed)[0]).logits) for seed in range(micros)]
+            for loss in losses:
+                (loss / 4).backward()
+            means.append(torch.stack(losses).mean().item())
+            optimizer.step()
+            optimizer.zero_grad()
+    run = trueline.open_run(tmp_path)
+    recorded = run.pivot("loss")[0].ravel().tolist()
+    notes = [note for note in run.manifest.notes if "it is too small if each was divided by 4" in note]
+    if returns:
+        assert recorded == pytest.approx(means, rel=2e-6)
+        assert notes == []
+    else:
+        assert recorded == pytest.approx([*means[:2], 0.75 * means[2], means[3]], rel=2e-6)
+        assert len(notes) == 1
+
+
 # -- which number it is
 
 

@@ -59,6 +59,7 @@ class LossProbe:
         self._noted: set[str] = set()
         self._workers = workers
         self._rel = 1e-5
+        self._window = 0
         self._given: list[tuple[Pass, Given]] = []
         self._output: list[tuple[Pass, Tensor]] = []
         self._backward: list[tuple[Pass, Tensor]] = []
@@ -122,7 +123,8 @@ class LossProbe:
             parts = host["part_losses"].tolist() if "part_losses" in host else []
             return out | {"part_losses": parts, "models_loss": True}
         rows = [host[name].numpy() if name in host else NO_ROWS for name in ("loss_trained", "loss_returned")]
-        choice = choose(*rows, workers=self._workers, rel=self._rel, step=step)
+        self._window = max(self._window, micros)
+        choice = choose(*rows, workers=self._workers, rel=self._rel, step=step, window=self._window)
         if choice is None:
             return out
         if not (self.source == PER_TOKEN and choice.tokens is not None):

@@ -34,18 +34,23 @@ class Choice:
     note: str = ""
 
 
-def choose(trained_M3: Array, returned_M3: Array, *, workers: int, rel: float, step: int) -> Choice | None:
+def choose(
+    trained_M3: Array, returned_M3: Array, *, workers: int, rel: float, step: int, window: int = 0
+) -> Choice | None:
     """The loss of one step; None where neither is known.
 
     Rows are (loss, sum over tokens, tokens), NaN where unknown: of each backward pass, whose losses add up, and of each
     forward pass of the model. Numbers that differ by less than ``rel``, relative, are equal but for rounding. What was
     trained is the loss; where it is a multiple of a sum over tokens, by a count that is not this rank's own, their mean
-    is.
+    is. ``window`` is the most micro-batches that a step had so far: the last one of an epoch may have fewer, of which
+    some frameworks divide each by ``window`` all the same.
     """
     if not len(trained_M3):
         return _returned_alone(returned_M3)
     trained = float(trained_M3[:, 0].sum())
     returned = returned_M3[:, 0]
+    if 0 < len(returned) < window and math.isclose(trained * window, float(returned.sum()), rel_tol=rel):
+        return Choice(float(returned.mean()), parts=returned.tolist(), is_models=True)
     agrees = _agrees(trained, returned, workers=workers, rel=rel) or _same_sums(trained_M3, returned_M3, rel=rel)
     sums_M2 = _token_sums(trained_M3, returned_M3, agrees=agrees)
     if sums_M2 is None:
@@ -54,7 +59,8 @@ def choose(trained_M3: Array, returned_M3: Array, *, workers: int, rel: float, s
         return _per_token(trained, sums_M2, rel=rel, step=step, is_models=agrees)
     parts = (trained_M3[:, 0] * len(trained_M3)).tolist()
     if agrees or not len(returned) or not np.isfinite([trained, *returned]).all():
-        return Choice(trained, parts=parts, is_models=agrees)
+        short = not agrees and len(trained_M3) < window
+        return Choice(trained, parts=parts, is_models=agrees, note=_short(len(parts), window, step) if short else "")
     mean = float(returned.mean())
     if scale := _scale(trained, mean, rel):
         return Choice(mean, None, returned.tolist(), "output", is_models=True, note=_scaled(scale, step))
@@ -154,6 +160,13 @@ def _scale(trained: float, loss: float, rel: float) -> float | None:
         return None
     nearest = 2.0 ** round(math.log2(ratio))
     return nearest if math.isclose(ratio, nearest, rel_tol=rel) else None
+
+
+def _short(micros: int, window: int, step: int) -> str:
+    return (
+        "the loss of a step with fewer micro-batches than others is what backward was called on, added up: at step "
+        f"{step}, with {micros}, it is too small if each was divided by {window} as before (HF Accelerate does that)."
+    )
 
 
 def _scaled(scale: float, step: int) -> str:
