@@ -178,7 +178,11 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     assert done.returncode == 1
     assert "ValueError: mine" in done.stderr
     assert "watched model (single, 1 rank): 16 steps, gradients at 16." in done.stderr
-    assert len(trueline.open_run(tmp_path / "run").steps) == 16
+    run = trueline.open_run(tmp_path / "run")
+    assert len(run.steps) == 16
+    line = 1 + SCRIPT[: SCRIPT.index("total = sum")].count("\n")
+    assert run.env[0].raised == f"ValueError at {script.name}:{line}"
+    assert trueline.check(run).notes[0] == f"Rank 0 raised ValueError at {script.name}:{line} after step 15."
     again = call([TRUELINE, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
     assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
 

@@ -188,6 +188,27 @@ def left_open(path, num_steps):
     return writer
 
 
+def test_what_ended_the_training_is_told_of_the_rank_that_raised_first(tmp_path):
+    ends = {
+        0: ("RuntimeError at train.py:9", 20),
+        1: ("ValueError at train.py:5", 10),
+        2: ("", 0),
+        3: ("RuntimeError at train.py:9", 21),
+    }
+    rows = healthy_rows(4, 6)
+    for rank, (raised, raised_ns) in ends.items():
+        writer = RunWriter(tmp_path, rank=rank)
+        manifest = Manifest(world_size=4, data_parallel_ranks=[0, 1, 2, 3], adapter="ddp")
+        writer.describe(manifest if rank == 0 else None, rank_env(rank, 4, raised=raised, raised_ns=raised_ns))
+        for step in range(6):
+            writer.write({"step": step, **rows[step, rank]})
+        writer.close()
+    assert check(tmp_path).notes[0] == (
+        "Rank 1 raised ValueError at train.py:5 after step 5; ranks 0 and 3 raised RuntimeError at train.py:9 after "
+        "step 5; rank 2 ended without an exception."
+    )
+
+
 def test_killed_ranks_and_running_ones_are_noted_with_their_last_step(tmp_path):
     writer = left_open(tmp_path, (6, 8))
     try:

@@ -1,4 +1,6 @@
-"""How a Run ended on each rank: closed, killed, or still being written; and which ranks stopped before the others."""
+"""How a Run ended on each rank: closed, by an exception, killed, or still being written; and which ranks stopped before
+the others.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _WORDS: dict[End, str] = {
 
 
 def ends_of(run: Run) -> list[str]:
-    """A line for the ranks that did not close the Run and still run, one for those that were killed, and one for closed
-    ranks whose rows end before those of the others.
+    """A line for the ranks that an exception ended, one for those that did not close the Run and still run, one for
+    those that were killed, and one for closed ranks whose rows end before those of the others.
     """
     last = {rank: _last_step(run, rank) for rank in dict.fromkeys([*data_parallel_ranks(run), *run.unclosed])}
     unclosed: dict[End, list[int]] = {}
@@ -30,7 +32,8 @@ def ends_of(run: Run) -> list[str]:
         unclosed.setdefault(_end(run, rank), []).append(rank)
     if parting_of(run) is not None:  # ranks that made other numbers of updates end at other steps
         last = dict.fromkeys(last, max((step for step in last.values() if step is not None), default=None))
-    lines = [_not_closed(ranks, [last[rank] for rank in ranks], end) for end, ranks in unclosed.items()]
+    lines = _raised(run, last)
+    lines += [_not_closed(ranks, [last[rank] for rank in ranks], end) for end, ranks in unclosed.items()]
     return lines + _early({rank: step for rank, step in last.items() if rank not in run.unclosed}, last)
 
 
@@ -39,6 +42,22 @@ def _end(run: Run, rank: int) -> End:
     if "://" in run.path or not owner_left(run.path, rank):
         return "unknown"
     return "killed" if living(run.path, rank=rank) is None else "running"
+
+
+def _raised(run: Run, last: dict[int, int | None]) -> list[str]:
+    """One line of what ended the training on which ranks, in the order of their clocks: those that were left waiting
+    for one often raise too, of the connection.
+    """
+    by_cause: dict[str, list[int]] = {}
+    for env in sorted(run.env.values(), key=lambda env: env.raised_ns):
+        if env.raised:
+            step = last.get(env.rank)
+            after = "before its first step" if step is None else f"after step {step}"
+            by_cause.setdefault(f"{env.raised} {after}", []).append(env.rank)
+    told = [f"{ranks_text(ranks)} raised {cause}" for cause, ranks in by_cause.items()]
+    if quiet := [rank for rank, env in run.env.items() if not env.raised and rank not in run.unclosed]:
+        told.append(f"{ranks_text(quiet)} ended without an exception")
+    return [f"{capitalized('; '.join(told))}."] if by_cause else []
 
 
 def _not_closed(ranks: Sequence[int], last: Sequence[int | None], end: End) -> str:

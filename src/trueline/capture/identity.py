@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +90,17 @@ class Identity:
             notes = list(dict.fromkeys([*self.manifest.notes, *self._adapter.notes]))
             self.manifest = self.manifest.model_copy(update={"notes": notes})
         return True
+
+    def note_raised(self, error: BaseException) -> None:
+        """Note what ended the training on this rank, and where in the user's own code; not what it says, which may be
+        a secret.
+        """
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)]
+        own = [frame for frame in own if not frame.filename.startswith("<")]
+        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        raised = {"raised": f"{type(error).__name__}{where}", "raised_ns": time.time_ns()}
+        self.env = self.env.model_copy(update=raised)
 
     def note_plan(self, plan: Plan, revision: int, *, step: int) -> bool:
         """Say in the manifest which Plan is in force since ``step``; False where this rank keeps no manifest."""

@@ -223,14 +223,18 @@ class Recorder:
             self.drain(patience_s=exchange.PATIENCE_S)
         self._broken.add("exchange")
 
-    def close(self) -> None:
-        """Write what is left, close the Sink, and leave the model as it was."""
+    def close(self, raised: BaseException | None = None) -> None:
+        """Write what is left, and that ``raised`` ended the training; close the Sink, and leave the model as it was."""
         with self.guarded("close"):
             self.drain(patience_s=exchange.PATIENCE_S)
         if "replicas" not in self._broken:
             self._digest_last()
         self.session.detach()
         self._detach()
+        if raised is not None:
+            with self.guarded("close"):
+                self._identity.note_raised(raised)
+                self._outlet.describe(self._identity.manifest, self._identity.env)
         self._outlet.close()
 
     def abandon(self) -> None:

@@ -115,7 +115,7 @@ class Watch:
         self._handles = self._hook(model, adapter)
         self._closed = False
         seams.destroy_groups.add(self._before_destroy)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         _living.add(self)
         if (optimizer_running := self.updates.running()) is not None:
             self._recorder.before_update(optimizer_running, gradients_ready=False)
@@ -169,15 +169,15 @@ class Watch:
         numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
         return next(each for each in numbered if further_run(out, each) not in taken)
 
-    def close(self) -> None:
+    def close(self, *, raised: BaseException | None = None) -> None:
         """Write what is left, take all hooks off and give back the connections between ranks. Called again, or at
-        exit, it does nothing.
+        exit, it does nothing. ``raised`` is what ended the training, if that is known.
         """
         if not self._closed:
             self._unhook()
             if not self.updates.ended_any:
                 _log.warning("trueline: no optimizer step seen, so the Run at '%s' has no steps.", self.run_path)
-            self._recorder.close()
+            self._recorder.close(raised)
             self._recorder.team.give_back()
 
     def abandon(self) -> None:
@@ -191,13 +191,17 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, raised: BaseException | None, *_: object) -> None:
+        self.close(raised=raised)
+
+    def _at_exit(self) -> None:
+        """Close, knowing what the interpreter is ended by; at a prompt that is whatever was raised last."""
+        self.close(raised=None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 
     def _unhook(self) -> None:
         self._closed = True
         _living.discard(self)
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         seams.destroy_groups.remove(self._before_destroy)
         for handle in self._handles:
             handle.remove()

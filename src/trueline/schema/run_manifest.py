@@ -159,6 +159,8 @@ class RankEnv(BaseModel):
         default_factory=list, description="parameters that every rank holds whole, where others are in shards"
     )
     buffers: list[str] = Field(default_factory=list)
+    raised: str = Field(default="", description="the exception that ended the training, and where it was raised")
+    raised_ns: int = Field(default=0, description="when, in nanoseconds since 1970 by this rank's clock")
     apart: list[ParamState] = Field(
         default_factory=list[ParamState],
         description="parameters that not all ranks held alike when watching began, as they were on this one",
