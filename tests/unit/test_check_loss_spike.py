@@ -127,6 +127,11 @@ def test_steps_at_which_a_worker_has_no_finite_loss_are_left_out(tmp_path):
     assert loss_spike.check(write_run(tmp_path, lost)) == []
 
 
+def test_a_run_without_steps_cannot_tell(tmp_path):
+    with pytest.raises(CannotTell, match="no step of this Run has one of all workers"):
+        loss_spike.check(write_run(tmp_path, {}))
+
+
 def test_too_few_steps_and_no_positive_loss_cannot_tell():
     with pytest.raises(
         CannotTell, match=r"it takes 48 steps before one can be held against them, and this Run has 48$"

@@ -198,7 +198,9 @@ def _usual(micro_T: Floats) -> Floats:
     gradient scaler leaves out makes one step of two batches.
     """
     half = MICRO_STEPS // 2
-    padded = np.pad(micro_T, half, mode="edge") if len(micro_T) else np.zeros(2 * half)
+    if not len(micro_T):
+        return micro_T
+    padded = np.pad(micro_T, half, mode="edge")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
 
 
