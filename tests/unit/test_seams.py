@@ -1,8 +1,9 @@
 """Seams: what is patched behaves as before, also in what it says."""
 
+import traceback
 import warnings
 
-from trueline.capture.seams import Patch, Seam, unseen
+from trueline.capture.seams import Patch, Seam, calling, unseen
 
 
 class Old:
@@ -33,9 +34,28 @@ def test_a_warning_points_at_the_code_of_the_user_while_a_seam_is_listened_to():
 
 def test_a_warning_points_at_the_code_of_the_user_through_a_patch():
     unpatched = where_it_points()
-    patch = Patch(Old, "__init__", unseen(lambda original, *args: original(*args)))
+    patch = Patch(Old, "__init__", calling(unseen(lambda original, *args: original(*args))))
     patch.put()
     try:
         assert where_it_points() == unpatched
     finally:
         patch.remove()
+
+
+def test_a_traceback_has_one_frame_of_ours_which_says_what_it_is():
+    class Raises:
+        def call(self):
+            raise ValueError
+
+    def frames():
+        try:
+            Raises().call()
+        except ValueError as error:
+            return traceback.extract_tb(error.__traceback__)
+
+    unpatched = frames()
+    seam = Seam(Raises, "call")
+    seam.add(lambda *args: None)
+    caller, ours, raised = frames()
+    assert [caller.filename, raised.filename] == [frame.filename for frame in unpatched] == [__file__] * 2
+    assert ours.filename.startswith("<trueline only passes the call on")

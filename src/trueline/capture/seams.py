@@ -20,10 +20,13 @@ from trueline.capture.hook import skipped, untraced
 
 _log = logging.getLogger("trueline")
 
-_UNSEEN = "<frozen trueline, passed over as importlib._bootstrap>"
+_UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._bootstrap>"
+"""Where a traceback says that our frame is, between the user's call and what it calls."""
+
+Function = Callable[..., Any]
 
 
-def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+def unseen(function: Function) -> Function:
     """``function``, whose frames `warnings` does not count: what torch warns of then points at the user's own line.
 
     It passes over frames whose file name holds both words, as it does over those of an import (CPython,
@@ -33,31 +36,29 @@ def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def calling(call: Function) -> Callable[[Function], Function]:
+    """What makes a function that runs ``call(original, *args, **kwargs)`` of an original."""
+    return lambda original: lambda *args, **kwargs: call(original, *args, **kwargs)
+
+
 class Patch:
-    """One attribute of a class or module that is replaced while it is on: ``call(original, *args, **kwargs)`` runs in
-    its place.
+    """One attribute of a class or module that is replaced while it is on, by what ``make`` makes of it: one frame, so
+    that tracebacks of the user's code have no more.
     """
 
-    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+    def __init__(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
         self._owner = owner
         self._name = name
-        self._call = call
+        self._make = make
         self._original: Any = None
-        self._put: Callable[..., Any] | None = None
+        self._put: Function | None = None
 
     def put(self) -> None:
         """Put ours in its place, unless it is there."""
         if self._put is not None:
             return
         original = getattr(self._owner, self._name)
-        call = self._call
-
-        @functools.wraps(original)
-        @skipped
-        @unseen
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return call(original, *args, **kwargs)
-
+        wrapped = functools.wraps(original)(skipped(unseen(self._make(original))))
         wrapped._torchdynamo_inline = original  # type: ignore[attr-defined]  # what dynamo has in a graph instead
 
         self._original, self._put = vars(self._owner).get(self._name, original), wrapped
@@ -75,7 +76,7 @@ class Seam:
 
     def __init__(self, owner: Any, name: str) -> None:
         self._name = name
-        self._patch = Patch(owner, name, self._call)
+        self._patch = Patch(owner, name, self._telling)
         self._before: list[Callable[..., None]] = []
         self._after: list[Callable[..., None]] = []
 
@@ -92,15 +93,16 @@ class Seam:
         if not (self._before or self._after):
             self._patch.remove()
 
-    @skipped
-    @unseen
-    def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._before:
-            untraced(self._tell, self._before, args, kwargs)
-        result = original(*args, **kwargs)
-        if self._after:
-            untraced(self._tell, self._after, args, kwargs)
-        return result
+    def _telling(self, original: Function) -> Function:
+        def passing(*args: Any, **kwargs: Any) -> Any:
+            if self._before:
+                untraced(self._tell, self._before, args, kwargs)
+            result = original(*args, **kwargs)
+            if self._after:
+                untraced(self._tell, self._after, args, kwargs)
+            return result
+
+        return passing
 
     def _tell(self, listeners: list[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for listener in tuple(listeners):

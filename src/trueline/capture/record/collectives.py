@@ -23,7 +23,7 @@ from trueline.capture.record.dispatched import dispatched
 from trueline.capture.record.guard import Fails, Guard
 from trueline.capture.record.modules import in_backward
 from trueline.capture.record.values import UNDER_WAY
-from trueline.capture.seams import Patch
+from trueline.capture.seams import Patch, calling
 from trueline.capture.world import is_initialised
 
 CHANGED = "changed before anybody waited for it where that is seen"
@@ -68,7 +68,7 @@ class Collectives:
         self._end = end
         self._buckets = Buckets(model)
         self._session = session
-        self._wait = Patch(dist.Work, "wait", self._waited) if dist.is_available() else None
+        self._wait = Patch(dist.Work, "wait", calling(self._waited)) if dist.is_available() else None
         self._pending: list[_Pending] = []
         self._texts: dict[Any, str] = {}
         self._thread = 0

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from trueline.capture.record.guard import Fails, Guard
-from trueline.capture.seams import Patch
+from trueline.capture.seams import Patch, calling
 
 _CALLS = "_TorchDynamoContext.__call__."
 """How the qualified name of the function begins that stands for a compiled one."""
@@ -39,7 +39,7 @@ class CompiledCalls:
         """Look on; nothing where nothing was ever compiled in this process."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(dynamo, "_maybe_set_eval_frame"):
-            self._patch = Patch(dynamo, "_maybe_set_eval_frame", self._set_callback)
+            self._patch = Patch(dynamo, "_maybe_set_eval_frame", calling(self._set_callback))
             self._patch.put()
 
     def detach(self) -> None:

@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
 from trueline.capture.record.modules import in_backward
-from trueline.capture.seams import Patch
+from trueline.capture.seams import Patch, calling
 
 SILENT = frozenset(
     {
@@ -147,7 +147,7 @@ class BackwardCalls:
     def __init__(self, mode: FunctionCalls, ended: Callable[[], None]) -> None:
         self._mode = mode
         self._ended = ended
-        self._patch = Patch(torch.autograd, "_engine_run_backward", self._run)
+        self._patch = Patch(torch.autograd, "_engine_run_backward", calling(self._run))
 
     def attach(self, *, sees_functions: bool) -> None:
         """Wrap the one function through which Python enters the engine; nothing where this torch has another. The mode
