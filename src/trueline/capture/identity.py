@@ -20,6 +20,9 @@ from trueline.capture.schedule import MAX_INTERVAL, Decision
 from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
 
+_NOT_USERS = {"site-packages", "dist-packages", Path(__file__).parents[1]}
+"""Folders of code that is not the user's: installed packages, and this one."""
+
 
 class Identity:
     """Holds what was last sent to the Sink and tells when it is out of date."""
@@ -95,9 +98,10 @@ class Identity:
         """Note what ended the training on this rank, and where in the user's own code; not what it says, which may be
         a secret.
         """
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)]
-        own = [frame for frame in own if not frame.filename.startswith("<")]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+        own = [
+            frame for frame in frames if not _NOT_USERS & {*Path(frame.filename).parts, *Path(frame.filename).parents}
+        ]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         raised = {"raised": f"{type(error).__name__}{where}", "raised_ns": time.time_ns()}
         self.env = self.env.model_copy(update=raised)
