@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.forked_scripts import run_unwatched, run_watched
+from tests.synthetic_runs import write_run
 
 from trueline.cli.main import main
+from trueline.cli.run_end import watched as told_as_watched
+from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.testing.ranks import Ranks
 
 BIN = Path(sys.executable).parent
@@ -281,3 +284,9 @@ def test_a_model_that_cannot_be_watched_trains_on(tmp_path):
     assert done.stdout == "done\n"
     assert "not watching" in done.stderr
     assert "matches none of the 2 parameters" in done.stderr
+
+
+def test_a_run_that_could_not_be_written_is_not_told_as_training_without_a_step(tmp_path):
+    claim = "The Run could not be written from step 1 on rank 0: File too large."
+    write_run(tmp_path, num_ranks=1, num_steps=0, findings=(Finding(WATCH_DEGRADED, "info", claim),))
+    assert told_as_watched(str(tmp_path), before={}).startswith(f"NOTHING WAS RECORDED: {claim} Run: ")

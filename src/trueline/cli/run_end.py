@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trueline.capture.handed_down import place_of_restart
+from trueline.schema.finding import WATCH_DEGRADED
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
@@ -66,6 +67,9 @@ def _run(place: str) -> str:
         return str(error)
     next_ = f"Run: {place}. Next: trueline check {shlex.quote(place)}"
     if not any(len(each.steps) for each in models):
+        stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
+        if stopped:
+            return f"NOTHING WAS RECORDED: {stopped} {next_}"
         return f"NO OPTIMIZER STEP SEEN, so the Run is empty: {'; '.join(told)}. {next_}"
     return f"watched {'; '.join(told)}. {next_}"
 
