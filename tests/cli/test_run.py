@@ -78,6 +78,17 @@ def script(tmp_path):
     return path
 
 
+COMPILED = """
+import torch
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss_of = torch.compile(lambda x: model(x).sum(), backend="eager")
+loss_of(torch.ones(2, 3)).backward()
+optimizer.step()
+"""
+"""A training whose model is called by compiled code only."""
+
+
 def call(words, cwd, **environment):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
     return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False)
@@ -188,6 +199,12 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     assert trueline.check(run).notes[0] == f"Rank 0 raised ValueError at {script.name}:{line} after step 15."
     again = call([TRUELINE, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
     assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
+
+
+def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path):
+    done = call([TRUELINE, "run", "--out", "run", "--", sys.executable, "-c", COMPILED], tmp_path)
+    assert "NOTHING WAS WATCHED: the model is called only inside of what torch.compile made" in done.stderr
+    assert "leave its call, loss.backward() and optimizer.step() outside" in done.stderr
 
 
 def test_a_signal_reaches_the_program(tmp_path):

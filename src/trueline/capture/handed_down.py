@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
 
 RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
+UNSEEN = "TRUELINE_UNSEEN"
+"""The file in which a process says why it was not watched, for the last line of the command."""
 
 
 def environment(
@@ -34,6 +37,13 @@ def settings() -> dict[str, Any]:
         "overwrite": bool(os.environ.get(OVERWRITE)),
         "resume": bool(os.environ.get(RESUME)),
     }
+
+
+def tell_unseen(why: str) -> None:
+    """Leave it to the command's last line to say ``why`` this process was not watched."""
+    if place := os.environ.get(UNSEEN):
+        with contextlib.suppress(OSError), open(place, "w", encoding="utf-8") as file:
+            file.write(why)
 
 
 def place_of_restart(out: str, restart: str) -> str:

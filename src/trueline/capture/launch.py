@@ -8,6 +8,7 @@ created before that, so that launchers, data workers and evaluation scripts leav
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import weakref
@@ -21,10 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture import seams
 from trueline.capture.adapters.ddp import DdpAdapter
-from trueline.capture.handed_down import place_of_restart, settings
+from trueline.capture.handed_down import place_of_restart, settings, tell_unseen
+from trueline.capture.hook import Hook
 from trueline.capture.layout import unwrap
 from trueline.capture.names import name_of_called
 from trueline.capture.probes.dataloader import DataLoaderProbe
+from trueline.capture.updates import is_compiled
 from trueline.capture.watch import Watch
 from trueline.capture.world import all_come, world_size
 from trueline.schema.errors import ResumeError, TruelineError
@@ -74,7 +77,8 @@ class Attachment:
         seams.optimizer_init.add(self._at_optimizer, after=True)
         seams.ddp_init.add(self._at_ddp, after=True)
         seams.module_call.add(self._at_call)
-        register_optimizer_step_pre_hook(self._at_update)
+        register_optimizer_step_pre_hook(Hook(self._at_update))
+        atexit.register(self._at_exit)
 
     def _at_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         made = _Made(weakref.ref(optimizer), tuple(weakref.ref(param) for param in _held_by(optimizer)))
@@ -127,6 +131,17 @@ class Attachment:
             self._listen()
         elif self.watches and self._listens_for <= 0:
             seams.module_call.remove(self._at_call)
+
+    def _at_exit(self) -> None:
+        """Say why nothing was watched, where that is known."""
+        params = [param for one in self._optimizers for ref in one.params if (param := ref()) is not None]
+        is_seen = bool(self.watches) or self._failed
+        if not is_seen and any(is_compiled(param, update=update) for param in params for update in (False, True)):
+            tell_unseen(
+                "the model is called only inside of what torch.compile made of a function, where no call can be seen. "
+                "Compile the model itself, torch.compile(model), and leave its call, loss.backward() and "
+                "optimizer.step() outside of the function that is compiled."
+            )
 
     def _listen(self) -> None:
         """Look at the calls of modules for some updates: each costs a microsecond."""

@@ -168,13 +168,15 @@ class Recorder:
         if gradients_ready:
             self._gather()
 
-    def after_update(self) -> None:
-        """The update is done: the step ends, its row is written, the next one opens."""
+    def after_update(self, *, seen: bool = True) -> None:
+        """The update is done: the step ends, its row is written, the next one opens. Not ``seen`` where it is told of
+        later: what is in ``.grad`` may be another step's.
+        """
         self._updating = False
         self.session.close_step()
         if self._schedule.within(self._step):
             if self._record is None:
-                self._gather()
+                self._gather(seen=seen)
             self._end_row()
         elif self._schedule.beats(self._step):
             row, nothing = {"step": self._step}, HostCopy({})
@@ -339,10 +341,10 @@ class Recorder:
                 if copy.arrives(within_s=exchange.PATIENCE_S):
                     self._outlet.write({"step": last} | rows.digest_columns(copy.host))
 
-    def _gather(self) -> None:
+    def _gather(self, *, seen: bool = True) -> None:
         if self._measures:
             with self.guarded("gradients"), torch.no_grad():
-                self._gather_gradients()
+                self._gather_gradients(seen=seen)
         if self._keeps and self.plan.exact and self.team.side is not None and "exact cosines" not in self._broken:
             with self.guarded("exact cosines"), torch.no_grad():
                 self._gather_exactly()
@@ -366,8 +368,10 @@ class Recorder:
         if copy.ready():
             self._start_sum(self._record)
 
-    def _gather_gradients(self) -> None:
-        if self._adapter.local_is_grad:
+    def _gather_gradients(self, *, seen: bool) -> None:
+        if not seen:
+            pass
+        elif self._adapter.local_is_grad:
             params = self.layout.params
             self.gradients.see("local", [(param, local(param.grad)) for param in params if param.grad is not None])
         else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 _STEP = next(
@@ -20,6 +21,13 @@ _STEP = next(
     if isinstance(part, CodeType) and part.co_name == "wrapper"
 )
 """The code in which torch wraps the ``step`` of every class of optimizers, and calls the hooks from."""
+
+
+def is_compiled(param: Tensor, *, update: bool) -> bool:
+    """Whether ``torch.compile`` has traced an ``update`` of the optimizer of ``param``, or else calls of its model.
+    No hook is called in what it made.
+    """
+    return getattr(param, "_dynamo_static_input_type", None) == ("guarded" if update else "unguarded")
 
 
 class Updates:
@@ -38,6 +46,8 @@ class Updates:
         self._fed = True
         self._since_end: set[tuple[int, ...]] = set()
         self._ends: weakref.ref[Optimizer] | None = None
+        self._versions: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.unseen()
         self.ended_any = False
 
     @property
@@ -52,6 +62,24 @@ class Updates:
     def saw_forward(self) -> None:
         """A training forward pass began."""
         self._fed = True
+
+    def unseen(self) -> Optimizer | None:
+        """The given optimizer whose update ended a step since this was asked before, in what ``torch.compile`` made of
+        it: that its parameters were changed is all that shows it. None without.
+        """
+        ended = None
+        for optimizer in self._alive():
+            param = next((param for group in optimizer.param_groups for param in group["params"]), None)
+            if param is None:
+                continue
+            before = self._versions.get(optimizer, param._version)
+            self._versions[optimizer] = param._version
+            if before != param._version and self._fed and is_compiled(param, update=True):
+                ended = optimizer
+        if ended is not None:
+            self.ended_any = True
+            self._fed = self._has_gradient = False
+        return ended
 
     def saw_backward(self) -> None:
         """A gradient came back through the model's output."""
@@ -85,6 +113,7 @@ class Updates:
         if self._ends is None or self._ends() is not optimizer or len([*self._on_the_stack()]) > 1:
             return False
         self._ends = None
+        self.unseen()
         self.ended_any = True
         self._fed = self._has_gradient = False
         return True

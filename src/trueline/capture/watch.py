@@ -49,6 +49,11 @@ REDUCING = ("ddp", "fsdp1", "fsdp2")
 LISTENS = 3
 """Forward passes at the start of which it is asked whether ranks exchange tensors within them."""
 
+_COMPILED = (
+    "updates run inside of what torch.compile made, where gradients are not seen as the optimizer receives them: leave "
+    "optimizer.step() outside to have them."
+)
+
 _log = logging.getLogger("trueline")
 
 
@@ -114,6 +119,7 @@ class Watch:
         self._talk = 0
         self._handles = self._hook(model, adapter)
         self._closed = False
+        self._notes = adapter.notes
         seams.destroy_groups.add(self._before_destroy)
         atexit.register(self._at_exit)
         _living.add(self)
@@ -125,6 +131,7 @@ class Watch:
         """One training step (or micro-batch) on ``batch``, whose samples are digested here instead of at the forward
         pass.
         """
+        self._end_unseen()
         if batch is not None:
             with self._recorder.guarded("batch"):
                 self._recorder.contributions.forward_begins()
@@ -174,6 +181,7 @@ class Watch:
         exit, it does nothing. ``raised`` is what ended the training, if that is known.
         """
         if not self._closed:
+            self._end_unseen()
             self._unhook()
             if not self.updates.ended_any:
                 _log.warning("trueline: no optimizer step seen, so the Run at '%s' has no steps.", self.run_path)
@@ -225,6 +233,7 @@ class Watch:
         """Take the samples of a training forward pass; evaluation and generation are left alone."""
         if not (module.training and torch.is_grad_enabled()):
             return
+        self._end_unseen()
         self.updates.saw_forward()
         recorder = self._recorder
         with recorder.guarded("batch"):
@@ -266,6 +275,17 @@ class Watch:
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
             return self._recorder.contributions.counting(args, kwargs)
         return None
+
+    def _end_unseen(self) -> None:
+        """End the step whose update was in what torch.compile made, where no hook is called."""
+        with self._recorder.guarded("optimizer"):
+            optimizer = self.updates.unseen()
+            if optimizer is None:
+                return
+            if _COMPILED not in self._notes:
+                self._notes.append(_COMPILED)
+        self._recorder.before_update(optimizer, gradients_ready=False)
+        self._recorder.after_update(seen=False)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.updates.end(optimizer):

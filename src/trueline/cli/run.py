@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,13 +66,17 @@ def command(
 
 def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
     """Run the command, print what was watched and what the checks find beside ``ref``, and end as the command did."""
+    from trueline.capture.handed_down import UNSEEN
     from trueline.cli.foreground import end_as, run_in_foreground
     from trueline.cli.run_end import stamps, watched
 
     before = stamps(out)
-    status = run_in_foreground(program, words, environ)
+    with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as place:
+        unseen = Path(place) / "unseen"
+        status = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
+        why = unseen.read_text(encoding="utf-8") if unseen.exists() else ""
     try:
-        print(f"trueline: {watched(out, before=before)}", file=sys.stderr)
+        print(f"trueline: {watched(out, before=before, unseen=why)}", file=sys.stderr)
         if ref is not None:
             _judge(out, ref, before=before)
     except KeyboardInterrupt:

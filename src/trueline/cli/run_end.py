@@ -43,11 +43,15 @@ def written(out: str, *, before: Stamps) -> list[str]:
     return [place for place, now in stamps(out).items() if before.get(place) != now]
 
 
-def watched(out: str, *, before: Stamps) -> str:
-    """What the command left at ``out``, in one line, and the next command; ``before`` is what was there already."""
+def watched(out: str, *, before: Stamps, unseen: str = "") -> str:
+    """What the command left at ``out``, in one line, and the next command; ``before`` is what was there already,
+    ``unseen`` why a process of the command was not watched.
+    """
     places = written(out, before=before)
     if places:
         return " ".join(_run(place) for place in places)
+    if unseen:
+        return f"NOTHING WAS WATCHED: {unseen}"
     if out in before:
         return _AS_BEFORE.format(out=out)
     if (Path(out) / "env").is_dir():
