@@ -19,12 +19,12 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from trueline.analyze.outliers import fewest_steps
-from trueline.analyze.promise import SHARES, Promise
+from trueline.analyze.stats.alarm_budget import SHARES, Promise
+from trueline.analyze.workers.outliers import fewest_steps
+from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.schema.plan import LIVE, Plan
 from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS, Column
-from trueline.view.compare_rows import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"

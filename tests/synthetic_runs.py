@@ -13,7 +13,7 @@ import pyarrow as pa
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.store.layout import WORKERS_DIR, PartName
-from trueline.store.parts import encode_part
+from trueline.store.log.parts import encode_part
 from trueline.store.writer import RunWriter
 
 SKETCH_LENGTH = 127

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.compare import compare
-from trueline.analyze.comparison import Comparison
+from trueline.analyze.compare.compare import compare
+from trueline.analyze.compare.result import Comparison
 from trueline.testing.beside import in_halves
 from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM

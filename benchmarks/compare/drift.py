@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trueline.analyze.drift import Drift, drift_of
+from trueline.analyze.compare.judge.loss_gap import Drift, drift_of
 from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM
 

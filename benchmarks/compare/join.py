@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.place import head
 from benchmarks.store.recorded_step import NUM_ROWS, structure
 
-from trueline.analyze.align import align
-from trueline.analyze.differing import differing_steps
-from trueline.analyze.naming import NameMap
-from trueline.analyze.step_values import read_step
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.prefilter import differing_steps
+from trueline.analyze.recorded.step_values import read_step
 from trueline.schema.records import STAT_NAMES, StepRecords
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from benchmarks.compare.late_training import FAULTS, PLAIN, WAYS, Late, Way, train
 
-from trueline.analyze.compare import compare
-from trueline.analyze.comparison import Comparison
+from trueline.analyze.compare.compare import compare
+from trueline.analyze.compare.result import Comparison
 from trueline.testing.ranks import Ranks
 
 SINCE = (1, 3, 6)

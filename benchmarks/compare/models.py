@@ -25,8 +25,8 @@ from benchmarks.compare.threads import two_threads
 from torch import nn
 
 import trueline
-from trueline.analyze.compare import compare
-from trueline.analyze.comparison import Comparison
+from trueline.analyze.compare.compare import compare
+from trueline.analyze.compare.result import Comparison
 from trueline.testing.hidden import Hidden
 
 STEPS = 3

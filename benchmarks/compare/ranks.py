@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.compare.ranks_training import train
 
 import trueline
-from trueline.analyze.comparison import Comparison
+from trueline.analyze.compare.result import Comparison
 from trueline.testing.ranks import Ranks
 
 HEAD = """\

@@ -50,8 +50,8 @@ def main() -> None:
     import msprobe.pytorch.compare.pt_compare  # noqa: F401  here, so that no child has to
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import trueline.analyze.compare
-    import trueline.view.compare_csv  # noqa: F401
+    import trueline.analyze.compare.compare
+    import trueline.render.comparison.compare_csv  # noqa: F401
 
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
@@ -115,8 +115,8 @@ def _by_msprobe(folder: Path, out: Path) -> int:
 
 
 def _by_trueline(run: Path, ref: Path, max_bytes: int | None, out: Path) -> int:
-    from trueline.analyze.compare import compare
-    from trueline.view.compare_csv import write_csv
+    from trueline.analyze.compare.compare import compare
+    from trueline.render.comparison.compare_csv import write_csv
 
     limit: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
     comparison = compare(run, ref, **limit)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trueline.schema.documents import decode, sealed
-from trueline.store.parts import encode_part
+from trueline.store.log.parts import encode_part
 
 Change = tuple[str, bytes]
 """The name that a file has afterwards, and its bytes."""

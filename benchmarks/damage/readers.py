@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trueline.analyze.check_run import check
-from trueline.analyze.naming import NameMap
+from trueline.analyze.compare.match.names import NameMap
 from trueline.cli.import_ import measure
 from trueline.cli.plan import _document
 from trueline.compat.msprobe.config import read_config, settings_of

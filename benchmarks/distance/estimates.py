@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from benchmarks.distance.recorded import record
 
-from trueline.analyze.align import align
-from trueline.analyze.distance import stats_distance, tensor_distance
-from trueline.analyze.naming import NameMap
-from trueline.analyze.sides import arrange
+from trueline.analyze.compare.arrange import arrange
+from trueline.analyze.compare.judge.distance import stats_distance, tensor_distance
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
 from trueline.store.reader import Run
 
 PAIRS = 3

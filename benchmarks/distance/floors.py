@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from benchmarks.distance.recorded import record
 
-from trueline.analyze.calibrate import calibrate
-from trueline.analyze.compare import compare
+from trueline.analyze.compare.calibrate import calibrate
+from trueline.analyze.compare.compare import compare
 from trueline.schema.tolerance import Tolerance
 
 DRAWS = 3

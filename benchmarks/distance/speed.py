@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trueline.analyze.distance import tensor_distance
+from trueline.analyze.compare.judge.distance import tensor_distance
 
 REPEATS = 3
 PIECE = 10**6

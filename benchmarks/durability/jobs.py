@@ -13,12 +13,12 @@ from benchmarks.durability.disk import FAILURES, Disk
 from torch import nn
 
 import trueline
-from trueline.capture.outlet import Outlet
+from trueline.capture.job.outlet import Outlet
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.store import merging
+from trueline.store.log import merge as merging
 from trueline.store.reader import Run
 from trueline.store.verify import verify
 from trueline.store.writer import RunWriter

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from trueline.analyze.check_run import check
+from trueline.render.report.report import write_report
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
-from trueline.store import merging
 from trueline.store.layout import WORKERS_DIR, PartName
-from trueline.store.parts import encode_part
+from trueline.store.log import merge as merging
+from trueline.store.log.parts import encode_part
 from trueline.store.reader import Run
 from trueline.store.rows import WORKER_SCHEMA
 from trueline.store.writer import RunWriter
-from trueline.view.report import write_report
 
 RANKS = 4
 STEPS_A_PART = 100

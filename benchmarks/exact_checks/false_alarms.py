@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.exact_checks.simulate import HEALTHY, Size, declared_for, samples_of, with_copies
 
 from trueline.analyze.checks import shard_overlap
-from trueline.analyze.coverage import returns_of
-from trueline.analyze.duplicates import find_duplicates, reveals_of
-from trueline.analyze.overlap import SeenOnce, repeats_of, tests_of
-from trueline.analyze.samples import Samples
-from trueline.analyze.stats_tests import ALARM_LEVEL, log_e_process
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.samples.coverage import returns_of
+from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of, tests_of
+from trueline.analyze.samples.repeats_in_step import find_duplicates, reveals_of
+from trueline.analyze.stats.tails import ALARM_LEVEL, log_e_process
 
 ROWS = (64, 256, 1000)
 WORKERS = (2, 4, 8)

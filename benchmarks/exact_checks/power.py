@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.exact_checks.simulate import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
 
 from trueline.analyze.checks import shard_overlap
-from trueline.analyze.duplicates import find_duplicates
-from trueline.analyze.samples import Samples
-from trueline.analyze.sampling import Declared
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.samples.declared import Declared
+from trueline.analyze.samples.repeats_in_step import find_duplicates
 
 MAX_STEPS = 256
 """Longest prefix of a run that is looked at."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.samples import Samples
-from trueline.analyze.sampling import Declared
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.samples.declared import Declared
 
 Ids = NDArray[np.int64]
 Epoch = list[Ids]

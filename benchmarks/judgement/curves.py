@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.exchangeability import log_heights, scores
-from trueline.analyze.promise import Promise
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.exchangeability import log_heights, scores
 from trueline.schema.plan import FALSE_ALARMS
 
 SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueline.analyze.effects import mean_difference
-from trueline.analyze.outliers import effect_of, find_outliers
-from trueline.analyze.promise import Promise
-from trueline.analyze.series import WorkerSeries
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.intervals import mean_difference
+from trueline.analyze.workers.outliers import effect_of, find_outliers
+from trueline.analyze.workers.series import WorkerSeries
 
 RUNS = 150
 START = 50

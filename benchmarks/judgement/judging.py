@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from benchmarks.judgement.workers import Recorded
 
-from trueline.analyze.promise import Promise
-from trueline.analyze.series import WorkerSeries
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.plan import FALSE_ALARMS

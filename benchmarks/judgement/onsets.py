@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.outliers import find_outliers
-from trueline.analyze.promise import Promise
-from trueline.analyze.series import WorkerSeries
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.outliers import find_outliers
+from trueline.analyze.workers.series import WorkerSeries
 
 RUNS = 40
 AFTER = 120

@@ -18,7 +18,7 @@ from benchmarks.judgement.rivals import RULES, alarms
 from benchmarks.judgement.workers import Recorded
 from benchmarks.judgement.workloads import CLASSES, TEXT, Workload
 
-from trueline.analyze.promise import Promise
+from trueline.analyze.stats.alarm_budget import Promise
 from trueline.schema.plan import FALSE_ALARMS
 
 SEEDS = 20

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.exchangeability import log_heights, log_threshold, scores
+from trueline.analyze.stats.exchangeability import log_heights, log_threshold, scores
 
 Floats = NDArray[np.float64]
 Draw = np.random.Generator

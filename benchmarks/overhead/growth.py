@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trueline.capture import derive
+from trueline.capture.step import shared_columns as derive
 
 GROUPS, LENGTH = 16, 521
 WORKERS = (2, 8, 64, 256, 1024)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from benchmarks.overhead.model import LanguageModel
 
-from trueline.capture.layout import make_layout
+from trueline.capture.model.layout import make_layout
 
 CHUNK = 131_072
 OTHER = 24_000_000

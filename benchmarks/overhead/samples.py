@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.contributions import Kept
 from trueline.capture.probes.parts import CHUNK, PartProbe
+from trueline.capture.step.contributions import Kept
 
 BATCH, LENGTH, WIDTH = 4, 128, 512
 VOCABULARIES = (4_096, 32_000)

@@ -17,13 +17,13 @@ from benchmarks.exact_checks.simulate import Epoch, samples_of
 from benchmarks.paper.cells import PAPER, READINGS, SEED_APART, Size, job_of, setting_of
 
 from trueline.analyze.checks import shard_overlap
-from trueline.analyze.duplicates import find_duplicates
-from trueline.analyze.samples import Samples
-from trueline.analyze.sampling import Declared
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.samples.declared import Declared
+from trueline.analyze.samples.repeats_in_step import find_duplicates
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
-from trueline.testing.demo.fine_tune import Material
-from trueline.testing.demo.training import Job, endless_batches
+from trueline.demo.fine_tune import Material
+from trueline.demo.training import Job, endless_batches
 
 UNDECLARED = Declared({})
 

@@ -11,8 +11,8 @@ from benchmarks.paper.cells import PAPER, Size, job_of, setting_of
 from benchmarks.paper.together import train_together
 
 import trueline
-from trueline.testing.demo.fine_tune import Material
-from trueline.testing.demo.training import train
+from trueline.demo.fine_tune import Material
+from trueline.demo.training import train
 from trueline.testing.ranks import Ranks
 
 WORKERS = 4

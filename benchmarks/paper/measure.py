@@ -16,8 +16,8 @@ from benchmarks.paper.cells import LIBRARY, PAPER, SEED_APART, WARM_SEED, Cell, 
 from benchmarks.paper.results import Results
 from benchmarks.paper.together import train_together
 
-from trueline.testing.demo.fine_tune import Material, Options, prepare
-from trueline.testing.demo.model import build_model
+from trueline.demo.fine_tune import Material, Options, prepare
+from trueline.demo.model import build_model
 
 COVERAGE_SEEDS = 20
 COVERAGE_STEPS = 80

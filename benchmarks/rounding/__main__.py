@@ -17,16 +17,17 @@ import numpy as np
 from benchmarks.place import head
 from benchmarks.rounding import allreduce, ops, orders, shifts
 
-from trueline.analyze.op_rounding import LAWS
-from trueline.analyze.rounding import ORDER_LIMIT, STAGNATION
+from trueline.analyze.compare.expect.ops import LAWS
+from trueline.analyze.compare.expect.rounding import ORDER_LIMIT, STAGNATION
 
 THREADS = (1, 2)
 Entry = TypeVar("Entry")
 
 ABOUT_OPS = """\
 Error of the output in the L2 norm against the same op in float64 on the same inputs, over the expected one of the \
-class (`trueline.analyze.op_rounding`). Lengths of sums from 4 to 4,096, inputs normal, positive and heavy-tailed, \
-with 1 and 2 threads. The band is what the code says of the class; "inside" is the share of measurements in it."""
+class (`trueline.analyze.compare.expect.ops`). Lengths of sums from 4 to 4,096, inputs normal, positive and \
+heavy-tailed, with 1 and 2 threads. The band is what the code says of the class; "inside" is the share of measurements \
+in it."""
 
 ABOUT_ORDERS = """\
 Simulated gradients of N workers with a mean cosine (0, 0.1, 0.5, 0.9, and half of the least there is), added up one \

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from trueline.analyze.rounding import sum_sq_std, sum_std
+from trueline.analyze.compare.expect.rounding import sum_sq_std, sum_std
 
 DRAWS = 40
 WIDTH = 256

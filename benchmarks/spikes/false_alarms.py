@@ -17,8 +17,8 @@ from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.laws import Law
 
 from trueline.analyze.checks import grad_spike, loss_spike
-from trueline.analyze.promise import Promise
-from trueline.analyze.whole_run import RISE, WholeRun
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.run_series import RISE, WholeRun
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import FALSE_ALARMS
 

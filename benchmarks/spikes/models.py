@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import trueline
 from trueline.analyze.checks import grad_explosion
-from trueline.analyze.growth import growths
-from trueline.analyze.recorded_steps import StepRows
+from trueline.analyze.recorded.gradient_growth import growths
+from trueline.analyze.recorded.steps import StepRows
 from trueline.store.reader import Run
 from trueline.testing.problems import CausalLM, Regression, Vision
 

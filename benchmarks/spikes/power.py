@@ -11,9 +11,9 @@ from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.false_alarms import as_run
 
 from trueline.analyze.checks import grad_spike, loss_spike
-from trueline.analyze.promise import Promise
-from trueline.analyze.spikes import find_spikes
-from trueline.analyze.whole_run import WholeRun, log_level, logs
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.peaks_over_threshold import find_spikes
+from trueline.analyze.workers.run_series import WholeRun, log_level, logs
 
 STEPS = (50, 60, 100, 200, 500, 1500)
 FOLDS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)

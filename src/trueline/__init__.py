@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trueline.analyze.check_run import CheckReport
-    from trueline.analyze.comparison import Comparison
-    from trueline.analyze.naming import NameMap
+    from trueline.analyze.compare.match.names import NameMap
+    from trueline.analyze.compare.result import Comparison
     from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
     from trueline.schema.tolerance import Tolerance
@@ -54,7 +54,7 @@ def watch(
     ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
     or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
     """
-    from trueline.capture.names import name_of
+    from trueline.capture.model.names import name_of
     from trueline.capture.watch import Watch as Handle
     from trueline.capture.watch import further_run
     from trueline.schema.plan import Plan
@@ -110,7 +110,7 @@ def compare(
         given["tolerance"] = importlib.import_module("trueline.schema.tolerance").Tolerance.load(tolerance)
     elif tolerance is not None:
         given["tolerance"] = tolerance
-    judge = importlib.import_module("trueline.analyze.compare").compare
+    judge = importlib.import_module("trueline.analyze.compare.compare").compare
     return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **given)
 
 
@@ -126,7 +126,7 @@ def calibrate(
     Arguments as of ``compare``. Raises ``RunError`` where there is no Run, ``InputError`` for Runs that do not belong
     together, ``CannotTell`` or ``AlignmentError`` where nothing was measured in common.
     """
-    measure = importlib.import_module("trueline.analyze.calibrate").calibrate
+    measure = importlib.import_module("trueline.analyze.compare.calibrate").calibrate
     return measure(runs, names=_name_map(names), steps=steps, ranks=ranks)
 
 
@@ -139,7 +139,9 @@ def report(
     ``overwrite`` is not set.
     """
     several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
-    return importlib.import_module("trueline.view.report").write_report(several, Path(out), overwrite=overwrite)
+    return importlib.import_module("trueline.render.report.report").write_report(
+        several, Path(out), overwrite=overwrite
+    )
 
 
 def seed_all(
@@ -165,5 +167,5 @@ def seed_all(
 def _name_map(names: str | os.PathLike[str] | NameMap | None) -> NameMap | None:
     """``names`` as a map: of a file, the name of a built-in one, or text."""
     if isinstance(names, (str, os.PathLike)):
-        return importlib.import_module("trueline.analyze.naming").NameMap.load(names)
+        return importlib.import_module("trueline.analyze.compare.match.names").NameMap.load(names)
     return names

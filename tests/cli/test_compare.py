@@ -31,11 +31,11 @@ from tests.synthetic_runs import write_run
 from torch import nn
 
 import trueline as trueline_package
-from trueline.analyze.comparison import Comparison
+from trueline.analyze.compare.result import Comparison
 from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
+from trueline.render.comparison.compare_rows import COLUMNS
+from trueline.render.comparison.compare_story import story_of
 from trueline.schema.finding import Finding
-from trueline.view.compare_rows import COLUMNS
-from trueline.view.compare_story import story_of
 
 
 class Small(nn.Module):
@@ -91,10 +91,10 @@ def trueline(
     """Exit code, standard output and standard error of ``trueline compare`` where comparing gives ``result``."""
     if result is not None:
         asked: dict[str, Any] = {}
-        judge = ModuleType("trueline.analyze.compare")
+        judge = ModuleType("trueline.analyze.compare.compare")
         judge.compare = lambda run, ref, **given: asked.update(given) or result
         judge.asked = asked
-        monkeypatch.setitem(sys.modules, "trueline.analyze.compare", judge)
+        monkeypatch.setitem(sys.modules, "trueline.analyze.compare.compare", judge)
     return in_process.trueline(monkeypatch, capsys, "compare", *words)
 
 
@@ -248,9 +248,9 @@ def test_nothing_is_overwritten_unless_told(
 def test_files_are_refused_before_anything_is_compared(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judge = ModuleType("trueline.analyze.compare")
+    judge = ModuleType("trueline.analyze.compare.compare")
     judge.compare = lambda *_, **__: pytest.fail("it compared")
-    monkeypatch.setitem(sys.modules, "trueline.analyze.compare", judge)
+    monkeypatch.setitem(sys.modules, "trueline.analyze.compare.compare", judge)
 
     same = ("--csv", tmp_path / "x", "--html", tmp_path / "x")
     for options, said in (
@@ -262,14 +262,14 @@ def test_files_are_refused_before_anything_is_compared(
         code, printed, error = trueline(monkeypatch, capsys, *runs, *options)
         assert (code, printed, error.count("\n")) == (2, "", 1)
         assert said in error
-    monkeypatch.setattr("trueline.view.compare_xlsx.find_spec", lambda name: None)
+    monkeypatch.setattr("trueline.render.comparison.compare_xlsx.find_spec", lambda name: None)
     assert trueline(monkeypatch, capsys, *runs, "--xlsx", tmp_path / "x.xlsx")[0] == 2
 
 
 def test_workbook_without_xlsxwriter_is_one_sentence(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trueline.view.compare_xlsx.find_spec", lambda name: None)
+    monkeypatch.setattr("trueline.render.comparison.compare_xlsx.find_spec", lambda name: None)
     code, printed, error = trueline(monkeypatch, capsys, *runs, "--xlsx", tmp_path / "x.xlsx", result=made_comparison())
 
     assert (code, printed) == (2, "")
@@ -283,11 +283,11 @@ def test_step_and_rank_are_asked_of_the_judge(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trueline(monkeypatch, capsys, *runs, "--step", "3", "--step", "5", "--rank", "1", result=same_comparison())
-    asked = sys.modules["trueline.analyze.compare"].asked
+    asked = sys.modules["trueline.analyze.compare.compare"].asked
 
     assert (asked["steps"], asked["ranks"]) == ([3, 5], [1])
     trueline(monkeypatch, capsys, *runs, result=same_comparison())
-    asked = sys.modules["trueline.analyze.compare"].asked
+    asked = sys.modules["trueline.analyze.compare.compare"].asked
     assert {name for name in asked if name != "heard"} == {"max_bytes"}
 
 
@@ -295,7 +295,7 @@ def test_memory_is_given_to_the_judge_in_bytes(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trueline(monkeypatch, capsys, *runs, "--memory", "3", result=same_comparison())
-    assert sys.modules["trueline.analyze.compare"].asked["max_bytes"] == 3 * 2**20
+    assert sys.modules["trueline.analyze.compare.compare"].asked["max_bytes"] == 3 * 2**20
     code, _, error = trueline(monkeypatch, capsys, *runs, "--memory", "0", result=same_comparison())
     assert code == 2
     assert "--memory" in error

@@ -18,11 +18,11 @@ pytest.importorskip("transformers")
 
 import trueline
 from trueline.cli.main import main
-from trueline.testing.demo.fine_tune import warm_up
-from trueline.testing.demo.model import ModelSpec
-from trueline.testing.demo.settings import SETTINGS as SETTINGS_OF_DEMO
-from trueline.testing.demo.tokens import Sample
-from trueline.testing.demo.training import Job, PackedSamples, train
+from trueline.demo.fine_tune import warm_up
+from trueline.demo.model import ModelSpec
+from trueline.demo.settings import SETTINGS as SETTINGS_OF_DEMO
+from trueline.demo.tokens import Sample
+from trueline.demo.training import Job, PackedSamples, train
 from trueline.testing.ranks import run_ranks
 
 CALL = [sys.executable, "-c", "from trueline.cli.main import main; main()", "demo"]

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from trueline.cli import waiting
-from trueline.testing.demo import screen
+from trueline.demo import screen
 
 
 @pytest.fixture

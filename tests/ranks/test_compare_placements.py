@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.sides import arrange
+from trueline.analyze.compare.arrange import arrange
 from trueline.testing.ranks import Ranks
 
 STEPS = 2

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.align import align
-from trueline.analyze.naming import NameMap
-from trueline.analyze.sides import arrange
+from trueline.analyze.compare.arrange import arrange
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
 from trueline.testing.ranks import Ranks
 
 STEPS = 2

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture import exchange
+from trueline.capture.step import exchange
 from trueline.store.reader import Run
 from trueline.testing.ranks import Ranks
 

@@ -228,7 +228,8 @@ def divergences(seed, world):
 
 
 def train_apart(rank, world, seed, out):
-    from trueline.capture import exact, exchange
+    from trueline.capture.step import exact_cosines as exact
+    from trueline.capture.step import exchange
 
     exchange.PATIENCE_S = exact.PATIENCE_S = 0.3  # a rank that left is not worth more here
     events, plan, syncs = divergences(seed, world)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture import exchange
+from trueline.capture.step import exchange
 from trueline.schema.errors import InputError
 from trueline.testing.ranks import Ranks
 

@@ -32,7 +32,7 @@ def samples(rank, step):
 def train(rank, world, out, kind, updates, every):
     """The steps whose sums were waited for."""
     import trueline
-    from trueline.capture.exchange import Pending
+    from trueline.capture.step.exchange import Pending
 
     waited = []
     wait = Pending.wait

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.align import align
-from trueline.analyze.distance import Distance
-from trueline.analyze.divergence import Compared, Divergence
-from trueline.analyze.naming import NameMap
-from trueline.analyze.values import StepValues, Value
+from trueline.analyze.compare.judge.distance import Distance
+from trueline.analyze.compare.judge.values import Compared, Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.recorded.values import StepValues, Value
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from trueline.analyze.align import align
-from trueline.analyze.naming import NameMap
-from trueline.analyze.sequences import aligned
-from trueline.analyze.values import StepValues, Value
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.match.needleman_wunsch import aligned
+from trueline.analyze.recorded.values import StepValues, Value
 from trueline.schema.errors import AlignmentError
 from trueline.schema.site import Site
 
@@ -329,7 +329,7 @@ def training_step(label, *, swapped=False):
 def test_steps_laid_out_alike_are_beside_each_other_as_matching_has_them(monkeypatch):
     mine, theirs = training_step("a"), training_step("b")
     quick = align(mine, theirs, NameMap())
-    monkeypatch.setattr("trueline.analyze.align._laid_out_alike", lambda *_: False)
+    monkeypatch.setattr("trueline.analyze.compare.match.align._laid_out_alike", lambda *_: False)
     matched = align(mine, theirs, NameMap())
 
     assert [(pair.mine, pair.theirs, pair.reason) for pair in quick.pairs] == [

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from trueline.analyze.alarms import alarm_of
-from trueline.analyze.exchangeability import (
+from trueline.analyze.stats.alarms import alarm_of
+from trueline.analyze.stats.exchangeability import (
     BETS,
     false_alarm_rate,
     log_detector,

@@ -7,11 +7,11 @@ import pytest
 from tests.unit.noisy_workers import noisy_workers, scaled
 from tests.unit.synthetic_run import healthy_rows, write_run
 
-from trueline.analyze.kept import kept
-from trueline.analyze.outliers import find_outliers
-from trueline.analyze.promise import Promise
-from trueline.analyze.scale import scales
-from trueline.analyze.series import series_of
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.memoize import kept
+from trueline.analyze.workers.gradient_scale import scales
+from trueline.analyze.workers.outliers import find_outliers
+from trueline.analyze.workers.series import series_of
 
 
 class Thing:

@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from trueline.analyze import exchangeability, lasting, pairs
-from trueline.analyze.alike import memory_among
 from trueline.analyze.checks import dispersion_high, worker_loss_outlier
-from trueline.analyze.memory import NONE, Memory, longest, memory_of
-from trueline.analyze.promise import Promise
-from trueline.analyze.series import WorkerSeries
+from trueline.analyze.stats import closest_pairs as pairs
+from trueline.analyze.stats import exchangeability
+from trueline.analyze.stats import persistence as lasting
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.autocorrelation import NONE, Memory, longest, memory_of
+from trueline.analyze.workers.comparable import memory_among
+from trueline.analyze.workers.series import WorkerSeries
 
 STEPS = 2000
 

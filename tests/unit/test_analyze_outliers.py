@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tests.unit.noisy_workers import SPREAD, in_one_group, noisy_workers, shifted
 
-from trueline.analyze.effects import Estimate, estimate, mean_difference, t_quantile, t_two_sided
-from trueline.analyze.outliers import effect_of, find_outliers
-from trueline.analyze.promise import Promise
-from trueline.analyze.samples import Samples
-from trueline.analyze.series import WorkerSeries, shard_allowance
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.intervals import Estimate, estimate, mean_difference, t_quantile, t_two_sided
+from trueline.analyze.workers.outliers import effect_of, find_outliers
+from trueline.analyze.workers.series import WorkerSeries, shard_allowance
 from trueline.schema.errors import CannotTell
 
 PROMISE = Promise()

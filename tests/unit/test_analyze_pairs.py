@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from trueline.analyze.alarms import alarm_of
-from trueline.analyze.exchangeability import log_detector, log_threshold
-from trueline.analyze.pairs import closeness, distances, heights, log_e_of_pairs, log_e_values, pairs_of
+from trueline.analyze.stats.alarms import alarm_of
+from trueline.analyze.stats.closest_pairs import closeness, distances, heights, log_e_of_pairs, log_e_values, pairs_of
+from trueline.analyze.stats.exchangeability import log_detector, log_threshold
 
 
 def _rng() -> np.random.Generator:

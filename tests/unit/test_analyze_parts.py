@@ -6,9 +6,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from trueline.analyze.alarms import alarm_of, steps_needed
-from trueline.analyze.exchangeability import log_detector, log_threshold
-from trueline.analyze.parts import HIGH_BETS, LOW_BETS, NUM_DEALS, log_e_values, spread_ratio
+from trueline.analyze.stats.alarms import alarm_of, steps_needed
+from trueline.analyze.stats.exchangeability import log_detector, log_threshold
+from trueline.analyze.stats.permutation import HIGH_BETS, LOW_BETS, NUM_DEALS, log_e_values, spread_ratio
 
 BETS = (*LOW_BETS, *HIGH_BETS)
 LOW, HIGH = slice(0, len(LOW_BETS)), slice(len(LOW_BETS), None)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
 
-from trueline.analyze.promise import SHARES, Promise, promise_of
-from trueline.analyze.series import WorkerSeries, series_of
+from trueline.analyze.stats.alarm_budget import SHARES, Promise, promise_of
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import Plan
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trueline.analyze.spikes import (
+from trueline.analyze.stats.peaks_over_threshold import (
     FEWEST,
     LEVEL_STEPS,
     SPREAD_STEPS,

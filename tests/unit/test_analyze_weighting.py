@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trueline.analyze.weighting import LOSS_MIDDLE, NORM_MIDDLE, slope_on_tokens, weighting_of
+from trueline.analyze.workers.loss_weighting import LOSS_MIDDLE, NORM_MIDDLE, slope_on_tokens, weighting_of
 
 
 def _rng():

@@ -17,10 +17,10 @@ from benchmarks.paper.results import Results, read_results
 from benchmarks.paper.tables import interval, sections
 from benchmarks.paper.together import Curves, norms_and_cosine, train_together
 
-from trueline.testing.demo.fine_tune import Material
-from trueline.testing.demo.model import ModelSpec, build_model
-from trueline.testing.demo.tokens import Sample
-from trueline.testing.demo.training import LEARNING_RATE, endless_batches
+from trueline.demo.fine_tune import Material
+from trueline.demo.model import ModelSpec, build_model
+from trueline.demo.tokens import Sample
+from trueline.demo.training import LEARNING_RATE, endless_batches
 
 SIZE = Size(workers=3, steps=3, batch_size=2, max_length=8)
 

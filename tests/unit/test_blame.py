@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import Off, by_statistics, chain, exactly
 
-from trueline.analyze.align import align
-from trueline.analyze.blame import blame
-from trueline.analyze.divergence import Compared, Divergence
-from trueline.analyze.judged_step import Step
-from trueline.analyze.naming import NameMap
-from trueline.analyze.values import StepValues
+from trueline.analyze.compare.judge.first_cause import blame
+from trueline.analyze.compare.judge.step import Step
+from trueline.analyze.compare.judge.values import Compared, Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.recorded.values import StepValues
 
 
 def run_of(**optimizer: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.calibrate import calibrate
+from trueline.analyze.compare.calibrate import calibrate
 from trueline.schema.errors import AlignmentError, CannotTell, InputError, RunError
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from trueline.capture import derive
-from trueline.capture.derive import Own
+from trueline.capture.step import shared_columns as derive
+from trueline.capture.step.shared_columns import Own
 
 G, K = 3, 521
 SPENT = {"plain": 0.0, "sampled": 0.0, "step": 0.0}

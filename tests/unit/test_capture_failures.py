@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import trueline
-from trueline.capture.outlet import Outlet
+from trueline.capture.job.outlet import Outlet
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.schema.errors import CaptureError, InputError, PlanError
 from trueline.schema.finding import Finding

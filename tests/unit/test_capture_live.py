@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trueline.capture import live
-from trueline.capture.live import Live
-from trueline.capture.triggers import MAX_RECORDINGS, Triggers, nonfinite_in, seen_in_row
+from trueline.capture.job import live_plan as live
+from trueline.capture.job.live_plan import Live
+from trueline.capture.job.triggers import MAX_RECORDINGS, Triggers, nonfinite_in, seen_in_row
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import LIVE, TRIGGERS, Plan
 from trueline.schema.plan_files import plan_path, revision_path

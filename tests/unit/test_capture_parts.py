@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import trueline
-from trueline.capture.contributions import Kept
 from trueline.capture.probes import parts
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.parts import STEPS_AT_START, PartProbe, loss_rounding
+from trueline.capture.step.contributions import Kept
 
 SAMPLES, POSITIONS, CLASSES = 4, 7, 11
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trueline.capture.layout import Apart
-from trueline.capture.peers import apart, holdings
+from trueline.capture.model.layout import Apart
+from trueline.capture.model.peers import apart, holdings
 
 
 def held(seed, **layers):

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
-from trueline.capture import seams
-from trueline.capture.contributions import Kept
-from trueline.capture.layout import make_layout
+from trueline.capture.model import patches as seams
+from trueline.capture.model.layout import make_layout
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe, describe_loader, rows_digest
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.optimizer import hyper_parameters, updates_made
 from trueline.capture.probes.streams import rng_digests
+from trueline.capture.step.contributions import Kept
 from trueline.schema.errors import CaptureError
 
 IDS = torch.tensor([[5, 6, 7, 0], [1, 2, 3, 4]])

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.capture import schedule as schedule_module
-from trueline.capture.schedule import (
+from trueline.capture.step import schedule as schedule_module
+from trueline.capture.step.schedule import (
     ALLOWANCE_S,
     DIGESTED_FIRST,
     EARLY_INTERVAL,

@@ -6,7 +6,7 @@ from tests.unit.made_series import alike_batches, independent, series_from
 from tests.unit.synthetic_run import healthy_rows, write_run
 
 from trueline.analyze.checks import dispersion_high
-from trueline.analyze.promise import Promise
+from trueline.analyze.stats.alarm_budget import Promise
 from trueline.schema.errors import CannotTell
 
 PROMISE = Promise()

@@ -8,9 +8,9 @@ from tests.unit.made_series import alike_batches, independent, same_batches, ser
 from tests.unit.synthetic_run import healthy_rows, write_run
 
 from trueline.analyze.checks import dispersion_high, dispersion_low
-from trueline.analyze.outliers import named_outliers
-from trueline.analyze.promise import Promise
-from trueline.analyze.samples import Samples
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.outliers import named_outliers
 from trueline.schema.errors import CannotTell
 
 PROMISE = Promise()

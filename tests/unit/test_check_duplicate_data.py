@@ -8,7 +8,7 @@ from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches, sample
 from tests.unit.synthetic_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import duplicate_data
-from trueline.analyze.duplicates import find_duplicates, reveals_of
+from trueline.analyze.samples.repeats_in_step import find_duplicates, reveals_of
 from trueline.schema.errors import CannotTell
 
 SIZE = Size(rows=512, workers=4, batch=4, epochs=1)

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.synthetic_run import GROUPS, PARAMS, write_run
 
 from trueline.analyze.checks import grad_spike
-from trueline.analyze.promise import Promise
-from trueline.analyze.whole_run import WholeRun
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.run_series import WholeRun
 from trueline.schema.errors import CannotTell
 
 NAMES = tuple(name for name, _ in GROUPS)

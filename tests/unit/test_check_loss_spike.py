@@ -8,8 +8,8 @@ import pytest
 from tests.unit.synthetic_run import write_run
 
 from trueline.analyze.checks import loss_spike
-from trueline.analyze.promise import Promise
-from trueline.analyze.whole_run import WholeRun
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.run_series import WholeRun
 from trueline.schema.errors import CannotTell
 
 

@@ -298,7 +298,7 @@ def test_a_comparison_that_meets_damage_leaves_the_other_checks_their_say(tmp_pa
     def damaged(run, ref):
         raise RunError("a value is damaged")
 
-    monkeypatch.setattr("trueline.analyze.compare.compare", damaged)
+    monkeypatch.setattr("trueline.analyze.compare.compare.compare", damaged)
     run = healthy_run(tmp_path)
     report = check(run, ref=run)
     assert {entry.why for entry in report.checks_not_run if entry.check in check_run.COMPARE_CODES} == {

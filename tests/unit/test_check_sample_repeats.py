@@ -5,7 +5,7 @@ import pytest
 from tests.unit.synthetic_run import rank_env, write_run, write_starts
 
 from trueline.analyze.checks import sample_repeats
-from trueline.analyze.repeats import Batches, again_of
+from trueline.analyze.samples.repeats_in_order import Batches, again_of
 from trueline.schema.errors import CannotTell
 
 STREAM = {"stream": True, "num_workers": 2, "sampler": "_InfiniteConstantSampler"}

@@ -16,11 +16,11 @@ from benchmarks.exact_checks.simulate import (
 from tests.unit.synthetic_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import shard_overlap
-from trueline.analyze.coverage import Returns, draws_with_replacement, log_e_of_staying
-from trueline.analyze.overlap import SeenOnce, repeats_of
-from trueline.analyze.samples import Samples
-from trueline.analyze.sampling import Declared
-from trueline.analyze.stats_tests import log_likelihood_steps
+from trueline.analyze.samples.consumed import Samples
+from trueline.analyze.samples.coverage import Returns, draws_with_replacement, log_e_of_staying
+from trueline.analyze.samples.declared import Declared
+from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of
+from trueline.analyze.stats.tails import log_likelihood_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.run_manifest import Attempt, Manifest
 from trueline.schema.start import Start

@@ -8,8 +8,8 @@ from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import token_imbalance
 from trueline.analyze.checks.token_imbalance import log_noise_e_values, noise_factors
-from trueline.analyze.promise import Promise
-from trueline.analyze.series import WorkerSeries
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 
 PROMISE = Promise()

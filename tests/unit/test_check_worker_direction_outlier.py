@@ -6,8 +6,8 @@ from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scale
 from tests.unit.synthetic_run import write_run
 
 from trueline.analyze.checks import dispersion_low, worker_direction_outlier
-from trueline.analyze.outliers import find_outliers
-from trueline.analyze.promise import Promise
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.workers.outliers import find_outliers
 from trueline.schema.errors import CannotTell
 
 

@@ -8,7 +8,7 @@ from tests.unit.noisy_workers import SPREAD, noisy_workers, rows_of, scaled, shi
 from tests.unit.synthetic_run import write_run
 
 from trueline.analyze.checks import worker_loss_outlier
-from trueline.analyze.promise import Promise
+from trueline.analyze.stats.alarm_budget import Promise
 from trueline.schema.errors import CannotTell
 
 

@@ -9,10 +9,10 @@ from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scale
 from tests.unit.synthetic_run import write_run
 
 from trueline.analyze.checks import worker_grad_norm_outlier, worker_loss_outlier, worker_scale
-from trueline.analyze.effects import Estimate
-from trueline.analyze.outliers import find_outliers
-from trueline.analyze.promise import Promise
-from trueline.analyze.scale import largest_deviation, scales
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.intervals import Estimate
+from trueline.analyze.workers.gradient_scale import largest_deviation, scales
+from trueline.analyze.workers.outliers import find_outliers
 
 
 def judge(series):

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from trueline.demo import corpus
+from trueline.demo.corpus import Triple, library_triples, load_triples
 from trueline.schema.errors import InputError
-from trueline.testing.demo import corpus
-from trueline.testing.demo.corpus import Triple, library_triples, load_triples
 
 SOURCE = '''
 import os

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from trueline.demo.place import MARKER, claim, require_free
 from trueline.schema.errors import InputError, RunExistsError
-from trueline.testing.demo.place import MARKER, claim, require_free
 
 
 def earlier_demo(out):

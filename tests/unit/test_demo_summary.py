@@ -11,11 +11,11 @@ from rich.console import Console
 
 pytest.importorskip("transformers")
 
+from trueline.demo.fine_tune import Trained, failure_sentence
+from trueline.demo.screen import progress_bars, summary
+from trueline.demo.settings import SETTINGS
+from trueline.demo.summary import Judged, advice, document, rank_text
 from trueline.schema.finding import Finding
-from trueline.testing.demo.fine_tune import Trained, failure_sentence
-from trueline.testing.demo.screen import progress_bars, summary
-from trueline.testing.demo.settings import SETTINGS
-from trueline.testing.demo.summary import Judged, advice, document, rank_text
 from trueline.testing.ranks import RankError, run_ranks
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from trueline.testing.demo.corpus import Triple
-from trueline.testing.demo.tokens import (
+from trueline.demo.corpus import Triple
+from trueline.demo.tokens import (
     IGNORED,
     PaddingCollator,
     Tokenizer,
@@ -73,8 +73,8 @@ def test_special_tokens_written_in_the_data_stay_text():
 
 def test_equal_triples_give_equal_tokens_in_another_process():
     script = (
-        "from trueline.testing.demo.corpus import Triple\n"
-        "from trueline.testing.demo.tokens import train_tokenizer\n"
+        "from trueline.demo.corpus import Triple\n"
+        "from trueline.demo.tokens import train_tokenizer\n"
         "triples = [Triple(f'Write number {n}.', f'n = {n}', f'The number is {n}, and é.') for n in range(50)]\n"
         "print(train_tokenizer(triples, vocab_size=290).encode('The number is 7, and é. Write n = 3'))\n"
     )

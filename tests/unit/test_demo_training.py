@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("transformers")
 
+from trueline.demo.fine_tune import Options, require_sound
+from trueline.demo.model import ModelSpec, build_model, load_pretrained, require_extra
+from trueline.demo.settings import SETTINGS
+from trueline.demo.tokens import IGNORED, Sample
+from trueline.demo.training import Job, PackedSamples, endless_batches, shuffled_labels
 from trueline.schema.errors import InputError
-from trueline.testing.demo.fine_tune import Options, require_sound
-from trueline.testing.demo.model import ModelSpec, build_model, load_pretrained, require_extra
-from trueline.testing.demo.settings import SETTINGS
-from trueline.testing.demo.tokens import IGNORED, Sample
-from trueline.testing.demo.training import Job, PackedSamples, endless_batches, shuffled_labels
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 WORLD = 4
@@ -164,7 +164,7 @@ def test_a_model_that_is_none_is_refused_in_one_sentence(tmp_path):
 
 def test_the_missing_extra_is_named_with_how_to_get_it(monkeypatch):
     require_extra()
-    monkeypatch.setattr("trueline.testing.demo.model.find_spec", lambda package: None if package == "tokenizers" else 1)
+    monkeypatch.setattr("trueline.demo.model.find_spec", lambda package: None if package == "tokenizers" else 1)
     with pytest.raises(InputError, match=r"tokenizers is not installed; run: pip install 'trueline\[demo\]'"):
         require_extra()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueline.analyze.difference import describe_difference
+from trueline.analyze.compare.judge.difference import describe_difference
 
 RNG = np.random.default_rng(8)
 SHAPE = (16, 24, 40)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from tests.unit.synthetic_run import K, healthy_rows, rank_env, write_run
 
-from trueline.analyze.dispersion import chance_band, cosine_matrices, dispersion, sketched_cosines, steps_with_cosines
+from trueline.analyze.workers.dispersion import (
+    chance_band,
+    cosine_matrices,
+    dispersion,
+    sketched_cosines,
+    steps_with_cosines,
+)
 from trueline.schema.errors import CannotTell
 
 

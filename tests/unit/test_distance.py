@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from trueline.analyze import distance as module
-from trueline.analyze.distance import stats_distance, tensor_distance
+from trueline.analyze.compare.judge import distance as module
+from trueline.analyze.compare.judge.distance import stats_distance, tensor_distance
 from trueline.schema.stats import TensorStats
 from trueline.tensor.measure import HostMeter
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_calibrate import record
 
 import trueline
-from trueline.analyze.drift import ALLOWED, drift_of, loss_curve, told_of_losses
+from trueline.analyze.compare.judge.loss_gap import ALLOWED, drift_of, loss_curve, told_of_losses
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 

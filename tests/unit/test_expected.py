@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.made_steps import ROUNDING, Making, chain
 
-from trueline.analyze.expected import UNRELATED, Expectation, Expected
-from trueline.analyze.operands import size_of
-from trueline.analyze.values import StepValues
+from trueline.analyze.compare.expect.expectation import UNRELATED, Expectation, Expected
+from trueline.analyze.compare.expect.operand import size_of
+from trueline.analyze.recorded.values import StepValues
 
 
 def expectations(

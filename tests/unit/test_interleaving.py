@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.test_sides import draw, merged, record, row
 
-from trueline.analyze.sides import arrange
+from trueline.analyze.compare.arrange import arrange
 
 B, L, D = 3, 4, 2
 

@@ -14,13 +14,13 @@ from tests.unit.made_steps import Making, exactly
 from torch import nn
 
 import trueline
-from trueline.analyze.align import align
-from trueline.analyze.carried import Changed, changed_between_steps
-from trueline.analyze.comparison import Comparison
-from trueline.analyze.divergence import Divergence
-from trueline.analyze.judged_step import Step
-from trueline.analyze.naming import NameMap
-from trueline.analyze.values import StepValues
+from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
+from trueline.analyze.compare.judge.step import Step
+from trueline.analyze.compare.judge.values import Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.result import Comparison
+from trueline.analyze.recorded.values import StepValues
 from trueline.testing.beside import in_halves
 from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM

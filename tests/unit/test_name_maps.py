@@ -14,8 +14,8 @@ from tests.unit import served_models as served
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.naming import NameMap
-from trueline.analyze.sides import arrange
+from trueline.analyze.compare.arrange import arrange
+from trueline.analyze.compare.match.names import NameMap
 from trueline.schema.errors import InputError
 
 MADE = {"hf-vllm": served.Vllm, "hf-megatron": served.Megatron}

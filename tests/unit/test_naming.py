@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from trueline.analyze.fusing import fused
-from trueline.analyze.name_rules import BUILT_IN
-from trueline.analyze.naming import NameMap, plain_name, vocabularies
-from trueline.analyze.stored import Held
-from trueline.analyze.values import StepValues, Value
+from trueline.analyze.compare.match.fused_modules import fused
+from trueline.analyze.compare.match.name_maps import BUILT_IN
+from trueline.analyze.compare.match.names import NameMap, plain_name, vocabularies
+from trueline.analyze.recorded.tensors import Held
+from trueline.analyze.recorded.values import StepValues, Value
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats

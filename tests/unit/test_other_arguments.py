@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from trueline.analyze.other_arguments import OtherArguments, first_other_arguments
+from trueline.analyze.compare.judge.arguments import OtherArguments, first_other_arguments
 
 
 def call_of(index: int, **kwargs: Any) -> Any:

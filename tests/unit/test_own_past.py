@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from trueline.analyze.distance import Distance
-from trueline.analyze.divergence import Compared
-from trueline.analyze.expected import Expectation
-from trueline.analyze.judged_step import Step
-from trueline.analyze.own_past import FALSE_ALARMS, FEWEST, LEAST_MEAN, Unlike, unlike_own_past
-from trueline.analyze.spikes import log_probability
+from trueline.analyze.compare.expect.expectation import Expectation
+from trueline.analyze.compare.judge.distance import Distance
+from trueline.analyze.compare.judge.own_history import FALSE_ALARMS, FEWEST, LEAST_MEAN, Unlike, unlike_own_past
+from trueline.analyze.compare.judge.step import Step
+from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.stats.peaks_over_threshold import log_probability
 from trueline.schema.site import Site
 
 OWN = 1e-7

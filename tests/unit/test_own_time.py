@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trueline.capture.own_time import OwnTime, blocked_count
+from trueline.capture.step.own_time import OwnTime, blocked_count
 
 
 class Host:

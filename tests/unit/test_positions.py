@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import Making
 
-from trueline.analyze.compare import measure_with
-from trueline.analyze.positions import OF_SHARES, UNORDERED, without_positions
-from trueline.analyze.values import StepValues, Value
+from trueline.analyze.compare.compare import measure_with
+from trueline.analyze.compare.merge.positions import OF_SHARES, UNORDERED, without_positions
+from trueline.analyze.recorded.values import StepValues, Value
 
 Arrays = dict[str, Any]
 WIDTH = 3

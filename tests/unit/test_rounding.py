@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueline.analyze.op_rounding import LAWS, op_class_of, op_rounding_rel
-from trueline.analyze.rounding import (
+from trueline.analyze.compare.expect.ops import LAWS, op_class_of, op_rounding_rel
+from trueline.analyze.compare.expect.rounding import (
     KAPPA,
     UNIT_ROUNDOFF,
     dot_error_rel,

@@ -3,7 +3,7 @@
 import traceback
 import warnings
 
-from trueline.capture.seams import Patch, Seam, calling, unseen
+from trueline.capture.model.patches import Patch, Seam, calling, unseen
 
 
 class Old:

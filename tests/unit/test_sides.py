@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from trueline.analyze.align import align
-from trueline.analyze.differing import differing_steps
-from trueline.analyze.naming import NameMap
-from trueline.analyze.recorded_steps import require_statistics
-from trueline.analyze.sides import arrange
-from trueline.analyze.step_values import read_step
+from trueline.analyze.compare.arrange import arrange
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.prefilter import differing_steps
+from trueline.analyze.recorded.step_values import read_step
+from trueline.analyze.recorded.steps import require_statistics
 from trueline.schema.errors import CannotTell, InputError, RunError
 from trueline.schema.records import STAT_NAMES, StepRecords, TensorRecord
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.store.numbers import numbers
 from trueline.store.reader import Run
-from trueline.store.record_summary import list_sites
-from trueline.store.tensors import TensorValue
+from trueline.store.records.numbers import numbers
+from trueline.store.records.record_summary import list_sites
+from trueline.store.records.tensors import TensorValue
 from trueline.store.writer import RunWriter
 
 

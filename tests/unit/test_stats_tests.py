@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.analyze.stats_tests import (
+from trueline.analyze.stats.tails import (
     ODDS,
     binomial_tail,
     chi_square_quantile,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.store.arrays import from_numpy, from_values, lists_from, to_numpy
+from trueline.store.records.arrays import from_numpy, from_values, lists_from, to_numpy
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trueline.store.background import Background
+from trueline.store.log.background import Background
 
 
 class Gate:

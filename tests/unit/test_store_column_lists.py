@@ -7,7 +7,7 @@ import math
 import pyarrow as pa
 import pytest
 
-from trueline.store.column_lists import column_lists
+from trueline.store.log.column_lists import column_lists
 
 COLUMNS = {
     "step": pa.array([3, 3, 3, 3], pa.int64()),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueline.schema.errors import InputError
-from trueline.store.journal import FrameCodec, JournalWriter, read_journal
+from trueline.store.log.journal import FrameCodec, JournalWriter, read_journal
 from trueline.store.rows import WORKER_SCHEMA
 
 NUM_FRAMES = 5

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from trueline.schema.start import Start
-from trueline.store import merging
 from trueline.store.layout import PartName
+from trueline.store.log import merge as merging
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

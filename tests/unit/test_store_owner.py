@@ -11,14 +11,14 @@ import pytest
 from tests.unit.recorded_steps import make_step
 from tests.unit.writer_deaths import start
 
-from trueline.capture.outlet import Outlet
+from trueline.capture.job.outlet import Outlet
 from trueline.schema import owner
 from trueline.schema.errors import ResumeError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.start import Job, Start
 from trueline.store.attempts import next_start
-from trueline.store.claim import alone_in
+from trueline.store.log.claim import alone_in
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

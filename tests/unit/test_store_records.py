@@ -15,8 +15,8 @@ from trueline.schema.errors import InputError, RunError, RunExistsError, SiteErr
 from trueline.schema.records import RECORD_COLUMNS, StackRecord
 from trueline.store.layout import PartName
 from trueline.store.reader import Run
-from trueline.store.record_reader import site_of
-from trueline.store.records import check_records
+from trueline.store.records.record_reader import site_of
+from trueline.store.records.records import check_records
 from trueline.store.rows import RECORD_SCHEMA
 from trueline.store.writer import RunWriter
 

@@ -16,9 +16,9 @@ from tests.unit.recorded_steps import make_step, tensor_record
 
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.records import TensorRecord
-from trueline.store import tensors
 from trueline.store.reader import Run
-from trueline.store.tensors import NUMPY_TYPES, TensorFile, check_tensor, read
+from trueline.store.records import tensors
+from trueline.store.records.tensors import NUMPY_TYPES, TensorFile, check_tensor, read
 from trueline.store.writer import RunWriter
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

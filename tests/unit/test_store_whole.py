@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trueline.schema.stats import MergeError, TensorStats
-from trueline.store.whole import stats_of, whole_stats
+from trueline.store.records.whole import stats_of, whole_stats
 
 
 def row(rank, values, *, coordinate, placements, shape=(4,), flags="", numel=True):

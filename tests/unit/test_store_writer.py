@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from trueline.capture.outlet import Outlet
+from trueline.capture.job.outlet import Outlet
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.schema.roles import Sink

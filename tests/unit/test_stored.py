@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueline.analyze.difference import describe_difference
-from trueline.analyze.distance import tensor_distance
-from trueline.analyze.stored import (
+from trueline.analyze.compare.judge.difference import describe_difference
+from trueline.analyze.compare.judge.distance import tensor_distance
+from trueline.analyze.recorded.tensors import (
     Encoded,
     Held,
     InOrder,
@@ -26,8 +26,8 @@ from trueline.analyze.stored import (
     stored,
 )
 from trueline.schema.errors import RunError
-from trueline.store.numbers import numbers
-from trueline.store.tensors import TensorValue
+from trueline.store.records.numbers import numbers
+from trueline.store.records.tensors import TensorValue
 
 
 def draw(*shape: int, seed: int = 0) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trueline.analyze.floors import floor_of, kind_key, site_key
-from trueline.analyze.values import Value
+from trueline.analyze.compare.judge.floors import floor_of, kind_key, site_key
+from trueline.analyze.recorded.values import Value
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.tolerance import KindFloor, Tolerance

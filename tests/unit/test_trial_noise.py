@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
 
-from trueline.analyze.rounding import UNIT_ROUNDOFF
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.schema.errors import CannotTell, InputError
 from trueline.trials import noise
 from trueline.trials.noise import Question, add_up, judge, measure, num_pieces, question_of, workers_gradients

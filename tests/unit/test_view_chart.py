@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
+from trueline.render.charts.chart import Chart, band_chart, workers_chart
+from trueline.render.charts.mark import marks
+from trueline.render.charts.path import Plot, area_path, dot_path, line_path
+from trueline.render.charts.scale import Axis, axis_over
+from trueline.render.charts.series import Series
 from trueline.schema.finding import Finding
-from trueline.view.chart import Chart, band_chart, workers_chart
-from trueline.view.mark import marks
-from trueline.view.path import Plot, area_path, dot_path, line_path
-from trueline.view.scale import Axis, axis_over
-from trueline.view.series import Series
 
 PLOT = Plot(100, 0, 10)
 AXIS = Axis(0.0, 10.0, False, (0.0, 5.0, 10.0))

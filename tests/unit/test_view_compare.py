@@ -29,22 +29,22 @@ from tests.made_comparison import (
 from tests.unit.page_words import Words
 from tests.unit.recorded_steps import make_step
 
-from trueline.analyze.comparison import Comparison, Judged, StepSummary
+from trueline.analyze.compare.result import Comparison, Judged, StepSummary
+from trueline.render.charts.matrix import luminance
+from trueline.render.comparison import compare_xlsx
+from trueline.render.comparison.compare_call import RecordedCall, differing_arguments, recorded_call
+from trueline.render.comparison.compare_chart import HEIGHT, growth_chart, phase_charts, times_axis
+from trueline.render.comparison.compare_csv import write_csv
+from trueline.render.comparison.compare_details import details_text
+from trueline.render.comparison.compare_growth import steps_lines
+from trueline.render.comparison.compare_page import render, write_page
+from trueline.render.comparison.compare_rows import COLUMNS, telling
+from trueline.render.comparison.compare_story import size_text, story_of, times_text
+from trueline.render.comparison.compare_xlsx import COLOURS, write_xlsx
 from trueline.schema.errors import InputError
 from trueline.schema.records import StackRecord
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
-from trueline.view import compare_xlsx
-from trueline.view.compare_call import RecordedCall, differing_arguments, recorded_call
-from trueline.view.compare_chart import HEIGHT, growth_chart, phase_charts, times_axis
-from trueline.view.compare_csv import write_csv
-from trueline.view.compare_details import details_text
-from trueline.view.compare_growth import steps_lines
-from trueline.view.compare_page import render, write_page
-from trueline.view.compare_rows import COLUMNS, telling
-from trueline.view.compare_story import size_text, story_of, times_text
-from trueline.view.compare_xlsx import COLOURS, write_xlsx
-from trueline.view.matrix import luminance
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
 CASES = [made_comparison(), same_comparison(), rounding_comparison(), untold_comparison()]

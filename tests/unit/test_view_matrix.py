@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from trueline.analyze.dispersion import CosineMatrix
-from trueline.view.matrix import LEVELS, Cell, cell, colour_rules, luminance, matrix_numbers, matrix_table
+from trueline.analyze.workers.dispersion import CosineMatrix
+from trueline.render.charts.matrix import LEVELS, Cell, cell, colour_rules, luminance, matrix_numbers, matrix_table
 
 
 def matrix_of(num_ranks: int) -> CosineMatrix:

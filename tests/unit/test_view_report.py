@@ -16,11 +16,11 @@ from tests.synthetic_runs import write_long_run, write_run
 from tests.unit.page_words import Words
 
 import trueline
+from trueline.render.evidence_words import evidence_words
+from trueline.render.report.report import write_report
+from trueline.render.report.report_data import distinct_names
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
-from trueline.view.evidence_words import evidence_words
-from trueline.view.report import write_report
-from trueline.view.report_data import distinct_names
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}\u202e"
 OVERLAP = Finding(

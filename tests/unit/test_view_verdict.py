@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from trueline.analyze.check_run import CheckReport
+from trueline.render.report.verdict import Verdict, headline, verdict
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
-from trueline.view.verdict import Verdict, headline, verdict
 
 OVERLAP = Finding("shard-overlap", "error", "Rank 0 shares samples.", (0,), 10, 149, next=("Set one seed.",))
 DRIFT = Finding("replica-drift", "error", "Rank 2 drifts.", (2,), 4, 149, next=("Broadcast.", "Look."))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trueline.view.wording import (
+from trueline.render.wording import (
     clipped,
     false_alarm,
     number,

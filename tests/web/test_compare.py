@@ -10,8 +10,8 @@ from tests.made_comparison import FAULT, made_comparison
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
 from tests.web.test_report import middle_of, require_fitting
 
-from trueline.view.compare_page import write_page
-from trueline.view.compare_story import story_of
+from trueline.render.comparison.compare_page import write_page
+from trueline.render.comparison.compare_story import story_of
 
 pytestmark = NEEDS_BROWSER
 

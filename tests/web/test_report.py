@@ -10,8 +10,8 @@ import pytest
 from tests.synthetic_runs import write_run
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
 
+from trueline.render.report.report import write_report
 from trueline.schema.finding import Finding
-from trueline.view.report import write_report
 
 pytestmark = NEEDS_BROWSER
 

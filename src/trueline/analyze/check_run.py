@@ -12,9 +12,9 @@ from typing import Any
 from trueline.analyze.ends import ends_of
 from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
-from trueline.analyze.iterations import parting_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.verdict import EXIT_CODES, Verdict, verdict_of
+from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
 from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
@@ -132,7 +132,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         else:
             codes.append(each.code)
     if reference is not None:
-        from trueline.analyze.compare import compare  # a check without a reference need not wait for it
+        from trueline.analyze.compare.compare import compare  # a check without a reference need not wait for it
 
         try:
             findings += compare(opened, reference).findings

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
-from trueline.analyze.iterations import parting_of
+from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.owner import living, owner_left
 from trueline.store.reader import Run
 

@@ -20,16 +20,16 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trueline.capture import seams
 from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.handed_down import place_of_restart, settings, tell_unseen
-from trueline.capture.hook import Hook
-from trueline.capture.layout import unwrap
-from trueline.capture.names import name_of_called
+from trueline.capture.model import patches as seams
+from trueline.capture.model.hook import Hook
+from trueline.capture.model.layout import unwrap
+from trueline.capture.model.names import name_of_called
+from trueline.capture.model.world import all_come, world_size
 from trueline.capture.probes.dataloader import DataLoaderProbe
-from trueline.capture.updates import is_compiled
+from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch
-from trueline.capture.world import all_come, world_size
 from trueline.schema.errors import ResumeError, TruelineError
 
 _log = logging.getLogger("trueline")

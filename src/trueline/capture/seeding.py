@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trueline.capture.dropout import NOT_SEEN, switch_dropout
-from trueline.capture.world import is_initialised, world_size
+from trueline.capture.model.world import is_initialised, world_size
 from trueline.schema.errors import InputError
 
 MAX_SEED = 2**32 - 1

@@ -19,23 +19,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueline.capture import derive, seams
 from trueline.capture.adapters import choose_adapter
 from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.adapters.sharded import StagesAdapter
-from trueline.capture.environment import autocast_state
-from trueline.capture.exchange import Team, make_team
-from trueline.capture.hook import Hook
-from trueline.capture.layout import unwrap, watched_parameters
-from trueline.capture.names import name_of
+from trueline.capture.job.environment import autocast_state
+from trueline.capture.model import patches as seams
+from trueline.capture.model.hook import Hook
+from trueline.capture.model.layout import unwrap, watched_parameters
+from trueline.capture.model.names import name_of
+from trueline.capture.model.world import collectives_started, world_size
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.optimizer import updates_made
 from trueline.capture.record.start import require_fitting
-from trueline.capture.recorder import Recorder
-from trueline.capture.updates import Updates
-from trueline.capture.world import collectives_started, world_size
+from trueline.capture.step import shared_columns as derive
+from trueline.capture.step.exchange import Team, make_team
+from trueline.capture.step.recorder import Recorder
+from trueline.capture.step.updates import Updates
 from trueline.schema.errors import CaptureError, InputError, TruelineError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink

@@ -37,11 +37,11 @@ def command(
     """
     from rich.console import Console
 
-    from trueline.analyze.calibrate import calibrate
-    from trueline.analyze.naming import NameMap
+    from trueline.analyze.compare.calibrate import calibrate
+    from trueline.analyze.compare.match.names import NameMap
     from trueline.cli.document import print_document
     from trueline.cli.waiting import waiting
-    from trueline.view.output import writable_target
+    from trueline.render.output import writable_target
 
     target = writable_target(out, overwrite=overwrite, what="tolerance", example="tolerance.json")
     with waiting("Comparing Runs") as say:

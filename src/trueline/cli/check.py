@@ -111,7 +111,7 @@ def _numbers(finding: Finding) -> list[str]:
 
 def _not_checked(report: CheckReport) -> list[str]:
     """A line for each reason, with all checks that did not run for it."""
-    from trueline.view.wording import by_reason
+    from trueline.render.wording import by_reason
 
     left_out = by_reason((entry.check, entry.why) for entry in report.checks_not_run)
     return [f"{', '.join(checks)}: {why}" for checks, why in left_out]

@@ -10,11 +10,11 @@ import typer
 from trueline.cli.options import Json, Names, Ranks, Steps
 
 if TYPE_CHECKING:
-    from trueline.analyze.comparison import Comparison
-    from trueline.analyze.naming import NameMap
+    from trueline.analyze.compare.match.names import NameMap
+    from trueline.analyze.compare.result import Comparison
+    from trueline.render.comparison.compare_story import Story
     from trueline.schema.tolerance import Tolerance
     from trueline.store.reader import Run
-    from trueline.view.compare_story import Story
 
 
 def command(
@@ -64,9 +64,9 @@ def command(
 
 def _targets(csv: str | None, xlsx: str | None, html: str | None, *, overwrite: bool) -> dict[str, Path]:
     """The files to write by kind, checked before anything is read."""
+    from trueline.render.comparison.compare_xlsx import require_xlsxwriter
+    from trueline.render.output import writable_target
     from trueline.schema.errors import InputError
-    from trueline.view.compare_xlsx import require_xlsxwriter
-    from trueline.view.output import writable_target
 
     if xlsx is not None:
         require_xlsxwriter()
@@ -98,7 +98,7 @@ def _tolerance(path: str | None) -> Tolerance | None:
 def _names(given: str | None) -> NameMap | None:
     if given is None:
         return None
-    from trueline.analyze.naming import NameMap
+    from trueline.analyze.compare.match.names import NameMap
 
     return NameMap.load(given)
 
@@ -107,7 +107,7 @@ def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
     from rich.console import Console
     from rich.progress import Progress
 
-    from trueline.analyze.compare import compare
+    from trueline.analyze.compare.compare import compare
     from trueline.cli.waiting import on_terminal
 
     given = {name: value for name, value in asked.items() if value}
@@ -122,8 +122,8 @@ def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
 
 
 def _story(result: Comparison, run: Run, ref: Run) -> Story:
-    from trueline.view.compare_call import recorded_call
-    from trueline.view.compare_story import story_of
+    from trueline.render.comparison.compare_call import recorded_call
+    from trueline.render.comparison.compare_story import story_of
 
     first = result.first
     if first is None:
@@ -133,9 +133,9 @@ def _story(result: Comparison, run: Run, ref: Run) -> Story:
 
 def _write(targets: dict[str, Path], result: Comparison, story: Story) -> list[str]:
     """The paths of the files that were written."""
-    from trueline.view.compare_csv import write_csv
-    from trueline.view.compare_page import write_page
-    from trueline.view.compare_xlsx import write_xlsx
+    from trueline.render.comparison.compare_csv import write_csv
+    from trueline.render.comparison.compare_page import write_page
+    from trueline.render.comparison.compare_xlsx import write_xlsx
 
     if "CSV file" in targets:
         write_csv(targets["CSV file"], result.rows)

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from trueline.analyze.comparison import Comparison, Judged
-    from trueline.view.compare_rows import Telling
-    from trueline.view.compare_story import Story
+    from trueline.analyze.compare.result import Comparison, Judged
+    from trueline.render.comparison.compare_rows import Telling
+    from trueline.render.comparison.compare_story import Story
 
 MAX_LINES = 40
 MAX_WIDTH = 100
@@ -131,7 +131,7 @@ def _joined(blocks: Sequence[_Block], width: int) -> list[Text]:
 
 
 def _table(comparison: Comparison, width: int, *, rows: int) -> list[Text]:
-    from trueline.view.compare_rows import telling
+    from trueline.render.comparison.compare_rows import telling
 
     told = telling(comparison.rows, comparison.first, max(rows, 0))
     return [_as_text(_heading(), style="dim"), *(_line(each, width) for each in told)] if told else []
@@ -142,7 +142,7 @@ def _heading() -> str:
 
 
 def _line(each: Telling, width: int) -> Text:
-    from trueline.view.compare_rows import SAID, place_text
+    from trueline.render.comparison.compare_rows import SAID, place_text
 
     row = each.row
     more = f"  (+{each.also})" if each.also else ""
@@ -158,7 +158,7 @@ def _line(each: Telling, width: int) -> Text:
 
 def _all_rows(rows: Sequence[Judged]) -> Iterable[Text]:
     """One line a row, nothing cut: judgement, times, measured, expected, how, dtypes, shape, site, note."""
-    from trueline.view.compare_rows import SAID, place_text, shape_text
+    from trueline.render.comparison.compare_rows import SAID, place_text, shape_text
 
     heading = f"{'judgement':<17}{'times':>8}  {'difference':>10}  {'explained':>10}  {'how':<11}  "
     yield _as_text(f"{heading}{'dtype':<17}  {'shape':<14}  site", style="dim")
@@ -172,7 +172,7 @@ def _all_rows(rows: Sequence[Judged]) -> Iterable[Text]:
 
 
 def _short(value: float | None) -> str:
-    from trueline.view.wording import number
+    from trueline.render.wording import number
 
     return "-" if value is None else number(value, 3).replace("−", "-")
 
@@ -189,7 +189,7 @@ def _as_text(text: str, bold: int = 0, *, style: str = "") -> Text:
     """``text`` as a terminal may safely print it; its first ``bold`` characters are bold."""
     from rich.text import Text
 
-    from trueline.view.wording import visible
+    from trueline.render.wording import visible
 
     shown = Text(str(visible(text)).replace("−", "-"), style=style, end="")
     if bold:

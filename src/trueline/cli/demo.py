@@ -12,7 +12,7 @@ from trueline.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trueline.view.report_data import RunReading
+    from trueline.render.report.report_data import RunReading
 
 
 def command(
@@ -44,9 +44,9 @@ def command(
     from rich.console import Console
 
     from trueline.cli.document import print_document
-    from trueline.testing.demo.fine_tune import Options
-    from trueline.testing.demo.run import run
-    from trueline.testing.demo.screen import progress_bars, summary
+    from trueline.demo.fine_tune import Options
+    from trueline.demo.run import run
+    from trueline.demo.screen import progress_bars, summary
 
     options = Options(
         out=out, workers=workers, steps=steps, batch_size=batch_size, max_length=max_length, data=data, model=model,
@@ -67,8 +67,8 @@ def command(
 
 
 def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunReading]:
-    from trueline.view.output import save
-    from trueline.view.report import read_runs, render
+    from trueline.render.output import save
+    from trueline.render.report.report import read_runs, render
 
     readings = read_runs([str(run) for run in runs])
     save(page, render(readings))

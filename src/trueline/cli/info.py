@@ -80,7 +80,7 @@ def _list_sites(run: Run, site: str, step: int | None, rank: int | None, *, stac
     from trueline.cli.document import print_document
     from trueline.cli.record_tables import print_sites
     from trueline.schema.run_manifest import SCHEMA_VERSION
-    from trueline.store.record_summary import list_sites
+    from trueline.store.records.record_summary import list_sites
 
     rows = list_sites(run, site, step=step, rank=rank, stacks=stacks)
     if json:

@@ -26,8 +26,8 @@ def command(
 
     from trueline.cli.document import print_document
     from trueline.cli.waiting import waiting
-    from trueline.view.output import save, writable_target
-    from trueline.view.report import read_runs, render
+    from trueline.render.output import save, writable_target
+    from trueline.render.report.report import read_runs, render
 
     target = writable_target(out, overwrite=overwrite)
     with waiting("Reading and checking"):

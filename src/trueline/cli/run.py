@@ -130,7 +130,7 @@ def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
     from trueline.schema.owner import require_ended
-    from trueline.store.claim import require_free
+    from trueline.store.log.claim import require_free
 
     if resume:
         from trueline.store.reader import Run

@@ -9,7 +9,7 @@ import typer
 from trueline.cli.options import Json
 
 if TYPE_CHECKING:
-    from trueline.analyze.rounding import OrderJudgement
+    from trueline.analyze.compare.expect.rounding import OrderJudgement
     from trueline.trials.noise import OrderNoise, Question
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers what recorded Runs do not.")

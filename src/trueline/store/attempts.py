@@ -13,7 +13,7 @@ from trueline.schema.owner import require_ended
 from trueline.schema.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
 from trueline.schema.start import Job, Start
 from trueline.store import layout
-from trueline.store.leftovers import last_step
+from trueline.store.log.recover import last_step
 from trueline.store.manifest import open_manifest
 
 _ELSEWHERE = "Pass another --out, and it begins a Run of its own."

@@ -17,7 +17,7 @@ from trueline.schema.documents import decode
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv, unknown_keys
 from trueline.store import layout
-from trueline.store.listing import names_in
+from trueline.store.log.listing import names_in
 
 _FINDING_KEYS = frozenset(field.name for field in fields(Finding))
 

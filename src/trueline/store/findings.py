@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from trueline.store.durable import append, sync
+from trueline.store.log.durable import append, sync
 
 SIZE_BYTES = 4096
 """One block of most file systems; a Finding takes less than 1 KiB."""

@@ -9,7 +9,7 @@ from fsspec import AbstractFileSystem
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import Manifest
 from trueline.store import layout
-from trueline.store.listing import names_in
+from trueline.store.log.listing import names_in
 from trueline.store.migrate import read_manifest
 
 

@@ -29,16 +29,16 @@ from trueline.schema.workers import PARAM_COLUMNS
 from trueline.store import layout
 from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
-from trueline.store.listing import names_in
+from trueline.store.log.listing import names_in
+from trueline.store.log.pieces import Pieces, read_pieces
 from trueline.store.manifest import open_manifest
-from trueline.store.pieces import Pieces, read_pieces
 from trueline.store.query import answer
-from trueline.store.record_reader import RecordReader, site_of
+from trueline.store.records.record_reader import RecordReader, site_of
+from trueline.store.records.stacks import read_stacks
+from trueline.store.records.tensor_reader import TensorReader
+from trueline.store.records.tensors import TensorValue
+from trueline.store.records.whole import stats_of, whole_stats
 from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
-from trueline.store.stacks import read_stacks
-from trueline.store.tensor_reader import TensorReader
-from trueline.store.tensors import TensorValue
-from trueline.store.whole import stats_of, whole_stats
 
 _LONGEST = "sketch"
 """The column whose lists may not fit into memory together."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS
-from trueline.store.arrays import contiguous, empty, from_numpy, to_numpy
+from trueline.store.records.arrays import contiguous, empty, from_numpy, to_numpy
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(),

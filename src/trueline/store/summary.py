@@ -9,7 +9,7 @@ import numpy as np
 from trueline.schema.run_manifest import SCHEMA_VERSION
 from trueline.schema.workers import WORKER_COLUMNS
 from trueline.store.reader import Run
-from trueline.store.record_summary import summarize_records
+from trueline.store.records.record_summary import summarize_records
 
 
 def summarize(run: Run) -> dict[str, Any]:

@@ -23,16 +23,16 @@ from trueline.schema.secrets import without_credentials
 from trueline.store import layout
 from trueline.store.documents import env_of, findings_of
 from trueline.store.filesystem import filesystem_of
-from trueline.store.journal import read_journal
 from trueline.store.layout import PartName
-from trueline.store.listing import names_in
+from trueline.store.log.journal import read_journal
+from trueline.store.log.listing import names_in
+from trueline.store.log.parts import decode_part
 from trueline.store.manifest import open_manifest
 from trueline.store.migrate import read_manifest
-from trueline.store.parts import decode_part
 from trueline.store.reader import Run
+from trueline.store.records.stacks import decode_stacks, has_checksum
+from trueline.store.records.tensors import TensorContents
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA
-from trueline.store.stacks import decode_stacks, has_checksum
-from trueline.store.tensors import TensorContents
 
 State = Literal["whole", "unchecked", "torn", "damaged"]
 """``unchecked``: it can be read, and has no checksum, as those of older versions; ``torn``: a process was killed, or

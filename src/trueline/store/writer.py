@@ -24,17 +24,17 @@ from trueline.schema.roles import Record
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.start import FIRST, Start
 from trueline.store import layout
-from trueline.store.background import MAX_BYTES
-from trueline.store.claim import alone_in, claim, claim_share, taken
-from trueline.store.durable import make_folder, replace_file
 from trueline.store.filesystem import local_path
 from trueline.store.findings import FindingsFile
-from trueline.store.journal import FrameCodec
-from trueline.store.ledger import SEAL_S, SEAL_STEPS, Ledger, SealAfter
-from trueline.store.leftovers import end_last_line, first_sequence, seal_leftover
-from trueline.store.parts import encode_part
-from trueline.store.record_writer import SEAL_BYTES, RecordWriter
-from trueline.store.records import encode_records
+from trueline.store.log.background import MAX_BYTES
+from trueline.store.log.claim import alone_in, claim, claim_share, taken
+from trueline.store.log.durable import make_folder, replace_file
+from trueline.store.log.journal import FrameCodec
+from trueline.store.log.parts import encode_part
+from trueline.store.log.recover import end_last_line, first_sequence, seal_leftover
+from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, Ledger, SealAfter
+from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
+from trueline.store.records.records import encode_records
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
 
 

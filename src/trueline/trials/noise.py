@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.analyze.dispersion import dispersion
-from trueline.analyze.evidence import data_parallel_ranks
-from trueline.analyze.rounding import (
+from trueline.analyze.compare.expect.rounding import (
     UNIT_ROUNDOFF,
     Accumulate,
     Order,
@@ -28,6 +26,8 @@ from trueline.analyze.rounding import (
     sum_error_rel,
     unit_roundoff,
 )
+from trueline.analyze.evidence import data_parallel_ranks
+from trueline.analyze.workers.dispersion import dispersion
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
 

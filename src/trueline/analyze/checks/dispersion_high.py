@@ -15,10 +15,10 @@ How it decides
 --------------
 It bets that what set the workers apart at earlier steps sets them apart at this one. If workers are exchangeable, each
 step may be swapped between them without changing its probability, whatever the distribution, and the bets win nothing
-in the mean (`analyze/lasting.py` has the e-value and the source). It alarms when an e-detector of these bets reaches
-the height that its share of the promise allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
-Batches that are alike within themselves but for no worker in particular, such as buckets of length that are dealt out
-anew at every step, do not win these bets.
+in the mean (`analyze/stats/persistence.py` has the e-value and the source). It alarms when an e-detector of these bets
+reaches the height that its share of the promise allows (`plan.false_alarms` expected per 10,000 healthy steps over all
+checks). Batches that are alike within themselves but for no worker in particular, such as buckets of length that are
+dealt out anew at every step, do not win these bets.
 
 Where one worker alone is off, that is the business of the outlier checks: with three workers or more the alarm must
 still stand after the worker that is furthest away is left out. Fixed shards keep small differences of their own from
@@ -30,18 +30,18 @@ left once their lasting differences are taken out. It is a warning from 1.1 time
 of the update is less than a fifth larger.
 
 As an info it also reports losses that are alike inside each worker's batch without any lasting difference: then
-re-dealing the parts over workers at random makes the workers more alike than they are (`analyze/parts.py`), by more
-than a factor of 2 in variance, which neighbouring pieces of documents explain. That may be intended: buckets of length,
-several answers to one prompt. Statistics that take samples as independent are then too confident.
+re-dealing the parts over workers at random makes the workers more alike than they are (`analyze/stats/permutation.py`),
+by more than a factor of 2 in variance, which neighbouring pieces of documents explain. That may be intended: buckets of
+length, several answers to one prompt. Statistics that take samples as independent are then too confident.
 
 What it may miss
 ----------------
 Workers that each read documents from end to end differ for as long as a document lasts: then evidence is divided by how
-long they remember (`analyze/memory.py`), and lasting differences are found later. Documents that last longer than a
-40th of the Run may still be reported.
-Workers in different groups of `plan.worker_groups` are not compared. Differences that come and go within a few steps.
-With two workers every difference is one worker's as much as both's: then only losses are looked at here, the outlier
-checks say the same about one of them, and each step can win at most ln 2.
+long they remember (`analyze/stats/autocorrelation.py`), and lasting differences are found later. Documents that last
+longer than a 40th of the Run may still be reported. Workers in different groups of `plan.worker_groups` are not
+compared. Differences that come and go within a few steps. With two workers every difference is one worker's as much as
+both's: then only losses are looked at here, the outlier checks say the same about one of them, and each step can win at
+most ln 2.
 
 Example
 -------
@@ -57,9 +57,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trueline.analyze import lasting, parts
-from trueline.analyze.alarms import Alarm, alarm_of, steps_needed
-from trueline.analyze.alike import (
+from trueline.analyze.evidence import Floats, Ints, capitalized, counted, ranks_text, since_text, sites_of
+from trueline.analyze.stats import permutation as parts
+from trueline.analyze.stats import persistence as lasting
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
+from trueline.analyze.stats.autocorrelation import Memory
+from trueline.analyze.stats.change_point import alarm_onset
+from trueline.analyze.stats.exchangeability import scores
+from trueline.analyze.workers.comparable import (
     alike_groups,
     compared_among,
     memory_among,
@@ -68,12 +74,7 @@ from trueline.analyze.alike import (
     parts_of,
     whole_alarm,
 )
-from trueline.analyze.change_point import alarm_onset
-from trueline.analyze.evidence import Floats, Ints, capitalized, counted, ranks_text, since_text, sites_of
-from trueline.analyze.exchangeability import scores
-from trueline.analyze.memory import Memory
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.series import WorkerSeries, series_of
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run

@@ -18,7 +18,7 @@ whatever the distribution; a finding comes where an e-detector of such bets reac
 promise allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
 
 By the losses of the parts of a step (samples or micro-batches), from two workers on: they are dealt out to the workers
-anew at random (`analyze/parts.py` has the e-value and the source).
+anew at random (`analyze/stats/permutation.py` has the e-value and the source).
 
 - Place by place: workers that read the same samples in the same order have high and low losses at the same places of
   the batch, however much dropout there is, and no other deal has. What all batches have in common at a place, such as
@@ -31,13 +31,13 @@ A factor of 2 in variance is allowed for in the latter, since batches that are b
 little more alike than chance. Steps at which a worker reads again what only it has read before do not count.
 
 By the workers' values, from three workers on: the distances of all pairs of workers are exchangeable, so that no pair
-should be the closest one again and again (`analyze/pairs.py`). Distances are looked at in the loss, in the log gradient
-norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is named only if it
-is no more than half as far apart as it is from the nearer half of the other workers, lasting differences taken out.
-Outliers that are known by name are left out, and where only the pair is left nothing is said of it: a third worker that
-is off makes no copies of the other two. Of three workers where none is known to be off, two that are close are two
-copies or a third that is noisy: the finding says so and concerns all three, unless the losses of parts, or digests of
-the samples, show that the two read different samples; then there is none.
+should be the closest one again and again (`analyze/stats/closest_pairs.py`). Distances are looked at in the loss, in
+the log gradient norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is
+named only if it is no more than half as far apart as it is from the nearer half of the other workers, lasting
+differences taken out. Outliers that are known by name are left out, and where only the pair is left nothing is said of
+it: a third worker that is off makes no copies of the other two. Of three workers where none is known to be off, two
+that are close are two copies or a third that is noisy: the finding says so and concerns all three, unless the losses of
+parts, or digests of the samples, show that the two read different samples; then there is none.
 
 Bitwise equal losses: three steps or more, with losses that change and are not rounded to 16 bits, at which all workers
 recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
@@ -45,7 +45,7 @@ averaged before it was recorded, and checks of the losses are blind.
 
 Since when: the least-squares change point of how far apart they are, with the steps that it may be (95 %). That is the
 log odds of the share of the spread that is between them, less the mean of its re-deals, or the mean log distance of
-their pairs, less that of all pairs: around 0 before they are copies (`analyze/change_point.py`).
+their pairs, less that of all pairs: around 0 before they are copies (`analyze/stats/change_point.py`).
 
 Where digests of the samples show the same, `duplicate-data` reports it, and this check does not repeat it.
 
@@ -70,10 +70,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trueline.analyze import pairs, parts
-from trueline.analyze.alarms import steps_needed
-from trueline.analyze.alike import alike_groups, num_part_detectors
-from trueline.analyze.copies import (
+from trueline.analyze.evidence import Bools, Floats, capitalized, counted, ranks_text, since_text, sites_of
+from trueline.analyze.samples.repeats_in_step import told_by_digests
+from trueline.analyze.stats import closest_pairs as pairs
+from trueline.analyze.stats import permutation as parts
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarms import steps_needed
+from trueline.analyze.workers.comparable import alike_groups, num_part_detectors
+from trueline.analyze.workers.copies import (
     MAX_PAIRED_WORKERS,
     PLACES,
     WHOLE,
@@ -83,10 +87,7 @@ from trueline.analyze.copies import (
     num_pair_detectors,
     pair_columns,
 )
-from trueline.analyze.duplicates import told_by_digests
-from trueline.analyze.evidence import Bools, Floats, capitalized, counted, ranks_text, since_text, sites_of
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.series import WorkerSeries, series_of
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run

@@ -54,11 +54,11 @@ import math
 
 import numpy as np
 
-from trueline.analyze.duplicates import Duplicates, find_duplicates, judged_slots, shared_in_step
 from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, ranks_text, steps_text
-from trueline.analyze.samples import Samples, consumed_samples
-from trueline.analyze.sampling import SPLIT_STREAM, Declared, declared_sampling
-from trueline.analyze.stats_tests import ALARM_LEVEL
+from trueline.analyze.samples.consumed import Samples, consumed_samples
+from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
+from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
+from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site

@@ -50,8 +50,8 @@ from typing import Any, cast
 import numpy as np
 
 from trueline.analyze.evidence import MAX_SITES, ranks_text
-from trueline.analyze.growth import Growth, growths
-from trueline.analyze.recorded_steps import StepRows, chunks, require_statistics
+from trueline.analyze.recorded.gradient_growth import Growth, growths
+from trueline.analyze.recorded.steps import StepRows, chunks, require_statistics
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS

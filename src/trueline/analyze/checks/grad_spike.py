@@ -15,10 +15,9 @@ How it decides
 --------------
 As `loss-spike` does, from the logarithm of a norm against its own past and its own tail: the level is the median of
 the last 16 steps, the spread that of the last 64, and a step is told that is beyond the last 1,000 by more than the law
-of their tail allows (`analyze/spikes.py`). The line is `false_alarms` of the plan (default 0.1) in 10,000 healthy steps
-for both checks of spikes together, a quarter of it for the whole gradient and a quarter split over the parameter
-groups.
-`benchmarks/spikes` measures how many alarms healthy trainings raise.
+of their tail allows (`analyze/stats/peaks_over_threshold.py`). The line is `false_alarms` of the plan (default 0.1) in
+10,000 healthy steps for both checks of spikes together, a quarter of it for the whole gradient and a quarter split over
+the parameter groups. `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
 Norms are of the mean gradient before clipping, or, where that was not measured, the root mean square of the workers'.
 Jumps of several series at one time are one: the groups that jumped are named, or else those that hold most of what was
@@ -52,10 +51,18 @@ from functools import partial
 import numpy as np
 
 from trueline.analyze.evidence import Floats, named_some, sites_of
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.spike_finding import evidence, jump_text, require_steps, surest
-from trueline.analyze.spikes import LEVEL_STEPS, Spike, find_spikes, num_judged
-from trueline.analyze.whole_run import ParamNorms, WholeRun, false_alarm_rate, log_level, logs, param_norms, whole_run
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike, find_spikes, num_judged
+from trueline.analyze.workers.run_series import (
+    ParamNorms,
+    WholeRun,
+    false_alarm_rate,
+    log_level,
+    logs,
+    param_norms,
+    whole_run,
+)
+from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 

@@ -17,10 +17,10 @@ The logarithm of the mean loss is held against its own past: its level is the me
 that of the last 64, and what is told is a step further up than the last 1,000 make likely. How unlikely it is follows
 from their own tail, the largest 10 of them: if steps are exchangeable with those before, and the largest excesses of a
 logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it), the
-probability is exact for any number of steps (`analyze/spikes.py` has the law). The line is `false_alarms` of the plan
-(default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for this one. The promise is
-theirs alone, beside that of the checks which compare workers. Steps of a run are not quite exchangeable:
-`benchmarks/spikes` measures how many alarms healthy trainings raise.
+probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The line is
+`false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for
+this one. The promise is theirs alone, beside that of the checks which compare workers. Steps of a run are not quite
+exchangeable: `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
 The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
 changes for good: what follows is asked for. Not judged are steps with less than half of the usual number of tokens, and
@@ -47,10 +47,10 @@ from __future__ import annotations
 import math
 
 from trueline.analyze.evidence import counted, sites_of
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.spike_finding import evidence, jump_text, require_steps, surest
-from trueline.analyze.spikes import find_spikes, num_judged
-from trueline.analyze.whole_run import WholeRun, false_alarm_rate, log_level, logs, whole_run
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.peaks_over_threshold import find_spikes, num_judged
+from trueline.analyze.workers.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
+from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 

@@ -62,10 +62,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, counted, ranks_text
-from trueline.analyze.nonfinite_advice import Argument, Taken, backward_advice, forward_advice
-from trueline.analyze.origins import Flow, Origin, plain_name
-from trueline.analyze.reached import Reached, reached
-from trueline.analyze.recorded_steps import CallKey, StepRows, nonfinite_steps
+from trueline.analyze.recorded.nonfinite_advice import Argument, Taken, backward_advice, forward_advice
+from trueline.analyze.recorded.nonfinite_origin import Flow, Origin, plain_name
+from trueline.analyze.recorded.nonfinite_reach import Reached, reached
+from trueline.analyze.recorded.steps import CallKey, StepRows, nonfinite_steps
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site

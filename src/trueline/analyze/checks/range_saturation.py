@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.evidence import MAX_SITES, Bools, counted, named_some, ranks_text, steps_text
-from trueline.analyze.recorded_steps import chunks, require_statistics
+from trueline.analyze.recorded.steps import chunks, require_statistics
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
 from trueline.schema.site import Site

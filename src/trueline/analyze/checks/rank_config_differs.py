@@ -54,7 +54,7 @@ from trueline.analyze.evidence import (
     ranks_text,
     several_workers,
 )
-from trueline.analyze.held import ABSENT, FROZEN, TRAINS, Parting, partings
+from trueline.analyze.workers.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv

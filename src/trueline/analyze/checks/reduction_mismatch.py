@@ -67,8 +67,8 @@ from trueline.analyze.evidence import (
     sites_of,
     steps_text,
 )
-from trueline.analyze.reduction import Reductions, reductions_of
-from trueline.analyze.whole import EQUAL
+from trueline.analyze.workers.reduction import Reductions, reductions_of
+from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv

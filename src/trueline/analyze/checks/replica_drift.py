@@ -67,7 +67,7 @@ from trueline.analyze.evidence import (
     require_equal_replicas,
     sites_of,
 )
-from trueline.analyze.whole import held_by_one, param_names
+from trueline.analyze.workers.whole_parameters import held_by_one, param_names
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv

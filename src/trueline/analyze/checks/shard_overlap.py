@@ -69,7 +69,9 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.coverage import (
+from trueline.analyze.evidence import Ints, and_text, counted, ranks_text
+from trueline.analyze.samples.consumed import Samples, consumed_samples
+from trueline.analyze.samples.coverage import (
     Gap,
     Returns,
     draws_with_replacement,
@@ -82,11 +84,9 @@ from trueline.analyze.coverage import (
     rows_are_distinct,
     short_epoch,
 )
-from trueline.analyze.evidence import Ints, and_text, counted, ranks_text
-from trueline.analyze.overlap import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
-from trueline.analyze.samples import Samples, consumed_samples
-from trueline.analyze.sampling import SPLIT_STREAM, Declared, declared_sampling
-from trueline.analyze.stats_tests import ALARM_LEVEL
+from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
+from trueline.analyze.samples.repeats_in_epoch import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
+from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site

@@ -19,8 +19,8 @@ Three questions, and all must be answered.
 
 *Is it more than chance?* For a lasting imbalance: token counts are exchangeable between workers that draw from one
 pool, whatever their distribution, and an e-detector of bets on each worker's log count must reach the height that its
-share of the promise allows (`analyze/exchangeability.py`; `plan.false_alarms` expected per 10,000 healthy steps over
-all checks). For wild counts: with n the counts of a step, the factor mean(n) * mean(1/n), arithmetic over harmonic
+share of the promise allows (`analyze/stats/exchangeability.py`; `plan.false_alarms` expected per 10,000 healthy steps
+over all checks). For wild counts: with n the counts of a step, the factor mean(n) * mean(1/n), arithmetic over harmonic
 mean, is by how much the variance of the mean of means exceeds that of the mean over tokens, if each token adds its own
 noise: (1/N^2) sum(1/n) over 1/sum(n). f - 1 is never negative, so 1 + b((f - 1)/0.5 - 1) with 0 < b < 1 is an e-value
 against "f is at most 1.5 in the mean" (betting on a bounded mean: Waudby-Smith & Ramdas, JRSS B 86, 2024). Log-normal
@@ -34,12 +34,13 @@ as good as thrown away. With s_i the rank's share of the tokens, averaged over s
 
 *Are workers averaged with equal weight?* A gradient that is a mean over n tokens does not grow with n, one that is a
 sum over them does: the slope of log gradient norms on log token counts is between -1/2 and 0, or between 1/2 and 1,
-and the loss follows with slopes of 0 or 1 (`analyze/weighting.py`). A slope counts only if its interval, at a level of
+and the loss follows with slopes of 0 or 1 (`analyze/workers/loss_weighting.py`). A slope counts only if its interval,
+at a level of
 0.001, is on one side of the middle. If neither says so, or they contradict each other, or the reduction is code that
 may weight by itself, the answer is that it cannot tell.
 
 *Since when?* Lasting imbalance: the least-squares change point of the rank's log count less the mean of the others',
-with the steps that it may be (95 %; `analyze/change_point.py`). Wild counts: where the bets begin to win.
+with the steps that it may be (95 %; `analyze/stats/change_point.py`). Wild counts: where the bets begin to win.
 
 What it may miss
 ----------------
@@ -61,14 +62,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.alarms import Alarm, alarm_of, steps_needed
-from trueline.analyze.alike import alike_groups, compared_among, memory_among
-from trueline.analyze.change_point import Onset, worker_onset
 from trueline.analyze.evidence import Floats, Ints, envs_of, ranks_text, since_text, sites_of
-from trueline.analyze.exchangeability import log_e_values, scores
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.series import WorkerSeries, series_of
-from trueline.analyze.weighting import Slope, Weighting, weighting_of
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
+from trueline.analyze.stats.change_point import Onset, worker_onset
+from trueline.analyze.stats.exchangeability import log_e_values, scores
+from trueline.analyze.workers.comparable import alike_groups, compared_among, memory_among
+from trueline.analyze.workers.loss_weighting import Slope, Weighting, weighting_of
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run

@@ -34,16 +34,16 @@ The gradient of rank 3 has a mean cosine of -0.12 to the mean of the others sinc
 
 from __future__ import annotations
 
-from trueline.analyze.alike import alike_groups
-from trueline.analyze.copies import copies_among
-from trueline.analyze.duplicates import told_by_digests
-from trueline.analyze.effects import mean_of_workers
 from trueline.analyze.evidence import data_parallel_ranks, of_ranks
-from trueline.analyze.outlier_finding import gradient_finding, named, place_of, subject, when
-from trueline.analyze.outliers import Outlier, effect_of, find_outliers
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.scale import unexplained
-from trueline.analyze.series import WorkerSeries, series_of
+from trueline.analyze.samples.repeats_in_step import told_by_digests
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.intervals import mean_of_workers
+from trueline.analyze.workers.comparable import alike_groups
+from trueline.analyze.workers.copies import copies_among
+from trueline.analyze.workers.gradient_scale import unexplained
+from trueline.analyze.workers.outlier_finding import gradient_finding, named, place_of, subject, when
+from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run

@@ -19,8 +19,9 @@ that at every step, for each worker, and adds up what the bets win from every po
 any distribution and any number of steps). The alarm is set so that all statistical checks together raise at most
 `false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding bounds
 the probability that a healthy run looks like this. Since when: the step that best divides the differences to the others
-into some around 0 and some around another level, with the interval of steps that it may be (`analyze/change_point.py`;
-benchmarks/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift began).
+into some around 0 and some around another level, with the interval of steps that it may be
+(`analyze/stats/change_point.py`; benchmarks/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift
+began).
 
 The worker with the most evidence is named and taken out, and the others are judged again without it. With two workers,
 or where no majority agrees, the Finding says that they differ and that it is undecided which is off, unless one series
@@ -42,9 +43,11 @@ The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240 (betwee
 
 from __future__ import annotations
 
-from trueline.analyze.effects import mean_of_workers
 from trueline.analyze.evidence import of_ranks
-from trueline.analyze.outlier_finding import (
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.intervals import mean_of_workers
+from trueline.analyze.workers.gradient_scale import unexplained
+from trueline.analyze.workers.outlier_finding import (
     claim,
     common,
     counterpart,
@@ -54,10 +57,8 @@ from trueline.analyze.outlier_finding import (
     subject,
     when,
 )
-from trueline.analyze.outliers import Outlier, effect_of, find_outliers
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.scale import unexplained
-from trueline.analyze.series import WorkerSeries, series_of
+from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 

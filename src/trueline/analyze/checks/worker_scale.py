@@ -46,7 +46,9 @@ from __future__ import annotations
 import math
 
 from trueline.analyze.evidence import of_ranks
-from trueline.analyze.outlier_finding import (
+from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.workers.gradient_scale import Scale, scales
+from trueline.analyze.workers.outlier_finding import (
     claim,
     common,
     counterpart,
@@ -55,9 +57,7 @@ from trueline.analyze.outlier_finding import (
     subject,
     when,
 )
-from trueline.analyze.promise import Promise, promise_of
-from trueline.analyze.scale import Scale, scales
-from trueline.analyze.series import WorkerSeries, series_of
+from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 

@@ -59,7 +59,7 @@ from trueline.analyze.evidence import (
     sites_of,
     steps_text,
 )
-from trueline.analyze.stats_tests import ALARM_LEVEL
+from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run

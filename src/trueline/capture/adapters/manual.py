@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
-from trueline.capture.hook import Hook
-from trueline.capture.layout import local
+from trueline.capture.model.hook import Hook
+from trueline.capture.model.layout import local
+from trueline.capture.model.world import world_size
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.world import world_size
 
 PRECEDENCE = 10
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.fsdp1 import Fsdp1Adapter, fsdp1_adapter
 from trueline.capture.adapters.manual import ManualAdapter
+from trueline.capture.model.world import world_size
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.world import world_size
 
 PRECEDENCE = 15
 

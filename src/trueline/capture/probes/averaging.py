@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from trueline.capture.seams import Seam
+from trueline.capture.model.patches import Seam
 
 _AVERAGERS = (
     ("torch.distributed.algorithms.model_averaging.averagers", "PeriodicModelAverager"),

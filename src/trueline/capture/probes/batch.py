@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.contributions import Kept, Pass
+from trueline.capture.step.contributions import Kept, Pass
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")

@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from trueline.capture import seams
+from trueline.capture.model import patches as seams
 
 ROWS_LOOKED_AT = 64
 """Rows, evenly spaced, that go into the digest of an in-memory dataset."""

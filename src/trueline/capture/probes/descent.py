@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.layout import local
+from trueline.capture.model.layout import local
 
 MAX_NODES = 16
 """Scalings of a loss that are looked through: there are two or three (a count of tokens, micro-batches, ranks)."""

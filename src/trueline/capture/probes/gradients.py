@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.layout import Layout, local
+from trueline.capture.model.layout import Layout, local
 from trueline.tensor.sketch import Measured
 
 Phase = Literal["local", "reduced", "used"]

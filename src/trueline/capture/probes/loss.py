@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueline.capture import seams
 from trueline.capture.adapters.base import Guard
-from trueline.capture.contributions import Contributions, Kept, Pass
+from trueline.capture.model import patches as seams
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.descent import losses_in, row_of
 from trueline.capture.probes.loss_choice import PER_TOKEN, choose
+from trueline.capture.step.contributions import Contributions, Kept, Pass
 
 NO_ROWS = np.zeros((0, 3))
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.contributions import Contributions, Kept, Pass
-from trueline.capture.derive import LAMBDA
 from trueline.capture.probes.loss import field_of
+from trueline.capture.step.contributions import Contributions, Kept, Pass
+from trueline.capture.step.shared_columns import LAMBDA
 
 STEPS_AT_START = 4
 """First steps at which samples are looked at, besides those whose sketches are kept: most faults show at the start."""

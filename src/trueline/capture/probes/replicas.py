@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.layout import Layout, local, named_buffers
+from trueline.capture.model.layout import Layout, local, named_buffers
 from trueline.tensor.digest import digest_tensor
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueline.capture.adapters.base import uncompiled
-from trueline.capture.layout import clean_name
+from trueline.capture.model.layout import clean_name
 from trueline.capture.record.arguments import Slots
 from trueline.capture.record.functions import ENGINE
 

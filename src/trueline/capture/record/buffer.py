@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueline.capture.host_copy import HostCopy
+from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.record.arguments import Slots
 from trueline.capture.record.calls import Call, flagged
 from trueline.capture.record.places import StepRows

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trueline.capture.model.patches import Patch, calling
+from trueline.capture.model.world import is_initialised
 from trueline.capture.record.arguments import Slots, inputs
 from trueline.capture.record.buckets import Buckets, is_bookkeeping
 from trueline.capture.record.dispatched import dispatched
 from trueline.capture.record.guard import Fails, Guard
 from trueline.capture.record.modules import in_backward
 from trueline.capture.record.values import UNDER_WAY
-from trueline.capture.seams import Patch, calling
-from trueline.capture.world import is_initialised
 
 CHANGED = "changed before anybody waited for it where that is seen"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from trueline.capture.model.patches import Patch, calling
 from trueline.capture.record.guard import Fails, Guard
-from trueline.capture.seams import Patch, calling
 
 _CALLS = "_TorchDynamoContext.__call__."
 """How the qualified name of the function begins that stands for a compiled one."""

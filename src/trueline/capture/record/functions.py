@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
+from trueline.capture.model.patches import Patch, calling
 from trueline.capture.record.modules import in_backward
-from trueline.capture.seams import Patch, calling
 
 SILENT = frozenset(
     {

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.hook import Hook
-from trueline.capture.layout import clean_name, unwrap
+from trueline.capture.model.hook import Hook
+from trueline.capture.model.layout import clean_name, unwrap
 
 
 class ModuleCalls:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.layout import clean_name, unwrap
+from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.world import is_initialised
 from trueline.capture.record import arguments
 from trueline.capture.record.buffer import StepBuffer
 from trueline.capture.record.calls import Call, Calls
@@ -30,7 +31,6 @@ from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks, frame_of_update
 from trueline.capture.record.unwritten import Unwritten
 from trueline.capture.record.values import apart
-from trueline.capture.world import is_initialised
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
 

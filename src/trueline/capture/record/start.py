@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from trueline.capture.layout import clean_name, unwrap
+from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.world import world_size
 from trueline.capture.record.modules import eager_modules
-from trueline.capture.world import world_size
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record

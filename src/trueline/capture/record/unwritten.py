@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueline.capture.host_copy import HostCopy
+from trueline.capture.model.host_copy import HostCopy
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 

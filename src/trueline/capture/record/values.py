@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from trueline.capture.host_copy import HostCopy
+from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.record.arguments import Slots
 from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord
 from trueline.tensor.measure import unmeasurable

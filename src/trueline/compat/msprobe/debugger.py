@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.world import is_initialised
+from trueline.capture.model.world import is_initialised
 from trueline.compat.msprobe.config import Settings, read_config, settings_of
 from trueline.compat.msprobe.names import plan_of
 from trueline.compat.msprobe.recording import NoModel, Recording, module_kinds

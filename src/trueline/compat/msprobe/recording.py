@@ -17,11 +17,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import trueline
-from trueline.capture.environment import flags, versions
-from trueline.capture.layout import clean_name, unwrap
-from trueline.capture.outlet import Outlet
+from trueline.capture.job.environment import flags, versions
+from trueline.capture.job.outlet import Outlet
+from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.world import world_size
 from trueline.capture.record.session import Session
-from trueline.capture.world import world_size
 from trueline.schema.errors import InputError
 from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, RankEnv

@@ -13,7 +13,7 @@ from trueline.schema.errors import InputError
 from trueline.store.importers.json_files import read_object
 from trueline.store.importers.values import TORCH_NAMES, as_tensor
 from trueline.store.importers.weights import Weight
-from trueline.store.tensors import DamagedTensors, read_header, read_value
+from trueline.store.records.tensors import DamagedTensors, read_header, read_value
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"

@@ -11,7 +11,7 @@ from trueline.schema import documents
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store import layout
-from trueline.store.durable import replace_file
+from trueline.store.log.durable import replace_file
 from trueline.store.writer import RunWriter
 
 

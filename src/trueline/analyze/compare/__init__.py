@@ -1,0 +1,1 @@
+"""A Run and its reference: matched, merged, expected differences, judged."""

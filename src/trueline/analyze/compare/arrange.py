@@ -1,0 +1,147 @@
+"""What of two Runs is compared with what: the same step of the same rank, or of all ranks of each merged into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from trueline.analyze.compare.match.fused_modules import fused
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.merge.gather import gather, num_micro, read_ranks
+from trueline.analyze.compare.merge.join import joined
+from trueline.analyze.compare.merge.parameters import with_parameters
+from trueline.analyze.recorded.step_values import RankStep, compiled_in
+from trueline.analyze.recorded.values import StepValues
+from trueline.schema.errors import CannotTell, InputError
+from trueline.store.reader import Run
+from trueline.store.records.record_summary import COPY_AGAIN, damaged_records
+from trueline.store.records.whole import place_of
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One step to be compared: of one rank, or (None) of all ranks merged. ``note`` says what was done to make the two
+    sides comparable. ``read`` reads both, the run first; only what it returns takes memory.
+    """
+
+    step: int
+    rank: int | None
+    note: str
+    read: Callable[[], tuple[StepValues, StepValues]]
+
+
+def arrange(
+    run: Run,
+    ref: Run,
+    *,
+    steps: Collection[int] | None = None,
+    ranks: Collection[int] | None = None,
+    names: NameMap | None = None,
+) -> list[Arrangement]:
+    """What to compare, by step, then by rank, both ascending; ``steps`` and ``ranks`` choose (None: all common ones).
+
+    Ranks are compared one by one where both runs have the same and they hold the same parts of the model; else all
+    ranks of a run are merged into one. ``names`` helps to find the twin of a value, which shows how its parts belong
+    together. Raises ``CannotTell`` where there is nothing in common, ``InputError`` for ranks that cannot be chosen.
+    """
+    names = names or NameMap()
+    common = _common_steps(run, ref, steps)
+    first = common[0]
+    why = _unlike(run, ref, first)
+    if why:
+        if ranks is not None:
+            raise InputError(
+                f"Ranks {_listed(sorted(ranks))} cannot be compared by themselves: {why}. Leave the choice of "
+                "ranks out, and all are compared together."
+            )
+        return [
+            Arrangement(step, None, f"{why}: all ranks are merged", _joiner(run, ref, step, names)) for step in common
+        ]
+    chosen = _chosen_ranks(run, ranks)
+    return [Arrangement(step, rank, "", _joiner(run, ref, step, names, rank)) for step in common for rank in chosen]
+
+
+def _unlike(run: Run, ref: Run, step: int) -> str:
+    """Why ranks cannot be compared one by one; '' where they can."""
+    if run.record_ranks != ref.record_ranks or run.world_size != ref.world_size:
+        return (
+            f"the run has ranks {_listed(run.record_ranks)} of {run.world_size}, "
+            f"the reference {_listed(ref.record_ranks)} of {ref.world_size}"
+        )
+    if len(run.record_ranks) > 1 and _meshes(run, step) != _meshes(ref, step):
+        return "their tensors are cut otherwise"
+    return ""
+
+
+def _meshes(run: Run, step: int) -> set[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Names and sizes of the meshes over which tensors of a step lie."""
+    table = cast(Any, run).records(steps=[step], columns=["mesh"], resolve=False)
+    texts: list[str | None] = table["mesh"].unique().to_pylist()
+    places = [place_of(text) for text in texts if text is not None]
+    return {(place.names, place.sizes) for place in places}
+
+
+def _chosen_ranks(run: Run, ranks: Collection[int] | None) -> list[int]:
+    chosen = [rank for rank in run.record_ranks if ranks is None or rank in ranks]
+    if not chosen:
+        raise InputError(
+            f"None of the ranks {_listed(sorted(ranks or ()))} was recorded: both runs have ranks "
+            f"{_listed(run.record_ranks)}. Choose among these."
+        )
+    return chosen
+
+
+def _joiner(
+    run: Run, ref: Run, step: int, names: NameMap, rank: int | None = None
+) -> Callable[[], tuple[StepValues, StepValues]]:
+    def read() -> tuple[StepValues, StepValues]:
+        mine, theirs = (read_ranks(side, step, side.record_ranks if rank is None else [rank]) for side in (run, ref))
+        same = num_micro(mine) == num_micro(theirs)
+        if rank is not None and same:
+            own, twin = _of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs)
+            return fused(with_parameters(own), with_parameters(twin), names)
+        alone = rank is not None
+        one = gather(run, step, mine, micros_apart=same, alone=alone)
+        other = gather(ref, step, theirs, micros_apart=same, alone=alone)
+        merged, merged_other = joined(one, other, names)
+        return fused(with_parameters(merged), with_parameters(merged_other), names)
+
+    return read
+
+
+def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> StepValues:
+    values = read[rank].values if rank in read else []
+    return StepValues(run.path, step, (rank,), values, compiled_in(run))
+
+
+def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:
+    for one, name in ((run, "the run"), (ref, "the reference")):
+        if not one.has_records:
+            damage = damaged_records(one)
+            if damage:
+                raise CannotTell(f"No recorded step of {name} '{one.path}' can be read: {damage}. {COPY_AGAIN}")
+            raise CannotTell(
+                f"No step was recorded in {name} '{one.path}'. Record some with `trueline run --plan mix -- COMMAND`."
+            )
+    recorded = [int(step) for step in run.record_steps if step in set(ref.record_steps.tolist())]
+    wanted = recorded if steps is None else [step for step in recorded if step in steps]
+    if not wanted:
+        raise CannotTell(_no_common_step(run, ref, steps))
+    return wanted
+
+
+def _no_common_step(run: Run, ref: Run, steps: Collection[int] | None) -> str:
+    asked = "" if steps is None else f" of the steps {_listed(sorted(steps))} that were asked for"
+    return (
+        f"None{asked} was recorded in both: '{run.path}' has steps {_listed(run.record_steps.tolist())}, "
+        f"'{ref.path}' has {_listed(ref.record_steps.tolist())}. Record the same steps."
+        + "".join(f" '{each.path}' is damaged: {damage}." for each in (run, ref) if (damage := damaged_records(each)))
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    """``0, 1, 2`` or, where there are many, the first and the last."""
+    if len(numbers) <= 6:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[:3]))}, … {numbers[-1]} ({len(numbers)} in all)"

@@ -1,0 +1,1 @@
+"""How large a difference rounding explains, op by op."""

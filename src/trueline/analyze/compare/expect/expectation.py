@@ -1,0 +1,416 @@
+"""The relative difference that rounding explains for each value of a step, value by value in the order of execution.
+
+What a call took is known by then: a difference that was measured and explained, or one that is only expected where
+nothing was measured. What it returns is expected to differ by that, passed on as ``propagation`` says, and by the
+call's own rounding on both sides (``op_rounding``). A value that no recorded call made is expected to be equal.
+
+Gradients run through the same calls the other way: what a call's backward returns for an input depends on the gradient
+that it got and on the inputs of the forward call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from trueline.analyze.compare.expect.operand import lowest_apart, size_of
+from trueline.analyze.compare.expect.ops import op_class_of, op_rounding_rel
+from trueline.analyze.compare.expect.propagation import (
+    Operand,
+    backward_rel,
+    condition_of,
+    forward_rel,
+    function_of,
+    reduction_length,
+)
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, rounding_rel
+from trueline.analyze.recorded.values import CallKey, StepValues, Value, key_of
+from trueline.schema.fact import fact
+
+Origin = Literal["call", "given", "param", "gradient", "wiring"]
+"""Where a value comes from: a recorded call, nothing recorded, the parameters, the backward of what is not seen; or it
+was seen before, beside another twin: the two runs wire their calls in different ways."""
+
+UNRELATED = math.sqrt(2)
+"""The relative difference of two unrelated values of one size."""
+
+
+@fact()
+class Expectation:
+    """What rounding explains of a value's difference, ``rel``, and which values it was made from.
+
+    ``own`` is the part of it that the maker's own rounding has. ``tainted`` says that a value it was made from differs
+    by more than rounding explains, ``sources`` are the roots of those values and ``call`` is the maker.
+    """
+
+    rel: float
+    own: float
+    origin: Origin
+    tainted: bool = False
+    sources: tuple[int, ...] = ()
+    call: CallKey | None = None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a value by the time it is used."""
+
+    operand: Operand
+    dtype: str
+    tainted: bool = False
+
+
+@dataclass(slots=True)
+class _Called:
+    """What a call has taken and given so far; of a backward, ``taken`` are the gradients that it got."""
+
+    api: str
+    taken: list[int] = field(default_factory=list[int])
+    slots: list[str] = field(default_factory=list[str])
+    worst_inside: float = 0.0
+
+
+class Expected:
+    """The expectation of each value of ``side``: hand values over in order, ``learn`` what they turned out to be."""
+
+    def __init__(self, side: StepValues, *, of_reference: bool = False) -> None:
+        self._of_reference = of_reference
+        self._known: dict[int, _Known] = {}
+        self._calls: dict[CallKey, _Called] = {}
+        self._gradients: dict[int, list[int]] = {}
+        self._uses: dict[int, list[tuple[int, str, str, int, str]]] = {}
+        """Where forward calls took a value; without those that returned the same tensor, whose gradient is its own."""
+        self._arrived: set[tuple[int, str, int, str]] = set()
+        self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
+        self._by_param = {name: root for root, name in self._param_roots.items()}
+        self._grad_roots: dict[str, int] = {}
+        self._any_tainted = False
+        self._worst = 0.0
+        self._worst_backward = 0.0
+        self._leaves = {name.rsplit(".", 1)[0] for name in self._by_param}
+        self._executed: CallKey | None = None
+        self._forward_roots: dict[tuple[int, str, int, str], int] = {}
+        self._latest: dict[tuple[int, str, str], int] = {}
+        self._sized: tuple[Value, tuple[float | None, float]] | None = None
+        self._around: tuple[tuple[int, str, str], list[_Called]] | None = None
+        """Where ``_open_modules`` looked last, and what it found; None once another module was called."""
+
+    def of(self, value: Value, twin: Value | None) -> Expectation:
+        """What to expect of a value that is seen for the first time (``root`` is its own index)."""
+        expectation = self._by_origin(value, twin)
+        rel = min(math.hypot(expectation.rel, lowest_apart(value, twin)), self._unrelated(value, twin))
+        return expectation if rel == expectation.rel else replace(expectation, rel=rel)
+
+    def _by_origin(self, value: Value, twin: Value | None) -> Expectation:
+        dtype = coarser(value.dtype, twin.dtype) if twin is not None else value.dtype
+        if value.kind == "param":
+            return self._of_param(value, twin, self._operand(value, twin, 0.0), dtype)
+        if self._is_gradient(value):
+            return self._of_gradient(value, self._operand(value, twin, 0.0), dtype)
+        call = self._calls.get(key_of(value)) if value.returned else None
+        if call is None:
+            return self._of_given(value, twin)
+        return self._of_call(value, twin, call, self._operand(value, twin, 0.0), dtype)
+
+    def param_of(self, root: int) -> str | None:
+        """The name of the parameter that a value is, None where it is none."""
+        return self._param_roots.get(root)
+
+    def knows(self, root: int) -> bool:
+        """Whether a value was seen before."""
+        return root in self._known
+
+    def again(self, value: Value) -> Expectation:
+        """What to expect of a value that was seen before, beside another twin than then."""
+        known = self._known[value.root]
+        origin: Origin = "param" if value.root in self._param_roots else "wiring"
+        return Expectation(known.operand.rel, 0.0, origin, known.tainted)
+
+    def learn(self, value: Value, twin: Value | None, rel: float, *, dtype: str, tainted: bool) -> None:
+        """A value that was seen for the first time is known to differ by ``rel``."""
+        self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted)
+        self._any_tainted |= tainted
+        if not tainted and value.kind != "param":
+            self._worst = max(self._worst, rel)
+            if value.site.phase == "bwd":
+                self._worst_backward = max(self._worst_backward, rel)
+
+    def _operand(self, value: Value, twin: Value | None, rel: float) -> Operand:
+        reference = self._reference(value, twin)
+        if self._sized is None or self._sized[0] is not reference:
+            self._sized = reference, size_of(reference)  # asked for twice, before and after it is measured
+        rms, spread = self._sized[1]
+        return Operand(rel, rms, value.shape, spread, value.site.slot)
+
+    def _unrelated(self, value: Value, twin: Value | None) -> float:
+        """The relative difference of two values of their sizes that have nothing in common: there is none to expect
+        that is larger.
+        """
+        reference = self._reference(value, twin)
+        run = twin if reference is value else value
+        if run is None or run.stats is None or reference.stats is None:
+            return UNRELATED
+        one, other = run.stats.rms, reference.stats.rms
+        return max(UNRELATED, math.hypot(1, one / other) if one and other else 0.0)
+
+    def _reference(self, value: Value, twin: Value | None) -> Value:
+        """That of both which differences are relative to: noise may be far larger on one side."""
+        other = None if self._of_reference or twin is None or twin.stats is None else twin
+        return other or value
+
+    def seen(self, value: Value) -> None:
+        """Note where a value, new or not, was taken or given; after ``learn``, and for every value of the step."""
+        key, root, slot = key_of(value), value.root, value.site.slot
+        micro, phase, name, number = key
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Called(value.api)
+            if value.kind == "module":
+                self._latest[micro, phase, name] = number
+                self._around = None
+        if phase == "fwd":
+            self._forward_roots[micro, name, number, slot] = root
+            uses = self._uses.setdefault(root, [])
+            if value.kind == "op" and not value.returned:
+                uses.append((*key, slot))
+            elif uses and uses[-1][:4] == key:
+                uses.pop()
+        if phase == "bwd" and self._is_gradient(value):
+            self._seen_gradient(value, call)
+        elif not value.returned:
+            call.taken.append(root)
+            call.slots.append(slot)
+        rel = self._known[root].operand.rel
+        if rel > 0:
+            for open_call in self._open_modules(value):
+                if rel > open_call.worst_inside:
+                    open_call.worst_inside = rel
+
+    def _seen_gradient(self, value: Value, call: _Called) -> None:
+        if value.returned:
+            call.taken.append(value.root)
+            call.slots.append(value.site.slot)
+        elif (root := self._forward_root(value)) is not None:
+            self._gradients.setdefault(root, []).append(value.root)
+            self._arrived.add((value.site.micro, value.site.name, value.site.call, value.site.slot))
+        if value.kind == "param":
+            self._grad_roots[value.site.name] = value.root
+
+    def is_taken(self, value: Value) -> bool:
+        """Whether a call took the value: as an argument, or in backward as the gradient of what it had returned."""
+        return value.returned if self._is_gradient(value) else not value.returned
+
+    def taken_by(self, key: CallKey) -> tuple[int, ...]:
+        """The roots of what a call took so far."""
+        call = self._calls.get(key)
+        return tuple(call.taken) if call is not None else ()
+
+    # -- by origin ---------------------------------------------------------------------------------------------------
+
+    def _of_param(self, value: Value, twin: Value | None, out: Operand, dtype: str) -> Expectation:
+        name, phase = value.site.name, value.site.phase
+        if phase == "grad" and name in self._grad_roots:
+            source = self._grad_roots[name]
+            own = _both(rounding_rel(_unit(dtype)) * math.sqrt(max(len(value.ranks), 2)))
+            return self._made(self._known[source].operand.rel, own, "call", (source,), key_of(value))
+        if phase == "bwd":
+            return self._of_gradient(value, out, dtype)
+        if phase == "grad":
+            return self._unseen(out, dtype, key_of(value))
+        return Expectation(_cast(value, twin), 0.0, "param")
+
+    def _of_given(self, value: Value, twin: Value | None) -> Expectation:
+        cast = _cast(value, twin)
+        if value.root in self._param_roots:
+            return Expectation(cast, 0.0, "param")
+        # Something that is not recorded may have made it from what is known.
+        derived = self._worst if _is_float(value.dtype) else 0.0
+        tainted = self._any_tainted and _is_float(value.dtype)
+        return Expectation(math.hypot(cast, derived), 0.0, "given", tainted)
+
+    def _of_call(self, value: Value, twin: Value | None, call: _Called, out: Operand, dtype: str) -> Expectation:
+        if value.kind == "module" and (call.worst_inside or value.site.name not in self._leaves):
+            rel = math.hypot(
+                call.worst_inside, max((self._known[root].operand.rel for root in call.taken), default=0.0)
+            )
+            own = _both(op_rounding_rel("unknown", dtype, dtype)) if _is_float(dtype) else 0.0
+            return self._made(rel, own, "call", tuple(call.taken), key_of(value))
+        taken = list(call.taken)
+        if value.kind == "module":
+            prefix = f"{value.site.name}."
+            taken += [root for name, root in self._by_param.items() if name.startswith(prefix) and root in self._known]
+        function = function_of(value.api)
+        ins = [self._known[root].operand for root in taken]
+        own = self._own_rounding(function, taken, out, dtype)
+        own = max(own, _cast(value, twin))  # numbers among the arguments are rounded to the dtype, whatever is done
+        rel = max(forward_rel(function, ins, out), self._decided(value, taken))
+        return self._made(rel, own, "call", tuple(taken), key_of(value))
+
+    def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
+        key = key_of(value)
+        if not value.returned and value.kind != "param":
+            return self._passed_back(key, value, out.in_slot(value.site.slot), dtype)
+        sources = self._gradients.get(self._forward_root(value) or -1, [])
+        if not sources:
+            return self._of_early_gradient(value, out, dtype)
+        known = [self._known[root].operand for root in sources]
+        scale = out.rms or max((each.rms or 0.0 for each in known), default=0.0)
+        squares = sum((each.rel * (each.rms or 0.0)) ** 2 for each in known)
+        rel = math.sqrt(squares) / scale if scale else max(each.rel for each in known)
+        own = _both(rounding_rel(_unit(dtype))) * math.sqrt(len(sources))
+        hidden = list(self._hidden(value, out, dtype))
+        rel = math.hypot(rel, *(each.rel for each in hidden))
+        return self._made(rel, own, "call", (*sources, *(root for each in hidden for root in each.sources)), key)
+
+    def _hidden(self, value: Value, out: Operand, dtype: str) -> Iterator[Expectation]:
+        """Of the parts of a gradient that were not seen alone: some calls that add to it show only the sum."""
+        root = self._forward_root(value)
+        for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
+            call = self._calls.get((micro, "bwd", name, number))
+            if phase == "fwd" and call is not None and call.taken and (micro, name, number, slot) not in self._arrived:
+                yield self._passed_back((micro, "bwd", name, number), value, out.in_slot(slot), dtype)
+
+    def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
+        """Of a value whose gradient is there before the call that used it says so."""
+        return next(self._hidden(value, out, dtype), None) or self._of_module_param(value, out, dtype)
+
+    def _of_module_param(self, value: Value, out: Operand, dtype: str) -> Expectation:
+        """Of a parameter's gradient where calls were not recorded: a sum of the gradients that its module got, which
+        may cancel.
+        """
+        unseen = self._unseen(out, dtype, key_of(value))
+        call = self._calls.get((value.site.micro, "bwd", value.site.name.rpartition(".")[0], 0))
+        if value.kind != "param" or call is None or not call.taken:
+            return unseen
+        given = self._given_to(call)
+        summed = math.hypot(backward_rel("add", given, [], out), _summed_rounding(given, out, dtype))
+        return replace(unseen, rel=math.hypot(unseen.rel, summed))
+
+    def _passed_back(self, key: CallKey, value: Value, out: Operand, dtype: str) -> Expectation:
+        """Of what the backward of a call returns for the input in the slot of ``out``."""
+        call, forward = self._calls.get(key), self._calls.get((key[0], "fwd", key[2], key[3]))
+        if call is None or not call.taken:
+            return self._unseen(out, dtype, key)
+        taken, slots = (forward.taken, forward.slots) if forward is not None else ([], [])
+        inputs = [self._known[root].operand.in_slot(slot) for root, slot in zip(taken, slots, strict=True)]
+        given = self._given_to(call)
+        function = function_of(call.api)
+        if value.kind == "module" and not self._leaf(value):
+            rel = max(given.rel, call.worst_inside)
+        else:
+            rel = max(backward_rel(function, given, inputs, out), self._decided(value, taken))
+        own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
+        summed = _summed_rounding(given, out, dtype)
+        return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
+
+    def _given_to(self, call: _Called) -> Operand:
+        """The largest gradient that a backward got."""
+        return max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
+
+    def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
+        """A gradient of what the record does not show: as far off as any value before it."""
+        rel = max(self._worst_backward, self._worst) if out.numel > 1 else 0.0
+        rel = math.hypot(rel, rounding_rel(_unit(dtype)) if rel else 0.0)
+        return Expectation(rel, 0.0, "gradient", self._any_tainted, call=key)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _made(self, rel: float, own: float, origin: Origin, sources: tuple[int, ...], call: CallKey) -> Expectation:
+        tainted = any(self._known[root].tainted for root in sources)
+        return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call)
+
+    def _own_rounding(self, function: str, taken: list[int], out: Operand, dtype: str) -> float:
+        if not _is_float(dtype):
+            return 0.0
+        floats = [self._known[root].dtype for root in taken if _is_float(self._known[root].dtype)]
+        dtype_in = dtype
+        for each in floats[:2]:
+            dtype_in = coarser(dtype_in, each) if _unit(each) < 0.1 else dtype_in
+        ins = [self._known[root].operand for root in taken]
+        op_class = op_class_of(function)
+        length = reduction_length(function, ins, out)
+        return _both(op_rounding_rel(op_class, dtype_in, dtype, length, condition_of(function, ins, out)))
+
+    def _decided(self, value: Value, taken: list[int]) -> float:
+        """The difference of what depends on decisions that may be others: integers and masks, made from numbers that
+        differ (the experts that a router chooses), or taken where they differ. 0 where there is none.
+        """
+        known = [each for each in self._all(taken) if each.operand.rel > 0]
+        if not _is_float(value.dtype):
+            return UNRELATED if known else 0.0
+        return UNRELATED if any(not _is_float(each.dtype) for each in known) else 0.0
+
+    def _is_gradient(self, value: Value) -> bool:
+        """Whether a row of the backward pass is of a gradient; a call that runs meanwhile has arguments."""
+        if value.site.phase != "bwd":
+            return False
+        if value.args is not None:
+            self._executed = key_of(value)
+        return self._executed != key_of(value)
+
+    def _forward_root(self, value: Value) -> int | None:
+        """The root of the value that this one is the gradient of."""
+        if value.kind == "param":
+            return self._by_param.get(value.site.name)
+        site = value.site
+        return self._forward_roots.get((site.micro, site.name, site.call, site.slot))
+
+    def _open_modules(self, value: Value) -> list[_Called]:
+        """The calls of modules around a value in its phase that have not returned yet."""
+        if not value.module:
+            return []
+        place = value.site.micro, value.site.phase, value.module
+        if self._around is None or self._around[0] != place:
+            self._around = place, list(self._latest_around(*place))
+        return self._around[1]
+
+    def _latest_around(self, micro: int, phase: str, module: str) -> Iterator[_Called]:
+        parts = module.split(".")
+        for end in range(len(parts), 0, -1):
+            name = ".".join(parts[:end])
+            number = self._latest.get((micro, phase, name))
+            if number is not None:
+                yield self._calls[micro, phase, name, number]
+
+    def _leaf(self, value: Value) -> bool:
+        return value.site.name in self._leaves
+
+    def _all(self, roots: list[int]) -> list[_Known]:
+        return [self._known[root] for root in roots]
+
+
+def coarser(one: str, other: str) -> str:
+    """Of two dtypes the one that rounds more; an integer one rounds nothing."""
+    return one if one == other or _unit(one) >= _unit(other) else other
+
+
+def _cast(value: Value, twin: Value | None) -> float:
+    """The rounding of a value that is the same but for its dtype."""
+    if twin is None or twin.dtype == value.dtype or not (_is_float(value.dtype) and _is_float(twin.dtype)):
+        return 0.0
+    return rounding_rel(_unit(coarser(value.dtype, twin.dtype)))
+
+
+def _both(rel: float) -> float:
+    """Both sides round, independently of each other."""
+    return math.sqrt(2) * rel
+
+
+def _summed_rounding(given: Operand, out: Operand, dtype: str) -> float:
+    """Of a gradient that is summed over what the input was spread to; of one that is not, a rounding."""
+    terms = given.numel // max(out.numel, 1)
+    if terms <= 1 or not given.rms or not out.rms:
+        return _both(rounding_rel(_unit(dtype)))
+    # No upper limit: terms that cancel altogether, as in a gradient that ought to be 0, leave nothing but rounding.
+    condition = max(given.rms * math.sqrt(terms) / out.rms, 1e-3)
+    return _both(op_rounding_rel("sum", dtype, dtype, terms, condition)) if _is_float(dtype) else 0.0
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in UNIT_ROUNDOFF
+
+
+def _unit(dtype: str) -> float:
+    return UNIT_ROUNDOFF.get(dtype, 0.0)

@@ -1,0 +1,366 @@
+"""How a call passes differences on: the relative difference to expect of what it returns, from those of what it took.
+
+Differences are relative in the L2 norm: r of a value x means that ‖δ‖ = r·‖x‖. Every law below is the first-order error
+analysis of its call with δ independent of the values, so that a sum of squares stands for a sum (Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd ed., ch. 1 and 3): what is expected, not a bound. A call without a law of its own
+is taken to change no number by more than its input was changed, as almost all activation functions do.
+
+Letters: r relative difference, K terms of a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from trueline.analyze.compare.expect.ops import OpClass, op_class_of
+from trueline.schema.fact import fact
+
+RANDOM = frozenset(
+    {
+        "dropout",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "bernoulli",
+        "multinomial",
+    }
+    | {
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "uniform",
+        "poisson",
+    }
+    | {"exponential", "rrelu", "gumbel_softmax"}
+)
+"""Functions of torch that draw random numbers."""
+
+_SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
+_FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "prod"})
+_POWERS = {"pow": 2.0, "square": 2.0, "sqrt": 0.5, "rsqrt": 0.5}
+"""How many times a relative difference grows in a power; of ``pow`` the exponent that is used most."""
+
+_THROUGH_ZERO = frozenset(
+    {"gelu", "silu", "relu", "tanh", "elu", "selu", "celu", "mish", "hardswish", "leaky_relu", "erf", "expm1", "log1p"}
+)
+"""Functions that scale a number by a factor that hardly depends on it: relative differences stay."""
+
+_MEANS = frozenset({"mean", "nanmean"})
+
+_PREFIXED = {f"{side}{name}": name for side in "ir" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
+_ALIASES = {"rdiv": "div", "multiply": "mul", "divide": "div", "subtract": "sub", "concatenate": "cat"}
+
+
+@fact()
+class Operand:
+    """What a law must know of a value: ``rel`` its relative difference, ``rms`` of its numbers (None: not measured),
+    ``spread`` the rms over the standard deviation (1 for mean zero).
+    """
+
+    rel: float
+    rms: float | None
+    shape: tuple[int, ...]
+    spread: float = 1.0
+    slot: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    def in_slot(self, slot: str) -> Operand:
+        """The same value where it has another place among what a call takes."""
+        return self if slot == self.slot else Operand(self.rel, self.rms, self.shape, self.spread, slot)
+
+
+@functools.cache
+def function_of(api: str) -> str:
+    """The plain name of what was called: 'add' for 'torch.Tensor.__iadd__', 'layer_norm' for 'torch.nn.LayerNorm'."""
+    name = api.rsplit(".", 1)[-1]
+    if ".nn.modules." in api and name[:1].isupper():
+        name = _MODULES.get(name) or name.lower()
+    name = name.removeprefix("_foreach_").strip("_")
+    return _PREFIXED.get(name) or _ALIASES.get(name) or name
+
+
+_MODULES = {
+    "LayerNorm": "layer_norm",
+    "RMSNorm": "rms_norm",
+    "GroupNorm": "group_norm",
+    "BatchNorm1d": "batch_norm",
+    "BatchNorm2d": "batch_norm",
+    "BatchNorm3d": "batch_norm",
+    "LogSoftmax": "log_softmax",
+    "CrossEntropyLoss": "cross_entropy",
+    "MSELoss": "mse_loss",
+    "MultiheadAttention": "scaled_dot_product_attention",
+}
+
+
+def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:
+    """How many terms the sums of a call have, as ``op_rounding.LAWS`` means it for its class; at least 1."""
+    if not ins:
+        return 1
+    ins = factors_first(function, ins)
+    first, kind = ins[0], _class_of(function)
+    row = first.shape[-1] if first.shape else 1
+    if function.startswith("conv") and len(ins) > 1:
+        return max(math.prod(ins[1].shape[1:]), 1)
+    if kind in ("product", "norm", "softmax", "loss"):
+        return max(row, 1)
+    if kind == "attention":
+        return max(row + (ins[1].shape[-2] if len(ins) > 1 and len(ins[1].shape) > 1 else 0), 1)
+    return max(first.numel // max(out.numel, 1), 1)
+
+
+def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
+    """The condition of a call as ``op_rounding.LAWS`` means it for its class, from what was measured; 1 elsewhere."""
+    kind = _class_of(function)
+    ins = factors_first(function, ins)
+    if not out.rms or not ins or not ins[0].rms:
+        return 1.0
+    if kind == "product" and len(ins) > 1 and ins[1].rms:
+        return _bounded(ins[0].rms * ins[1].rms * math.sqrt(reduction_length(function, ins, out)) / out.rms)
+    if kind in ("sum", "mean"):
+        length = reduction_length(function, ins, out)
+        return _bounded(ins[0].rms * math.sqrt(length) / (out.rms * (length if kind == "mean" else 1)))
+    return _bounded(ins[0].spread) if kind == "norm" else 1.0
+
+
+def _bounded(condition: float) -> float:
+    return min(max(condition, 1e-3), _MOST)
+
+
+def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
+    """The relative difference of ``out`` to expect from those of ``ins`` alone (exact arithmetic within the call)."""
+    alive = [each for each in ins if each.rel > 0]
+    if not alive:
+        return 0.0
+    if function in _POWERS:
+        return _powered(function, ins)
+    return _FORWARD.get(_class_of(function), _additive)(factors_first(function, ins), out)
+
+
+def factors_first(function: str, ins: Sequence[Operand]) -> Sequence[Operand]:
+    """What a product multiplies, then what it adds to that: ``addmm`` and its like take it the other way round."""
+    return [*ins[1:], ins[0]] if function in _ADDEND_FIRST and len(ins) > 2 else ins
+
+
+_ADDEND_FIRST = frozenset({"addmm", "addmv", "addbmm", "baddbmm"})
+
+
+def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Operand) -> float:
+    """The same for a gradient ``out`` that a call's backward returns for one of its inputs.
+
+    ``given`` is the gradient that it got, ``ins`` are the inputs of the forward call, ``out`` has the slot of the one
+    that it is the gradient of.
+    """
+    kind = _class_of(function)
+    factors = factors_first(function, ins)[:2]
+    others = [each for each in factors if each.slot != out.slot]
+    if kind == "product" and len(others) < len(factors):
+        return _product([given, *others], out)
+    if kind in ("move", "additive", "product"):
+        return _passed(given, out)
+    if function == "softmax" and given.rms and out.shape:
+        # Multiplied by weights that add up to 1 over a row of n: their rms is at most 1/sqrt(n).
+        given = replace(given, rms=given.rms / math.sqrt(max(out.shape[-1], 1)))
+    logits = _logits(ins) if kind == "attention" else max((each.rms or 1.0 for each in ins[:1]), default=1.0)
+    own = math.sqrt(sum(each.rel**2 for each in ins))
+    factor = max(1.0, logits) if kind in ("attention", "softmax", "loss") else 1.0
+    return math.hypot(_passed(given, out), _steepness(kind) * factor * own * _ratio(given, out))
+
+
+@functools.cache
+def _class_of(function: str) -> str:
+    if function in _SOFTMAXES:
+        return "softmax"
+    if function in _THROUGH_ZERO:
+        return "through zero"
+    if function in _FACTORS:
+        return "factors"
+    if function in ("addcdiv", "addcmul"):
+        return "quotient" if function == "addcdiv" else "product added"
+    if function in _MEANS:
+        return "mean"
+    return _KINDS.get(op_class_of(function), "additive")
+
+
+def _steepness(kind: str) -> float:
+    """How much steeper than the function its derivative is: a norm subtracts two projections."""
+    return 3.0 if kind in ("norm", "attention", "softmax") else 1.5
+
+
+def _ratio(taken: Operand, out: Operand) -> float:
+    """How many times smaller the numbers of ``out`` are than those it was made from; at least 1."""
+    if not taken.rms or not out.rms:
+        return 1.0
+    return max(1.0, taken.rms / out.rms)
+
+
+def _passed(given: Operand, out: Operand) -> float:
+    """A gradient that is spread, gathered or scaled: sums over rows that were one row in the forward pass included."""
+    terms = max(given.numel / max(out.numel, 1), 1.0)
+    if not given.rms or not out.rms:
+        return given.rel
+    return given.rel * max(1.0, given.rms * math.sqrt(terms) / out.rms)
+
+
+def _additive(ins: Sequence[Operand], out: Operand) -> float:
+    """‖δ out‖² = Σ‖δ in‖², numbers of an input that is broadcast being as wrong wherever they are used."""
+    if out.rms:
+        return math.sqrt(sum((each.rel * (each.rms or out.rms)) ** 2 for each in ins)) / out.rms
+    return math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _powered(function: str, ins: Sequence[Operand]) -> float:
+    return _POWERS[function] * math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _kept(ins: Sequence[Operand], out: Operand) -> float:
+    """GELU's slope is up to 1.13 times its value over its argument."""
+    del out
+    return 1.2 * math.sqrt(sum(each.rel**2 for each in ins))
+
+
+def _factors(ins: Sequence[Operand], out: Operand) -> float:
+    """Relative differences of factors add up; more where large numbers meet small ones."""
+    size = math.prod(each.rms or 1.0 for each in ins if each.numel > 1)
+    known = all(each.rms for each in ins) and out.rms
+    excess = max(1.0, size / out.rms) if known and out.rms and len(ins) > 1 else 1.0
+    return min(excess, _MOST) * _compound(ins)
+
+
+def _compound(factors: Sequence[Operand]) -> float:
+    """‖Π(1 + δ) - 1‖ for unrelated δ: differences of factors add up while they are small, and multiply when not."""
+    return math.sqrt(math.expm1(sum(math.log1p(each.rel**2) for each in factors)))
+
+
+def _product_added(ins: Sequence[Operand], out: Operand) -> float:
+    """Of x + value·a·b, Adam's second moment."""
+    if len(ins) < 3:
+        return _factors(ins, out)
+    kept = ins[0]
+    share = kept.rel * (kept.rms or 0.0) / out.rms if out.rms else kept.rel
+    return math.hypot(share, 2 * _compound(ins[1:3]))
+
+
+def _quotient(ins: Sequence[Operand], out: Operand) -> float:
+    """Of x + value·n/d, Adam's update: where n is as small as its difference, n/d has the wrong sign. Of numbers with
+    density at zero the share of such ones is about r, and each is off by twice its size: 2·sqrt(r) of the quotient.
+    A numerator that is all noise, and of another size on either side, is off by r of it.
+    """
+    if len(ins) < 3 or not out.rms:
+        return _additive(ins, out)
+    kept, numerator, denominator = ins[0], ins[1], ins[2]
+    quotient = (numerator.rms or 1.0) / denominator.rms if denominator.rms else 1.0
+    moved = max(2 * math.sqrt(min(numerator.rel + denominator.rel, 1.0)), numerator.rel) * quotient
+    return math.hypot(kept.rel * (kept.rms or out.rms) / out.rms, moved / out.rms)
+
+
+def _product(ins: Sequence[Operand], out: Operand) -> float:
+    """‖δA·B‖ = ‖δA‖·‖B‖/sqrt(K) for δA unrelated to B, which over ‖AB‖ is the condition; at least 1."""
+    if len(ins) < 2 or not ins[0].rms or not ins[1].rms or not out.rms:
+        return math.sqrt(sum(each.rel**2 for each in ins))
+    terms = max(math.sqrt(ins[0].numel * ins[1].numel / max(out.numel, 1)), 1.0)
+    batches = max(min(ins[0].numel, ins[1].numel) / max(terms * max(out.shape[-1] if out.shape else 1, 1), 1.0), 1.0)
+    condition = ins[0].rms * ins[1].rms * math.sqrt(terms / math.sqrt(batches)) / out.rms
+    grown = max(1.0, min(condition, _MOST)) * math.hypot(ins[0].rel, ins[1].rel)
+    return math.sqrt(grown**2 + sum((each.rel * (each.rms or 0.0) / out.rms) ** 2 for each in ins[2:]))
+
+
+def _normed(ins: Sequence[Operand], out: Operand) -> float:
+    """Rows are divided by their own size; where a mean is taken off, what is left is smaller by ``spread``."""
+    first, rest = ins[0], ins[1:]
+    return math.sqrt((1.5 * min(first.spread, _MOST) * first.rel) ** 2 + sum(each.rel**2 for each in rest))
+
+
+def _exponential(ins: Sequence[Operand], out: Operand) -> float:
+    """Softmax turns absolute differences of its logits into relative ones."""
+    return _PEAKED * (ins[0].rms or 1.0) * ins[0].rel
+
+
+def _attention(ins: Sequence[Operand], out: Operand) -> float:
+    """Absolute differences of the logits, as softmax has them, and those of the values that are averaged."""
+    if len(ins) < 3:
+        return _additive(ins, out)
+    return math.hypot(_PEAKED * _logits(ins) * math.hypot(ins[0].rel, ins[1].rel), ins[2].rel * _ratio(ins[2], out))
+
+
+def _logits(ins: Sequence[Operand]) -> float:
+    """The rms of q·k/sqrt(d) for unrelated q and k."""
+    if len(ins) < 2 or not ins[0].rms or not ins[1].rms:
+        return 1.0
+    return min(ins[0].rms * ins[1].rms, _MOST)
+
+
+def _averaged(ins: Sequence[Operand], out: Operand) -> float:
+    """A sum or mean of K terms: differences grow with sqrt(K) where the terms grow with K, and ``_SHARED`` times that
+    where terms share some of theirs; at most as much as if they all were the same.
+    """
+    first = ins[0]
+    terms = max(first.numel / max(out.numel, 1), 1.0)
+    if not first.rms or not out.rms:
+        return first.rel
+    return first.rel * min(_ratio(first, out), first.rms / out.rms * _SHARED / math.sqrt(terms))
+
+
+def _summed(ins: Sequence[Operand], out: Operand) -> float:
+    first = ins[0]
+    terms = max(first.numel / max(out.numel, 1), 1.0)
+    if not first.rms or not out.rms:
+        return first.rel
+    most = max(1.0, first.rms * terms / out.rms)
+    return first.rel * min(most, first.rms * math.sqrt(terms) / out.rms * _SHARED)
+
+
+def _lost(ins: Sequence[Operand], out: Operand) -> float:
+    """A mean of differences between logits, which does not average out where one cause is behind all of them."""
+    return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (out.rms or 1.0))
+
+
+_PEAKED = 2.0
+"""How many times the usual logit those are that get most of the weight."""
+
+_SHARED = 4.0
+"""How many times larger the differences of a sum are than if those of its terms were unrelated: for terms of one row,
+which share the differences of what they were made from (up to 19 in ``benchmarks/rounding``, in the worst op).
+"""
+
+_MOST = 1e3
+"""No law takes one call for worse conditioned than this: statistics alone do not show where numbers cancel."""
+
+_KINDS: Mapping[OpClass, str] = {
+    "exact": "move",
+    "matmul": "product",
+    "matvec": "product",
+    "normalization": "norm",
+    "attention": "attention",
+    "loss": "loss",
+    "sum": "sum",
+    "scatter": "sum",
+}
+
+_FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {
+    "through zero": _kept,
+    "product": _product,
+    "norm": _normed,
+    "softmax": _exponential,
+    "attention": _attention,
+    "loss": _lost,
+    "factors": _factors,
+    "quotient": _quotient,
+    "product added": _product_added,
+    "mean": _averaged,
+    "sum": _summed,
+}

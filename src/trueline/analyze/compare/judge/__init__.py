@@ -1,0 +1,1 @@
+"""Equal, within rounding, or beyond it, and which call is to blame."""

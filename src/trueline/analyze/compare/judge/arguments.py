@@ -1,0 +1,72 @@
+"""Calls that are given other arguments than in the reference from a later step on.
+
+Arguments are no rounding, and calls whose arguments never agreed are told of as such. Where those of a call agreed at
+each step and then do so no more, up to the last step, a setting was changed in one of the runs. Texts, booleans and
+what is not given at all need one step before. Numbers need two: one that is computed from values that differ (a
+coefficient of clipping) would have differed by then. Whole numbers may follow from a decision that went the other way
+(how many tokens an expert gets) at any step, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trueline.analyze.compare.judge.first_cause import different_arguments, is_fraction
+from trueline.analyze.compare.judge.step import Step
+from trueline.analyze.recorded.values import Call
+
+Arguments = Mapping[str, tuple[str, str]]
+Key = tuple[int | None, tuple[int, str, str, int]]
+
+STEPS_BEFORE = 2
+"""Steps at which numbers have to have agreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherArguments:
+    """A call that is given other arguments from a step on, of the run and of the reference by name or place, as JSON:
+    ``at`` is which of the steps that were given, ``num_steps`` at how many before they agreed.
+    """
+
+    at: int
+    call: Call
+    arguments: Arguments
+    num_steps: int
+
+
+def first_other_arguments(steps: Sequence[Step]) -> OtherArguments | None:
+    """The first such call of the forward pass, in the order of steps, then of execution."""
+    agreed: dict[Key, int] = {}
+    begun: dict[Key, OtherArguments] = {}
+    never: set[Key] = set()
+    for at, step in enumerate(steps):
+        for call_key, (mine, theirs) in step.calls.items():
+            key = step.rank, call_key
+            if mine is None or theirs is None or mine.phase != "fwd" or key in never:
+                continue
+            other = _settings(mine, theirs)
+            if not other:
+                agreed[key] = agreed.get(key, 0) + 1
+                if begun.pop(key, None) is not None:
+                    never.add(key)
+            elif key not in begun:
+                least = STEPS_BEFORE if any(is_fraction(text) for pair in other.values() for text in pair) else 1
+                if agreed.get(key, 0) < least:
+                    never.add(key)
+                else:
+                    begun[key] = OtherArguments(at, mine, other, agreed[key])
+    return min(begun.values(), key=lambda each: (steps[each.at].step, each.call.first.index), default=None)
+
+
+def _settings(mine: Call, theirs: Call) -> Arguments:
+    """Arguments that differ and that no decision makes."""
+    if mine.first.args == theirs.first.args:
+        return {}
+    found = different_arguments(mine, theirs)
+    return {name: pair for name, pair in found.items() if not any(_is_whole(text) for text in pair)}
+
+
+def _is_whole(text: str) -> bool:
+    """Whether JSON holds numbers, and is no single fraction."""
+    return not is_fraction(text) and any(letter.isdigit() for letter in text) and not text.startswith('"')

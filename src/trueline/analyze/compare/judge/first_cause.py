@@ -1,0 +1,351 @@
+"""What the judgements of all steps say, as findings: the first place that is wrong, not the largest difference."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from trueline.analyze.compare.expect.propagation import RANDOM, function_of
+from trueline.analyze.compare.judge.optimizer_settings import settings_differ
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.values import NONFINITE, Compared
+from trueline.analyze.evidence import counted, named_some
+from trueline.analyze.recorded.values import Call, Value
+from trueline.schema.finding import Finding, by_weight
+from trueline.store.reader import Run
+
+First = tuple[Step, Compared]
+
+
+def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
+    """Findings, errors first, and the value that is to blame: None where rounding explains everything.
+
+    Of differences that rounding does not explain only those of the first step that has any are told, and of these the
+    first in the order of execution: what comes after may be its consequence. Parameters before an update are none.
+    """
+    at = min((step.step for step in steps if step.first is not None or step.apart), default=None)
+    concerned = [step for step in steps if step.step == at]
+    weights = list(_all(concerned, "param"))
+    others = sorted(
+        _all(concerned, "given", "call", "gradient"), key=lambda found: (found[1].place, found[0].rank or 0)
+    )
+    if any(step.before is not None for step, _ in weights):
+        # What calls make of parameters that were updated otherwise is a consequence.
+        others = [found for found in others if found[1].place < weights[0][1].place]
+        findings = [] if others else [_updated_otherwise(weights)]
+    else:
+        findings = _weights_differ(weights)
+    if others:
+        findings.append(_TOLD[_origin(others[0][1])](others))
+    findings += _wiring_differs(concerned, before=others[0] if others else None)
+    if not any(finding.code == "optimizer-differs" for finding in findings):
+        findings += settings_differ(mine, theirs)
+    if not findings:
+        findings += _explained(steps)
+    findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
+    first = (others or weights or _unlike(concerned) or [None])[0]
+    return sorted(findings, key=by_weight), first
+
+
+def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
+    for step in steps:
+        for row in step.beyond(*origins):
+            yield step, row
+
+
+def _unlike(steps: Sequence[Step]) -> list[First]:
+    return [(step, row) for step in steps for row in step.apart]
+
+
+def _origin(row: Compared) -> str:
+    """Where the first difference comes from: the update has findings of its own."""
+    assert row.expectation is not None
+    origin = row.expectation.origin
+    return "update" if origin in ("call", "gradient") and value_of(row).site.phase == "opt" else origin
+
+
+def _input_differs(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    value = value_of(first)
+    return _finding(
+        "input-differs",
+        "error",
+        f"The value {value.site}, which no recorded call made, differs from the reference {_by(first)}.",
+        found[:1],
+        next=(
+            "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step.",
+            look(step, value),
+        ),
+    )
+
+
+def _weights_differ(found: Sequence[First]) -> list[Finding]:
+    if not found:
+        return []
+    step, first = found[0]
+    names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
+    num_params = len({row.param for row in step.rows} | set(names)) - 1
+    claim = (
+        f"{len(names)} of {counted(num_params, 'parameter')} {'differs' if len(names) == 1 else 'differ'} from the "
+        f"reference at step {step.step}, before any update that was compared: {named_some(names)}, {_by(first)}."
+    )
+    load = "Load the same checkpoint into both runs, or seed both before the model is made."
+    return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
+
+
+def _updated_otherwise(found: Sequence[First]) -> Finding:
+    """Parameters that differ though they, their gradients and so the update's arguments did not."""
+    step, first = found[0]
+    assert step.before is not None
+    names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
+    alone = next((row for row in step.before.rows if row.note and value_of(row).site.phase == "opt"), None)
+    claim = (
+        f"The update at step {step.before.step} differs from the reference: all parameters and gradients are equal "
+        f"there, and at step {step.step} {counted(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} not: "
+        f"{named_some(names)}, {_by(first)}."
+    )
+    if alone is not None and alone.lonely:
+        claim += f" {value_of(alone).site.name} is {alone.note}."
+    same = "Build both optimizers from one configuration, and compare what else changes parameters between two steps."
+    return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
+
+
+def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Finding]:
+    """Where calls take other values than in the reference, if what comes out is not the same all the same."""
+    found = _unlike(steps)
+    if before is not None:
+        found = [(step, row) for step in steps for row in step.rows if row.excess and row.place < before[1].place]
+    if not found:
+        return []
+    step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
+    value = value_of(first)
+    claim = f"At {value.site} calls take other values than in the reference: the two connect their calls differently."
+    next = ("Compare the forward methods of both models at this call.", look(step, value))
+    return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
+
+
+def _update_differs(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {explain(step, first)}"
+    same = "Build both optimizers from one configuration, and compare their param_groups."
+    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, look(step, value_of(first))))
+
+
+def _first_divergence(found: Sequence[First]) -> Finding:
+    step, first = found[0]
+    value, why, at = value_of(first), explain(step, first), step.frame(value_of(first))
+    what = "value whose checksum differs" if _by_checksum(first) else "difference that rounding does not explain"
+    claim = (
+        f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
+    )
+    there = {each.rank for each, row in found if each.rank is not None and value_of(row).site.name == value.site.name}
+    return _finding(
+        "first-divergence",
+        "error",
+        claim,
+        found[:1],
+        ranks=tuple(sorted(there)) or value.ranks,
+        evidence={"why": why, "where": at, "beyond": len(found), "arguments": differing_arguments(step, first)},
+        next=_next(step, first, why),
+    )
+
+
+def _by_checksum(row: Compared) -> bool:
+    """Whether all that is known of a difference is that there is one."""
+    return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
+
+
+def explain(step: Step, row: Compared) -> str:
+    """What the call of a value was given, in words: what is left as the reason of its difference."""
+    value = value_of(row)
+    if function_of(value.api) in RANDOM:
+        return "it draws random numbers, and the two runs draw different ones."
+    names = list(_differing_params(step, row))
+    if names:
+        return f"its inputs agree, its weight {', '.join(names[:2])} does not."
+    different = differing_arguments(step, row)
+    if different:
+        told = "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in different.items())
+        return f"its inputs agree, its arguments do not: {told}."
+    if value.site.phase == "bwd":
+        return "the gradient it was given and its forward inputs agree."
+    return "its inputs and arguments agree, so what it computes does not."
+
+
+def _differing_params(step: Step, row: Compared) -> list[str]:
+    """Parameters that went into the call of a value and differ by more than rounding explains."""
+    sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
+    wrong = {other.root: other.param for other in step.beyond("param")}
+    return [name for root, name in wrong.items() if root in sources and name is not None]
+
+
+def differing_arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
+    """Arguments of the call of a value that differ between the runs, by name or place."""
+    site = value_of(row).site
+    phase = "fwd" if site.phase == "bwd" else site.phase
+    mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
+    if mine is None or theirs is None:
+        return {}
+    return different_arguments(mine, theirs)
+
+
+def different_arguments(mine: Call, theirs: Call) -> dict[str, tuple[str, str]]:
+    """Arguments that differ between two calls, by name or place, as JSON."""
+    one, other = _flat_arguments(mine), _flat_arguments(theirs)
+    absent = "not given"
+    return {
+        name: (one.get(name, absent), other.get(name, absent))
+        for name in {**one, **other}
+        if one.get(name, absent) != other.get(name, absent)
+    }
+
+
+def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
+    """Calls whose arguments have other numbers with a fraction, an epsilon or a probability, than in the reference:
+    worth knowing also where their effect is below what rounding explains.
+    """
+    told: list[str] = []
+    for mine, theirs in steps[0].alignment.calls if steps else ():
+        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
+            continue
+        for name, (one, other) in different_arguments(mine, theirs).items():
+            if is_fraction(one) and is_fraction(other):
+                told.append(f"at {mine.first.site} {name} is {one} and not {other}")
+    if not told:
+        return []
+    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    claim = f"Calls are given other numbers than in the reference: {'; '.join(told[:3])}{more}."
+    return [_finding("structure-differs", "info", claim, [], evidence={"arguments": told[:100]})]
+
+
+def is_fraction(text: str) -> bool:
+    """Whether JSON is a number with a fraction or an exponent."""
+    return text.lstrip("-")[:1].isdigit() and any(mark in text for mark in ".e")
+
+
+def _flat_arguments(call: Call) -> dict[str, str]:
+    text = next((value.args for value in call.values if value.args is not None), None)
+    if text is None:
+        return {}
+    document = cast(dict[str, Any], json.loads(text))
+    places = {f"argument {place}": value for place, value in enumerate(document.get("args", []))}
+    return {name: json.dumps(value) for name, value in {**places, **document.get("kwargs", {})}.items()}
+
+
+def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
+    lonely = [(step, row) for step in steps for row in step.rows if row.lonely]
+    if not lonely:
+        return []
+    reasons = Counter(row.note for _, row in lonely)
+    told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+    has = "has" if len(lonely) == 1 else "have"
+    claim = f"{counted(len(lonely), 'value')} of one run {has} no twin in the other: {told}."
+    params = [found for found in lonely if value_of(found[1]).site.phase == "param"]
+    if params:
+        names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
+        claim += f" Among them {counted(len(names), 'parameter')}: {named_some(names)}."
+    severity = "warning" if params else "info"
+    shown = (params or lonely)[:3]
+    return [_finding("site-missing", severity, claim, shown, evidence={"reasons": dict(reasons)})]
+
+
+def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
+    pairs = Counter(
+        (row.mine.dtype, row.theirs.dtype)
+        for step in steps
+        for row in step.rows
+        if row.mine is not None and row.theirs is not None and row.mine.dtype != row.theirs.dtype
+    )
+    if not pairs:
+        return []
+    told = "; ".join(f"{count:,} {mine} beside {theirs}" for (mine, theirs), count in pairs.most_common(3))
+    claim = f"Values have other dtypes than in the reference, and are judged by the coarser one's rounding: {told}."
+    return [_finding("dtype-differs", "info", claim, [])]
+
+
+def _explained(steps: Sequence[Step]) -> list[Finding]:
+    within = [(step, row) for step in steps for row in step.rows if row.judgement == "within"]
+    if not within:
+        return []
+    largest = max(within, key=lambda found: found[1].times or 0.0)
+    differ = f"{counted(len(within), 'value')} {'differs' if len(within) == 1 else 'differ'}"
+    claim = (
+        f"Rounding explains every difference: {differ}, by at most {largest[1].times or 0.0:.2g} times what is "
+        f"expected, at {value_of(largest[1]).site}."
+    )
+    return [_finding("explained-by-rounding", "info", claim, [largest])]
+
+
+def _finding(
+    code: str,
+    severity: Any,
+    claim: str,
+    found: Sequence[First],
+    *,
+    ranks: tuple[int, ...] | None = None,
+    evidence: Mapping[str, Any] | None = None,
+    next: tuple[str, ...] = (),
+) -> Finding:
+    rows = [row for _, row in found]
+    first = rows[0] if rows else None
+    seen = sorted({rank for row in rows for rank in value_of(row).ranks})
+    steps = [step.step for step, _ in found]
+    distance, expectation = (None, None) if first is None else (first.distance, first.expectation)
+    return Finding(
+        code=code,
+        severity=severity,
+        claim=claim,
+        ranks=tuple(seen) if ranks is None else ranks,
+        step_first=min(steps, default=None),
+        step_last=max(steps, default=None),
+        sites=tuple(str(value_of(row).site) for row in rows[:5]),
+        measured=None if distance is None else distance.rel,
+        expected=None if expectation is None else expectation.rel,
+        unit="relative L2 difference" if distance is not None else "",
+        evidence=dict(evidence or {}),
+        next=next,
+    )
+
+
+def _next(step: Step, row: Compared, why: str) -> tuple[str, ...]:
+    seen = look(step, value_of(row))
+    if "random" in why:
+        return ("Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).", seen)
+    if "its weight" in why:
+        return ("Load the same checkpoint into both runs, then compare again.", seen)
+    if "arguments do not" in why:
+        return ("Make the arguments the same, then compare again.", seen)
+    if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
+        return (seen,)
+    return (seen, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
+
+
+def look(step: Step, value: Value) -> str:
+    """The command that shows the call of a value."""
+    return f"Look at it: trueline info {step.run.path} --site '{value.site.name}' --step {step.step} --stacks"
+
+
+def _by(row: Compared) -> str:
+    """By how much, in words."""
+    if row.distance is None:
+        return ""
+    if row.distance.nonfinite_differ:
+        return NONFINITE
+    if row.distance.rel is None:
+        return "by an amount that checksums do not tell" if _by_checksum(row) else "it cannot be compared"
+    times = row.times
+    factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
+    least = "" if row.distance.how == "tensor" else "at least about "
+    return f"by {least}{row.distance.rel:.2g} of its norm{factor}"
+
+
+_TOLD = {
+    "given": _input_differs,
+    "call": _first_divergence,
+    "gradient": _first_divergence,
+    "update": _update_differs,
+}
+"""What is told of the first difference, by its origin."""

@@ -1,0 +1,38 @@
+"""Under which site and kind a Tolerance has the floor of a value."""
+
+from __future__ import annotations
+
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.analyze.compare.match.names import plain_name
+from trueline.analyze.recorded.values import Value
+from trueline.schema.tolerance import Tolerance
+
+
+def kind_key(mine: Value, theirs: Value) -> str:
+    """``phase/op/dtype`` of two values that are compared: ``fwd/linear/bfloat16``, ``grad/param/float32``.
+
+    The op of a module's own values is its class. The dtype is the coarser of both.
+    """
+    op = "param" if mine.kind == "param" else mine.api.rsplit(".", 1)[-1] or mine.kind
+    dtype = max(mine.dtype, theirs.dtype, key=lambda name: UNIT_ROUNDOFF.get(name, 0.0))
+    return f"{mine.site.phase}/{op}/{dtype}"
+
+
+def site_key(value: Value) -> str:
+    """``micro/phase/name#call:slot`` of a value, the name without wrappers."""
+    site = value.site
+    return f"{site.micro}/{site.phase}/{plain_name(site.name)}#{site.call}:{site.slot}"
+
+
+def floor_of(tolerance: Tolerance, mine: Value, theirs: Value, *, how: str = "statistics") -> float | None:
+    """The difference to expect of two values by a Tolerance; None where it has neither their site nor their kind.
+
+    The site goes by the name of the reference, or by that of the run where the reference's was not calibrated. ``how``
+    the difference is measured that is to be judged: floors from statistics are too low for stored values (``tensor``),
+    so that there are none.
+    """
+    if how == "tensor" and tolerance.how == "statistics":
+        return None
+    names = [site_key(theirs), site_key(mine)]
+    known = next((name for name in names if name in tolerance.sites), None)
+    return tolerance.expected(kind_key(mine, theirs), known, step=theirs.site.step)

@@ -1,0 +1,200 @@
+"""Does the gap between the losses of two runs grow faster than chaos explains?
+
+Training is chaotic: runs that differ in a last bit part as well, sooner or later, and by how much follows from no law.
+It is measured on Runs that should agree (``calibrate``). With R of them and the reference, all exchangeable, and the
+run as one more, each of these n is held against the others in the same way: at step s its gap is the distance of its
+loss from the median of theirs, and their spread the largest gap that any of them has had by then. How many times the
+spread the gap is at most over all steps is the run's *excess*. If the run is like the others, it has the largest excess
+of all n with a chance of 1/n, whatever chaos does; that is all that ranks can say, and it needs many Runs to say much.
+So the run is told of only where its excess is ``ALLOWED`` times that of any other: as ``compare`` allows of a measured
+floor.
+
+Without such Runs nothing bounds what chaos does. What can be told is how fast the gap grew.
+
+Letters: R calibrated runs, T steps, n runs in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.analyze.evidence import Floats, data_parallel_ranks, numbers
+from trueline.schema.finding import Finding
+from trueline.schema.tolerance import Tolerance
+from trueline.store.reader import Run
+
+Curve = Mapping[int, float]
+"""The loss by step, where it was recorded and finite."""
+
+ALLOWED = 2.0
+"""Times the largest excess of the calibrated Runs that a run may have."""
+
+LEAST_SPREAD = 4 * UNIT_ROUNDOFF["float32"]
+"""Of the losses of any runs, relative: two units in the last place of what losses are kept in. That the first of some
+runs agree to the last bit says little."""
+
+FIRST_STEP = 0.01
+"""Nothing is learned yet at step 0, so that a larger relative difference of the losses there is no chaos."""
+
+FEWEST_STEPS = 16
+"""Common steps of which it is told how a gap grows."""
+
+GROWN = 10.0
+"""Times that a gap has to be of what it was in the beginning to be called growing."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How the loss of a run parts from those of ``num_runs`` others: its excess, the largest of theirs, the step at
+    which it exceeds what is allowed first (None: it does not), and the chance that a run like them has an excess as
+    large, which is 1/(num_runs + 1) at least.
+    """
+
+    excess: float
+    usual: float
+    num_runs: int
+    chance: float
+    since: int | None
+
+
+def loss_curve(run: Run) -> dict[int, float]:
+    """The mean loss of the workers by step, where all that left a row have one; empty where none was recorded."""
+    ranks = data_parallel_ranks(run)
+    if not ranks:
+        return {}
+    loss_T = numbers(run, "loss", ranks)[0].mean(axis=1)
+    return {int(step): float(loss) for step, loss in zip(run.steps, loss_T, strict=True) if math.isfinite(loss)}
+
+
+def told_of_losses(
+    run: Curve, ref: Curve, tolerance: Tolerance | None, *, excused: bool
+) -> tuple[list[Finding], list[str]]:
+    """Findings and sentences on how the losses part. ``excused``: there are errors already, of which a gap may be the
+    consequence: then nothing is found, and it is only said.
+    """
+    common = sorted(set(run) & set(ref))
+    if not common:
+        return [], []
+    notes = _on_first_step(common[0], run, ref)
+    if tolerance is None or not tolerance.losses:
+        return [], notes + _on_growth(common, run, ref)
+    drift = drift_of(run, ref, [_curve(tolerance.loss_steps, losses) for losses in tolerance.losses])
+    if drift is None:
+        return [], notes
+    finding = _finding(drift)
+    return ([], [*notes, finding.claim]) if excused else ([finding], notes)
+
+
+def drift_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> Drift | None:
+    """How the run parts from the calibrated ones and the reference, which may be one of them; None without a step that
+    all have.
+    """
+    others = list(calibrated) if any(_same(curve, ref) for curve in calibrated) else [*calibrated, ref]
+    steps = sorted(set(run).intersection(*others))
+    if not steps:
+        return None
+    losses_NT = np.array([[curve[step] for step in steps] for curve in (run, *others)])
+    times_NT = np.array([_times(losses_NT, each) for each in range(len(losses_NT))])
+    excess_N = times_NT.max(axis=1)
+    usual = float(excess_N[1:].max())
+    beyond_T = times_NT[0] > ALLOWED * usual
+    return Drift(
+        excess=float(excess_N[0]),
+        usual=usual,
+        num_runs=len(others),
+        chance=float((excess_N >= excess_N[0]).sum() / len(excess_N)),
+        since=steps[int(np.argmax(beyond_T))] if beyond_T.any() else None,
+    )
+
+
+def _times(losses_NT: Floats, own: int) -> Floats:
+    """[T] the gap of one run over the spread of the others."""
+    others_NT = np.delete(losses_NT, own, axis=0)
+    median_T = np.median(others_NT, axis=0)
+    gap_T = np.abs(losses_NT[own] - median_T)
+    spread_T = np.maximum.accumulate(np.abs(others_NT - median_T).max(axis=0))
+    least_T = LEAST_SPREAD * np.maximum(np.abs(median_T), np.finfo(np.float64).tiny)
+    return gap_T / np.maximum(spread_T, least_T)
+
+
+def _curve(steps: Sequence[int], losses: Sequence[float | None]) -> dict[int, float]:
+    return {step: loss for step, loss in zip(steps, losses, strict=True) if loss is not None}
+
+
+def _same(one: Curve, other: Curve) -> bool:
+    """Whether two curves are of one run: equal at all their common steps."""
+    common = one.keys() & other.keys()
+    return bool(common) and all(one[step] == other[step] for step in common)
+
+
+def _finding(drift: Drift) -> Finding:
+    least = 1 / (drift.num_runs + 1)
+    rate = (
+        f"of {drift.num_runs + 1} Runs that agree, one has an excess as large with a chance of {drift.chance:.0%}, and "
+        f"so few cannot show less than {least:.0%}"
+    )
+    others = f"any of {drift.num_runs} Runs that should agree has at most {drift.usual:.2g}"
+    measured = f"it is up to {drift.excess:.2g} times as far from the others as they are apart, and {others}"
+    if drift.since is None:
+        return Finding(
+            code="explained-by-rounding",
+            severity="info",
+            claim=f"The loss parts no faster than chaos explains: {measured}.",
+            measured=drift.excess,
+            expected=drift.usual,
+            unit="times the spread of the others",
+            evidence={"chance": drift.chance},
+        )
+    return Finding(
+        code="first-divergence",
+        severity="warning",
+        claim=f"The loss parts faster than chaos explains, from step {drift.since} on: {measured}; {rate}.",
+        step_first=drift.since,
+        measured=drift.excess,
+        expected=drift.usual,
+        unit="times the spread of the others",
+        false_alarm_rate=drift.chance,
+        evidence={"chance": drift.chance},
+        next=(
+            f"Record single steps up to step {drift.since} in both runs, and compare them: the first that differs by "
+            "more than rounding tells where.",
+        ),
+    )
+
+
+def _on_first_step(step: int, run: Curve, ref: Curve) -> list[str]:
+    rel = _gap(run[step], ref[step])
+    if step or rel <= FIRST_STEP:
+        return []
+    return [
+        f"The losses differ by {rel:.2%} at step 0 already. Nothing has been learned there, so it is no chaos: "
+        "something is computed otherwise, or on other samples or weights."
+    ]
+
+
+def _on_growth(common: Sequence[int], run: Curve, ref: Curve) -> list[str]:
+    """How fast the gap grew, from the median of the first eighth of the steps that have one to that of the last."""
+    gaps = [(step, gap) for step in common if (gap := _gap(run[step], ref[step])) > 0]
+    if len(gaps) < FEWEST_STEPS:
+        return []
+    eighth = len(gaps) // 8
+    first, last = gaps[:eighth], gaps[-eighth:]
+    before, after = (float(np.median([gap for _, gap in part])) for part in (first, last))
+    num_steps = float(np.mean([step for step, _ in last]) - np.mean([step for step, _ in first]))
+    if after < GROWN * before:
+        return []
+    doubled = num_steps * math.log(2) / math.log(after / before)
+    return [
+        f"The gap between the losses grows from {before:.1e} to {after:.1e}, relative: it doubles every {doubled:.2g} "
+        "steps. Whether that is faster than chaos cannot be told without Runs that should agree: measure some with "
+        "`trueline calibrate`, and pass them with --tolerance."
+    ]
+
+
+def _gap(one: float, other: float) -> float:
+    return abs(one - other) / abs(other) if other else (math.inf if one else 0.0)

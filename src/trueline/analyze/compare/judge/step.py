@@ -1,0 +1,114 @@
+"""One step of a run beside its twin of the reference, judged: where it first differs, and the lines of code it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.match.align import Alignment
+from trueline.analyze.recorded.values import Call, Value
+from trueline.schema.errors import RunError
+from trueline.store.reader import Run
+
+_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
+"""Files that are not the user's; a frame of them is shown only where there is no other."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank (None: merged), judged; ``run`` has the call stacks.
+
+    ``before`` is the step just before it, if parameters and gradients were equal there: those of this step are then
+    what two equal updates make of them.
+    """
+
+    run: Run
+    step: int
+    rank: int | None
+    alignment: Alignment
+    rows: Sequence[Compared]
+    before: Step | None = None
+
+    @cached_property
+    def updates_alike(self) -> bool:
+        """Whether the update has the same to work on in both runs: all parameters and their gradients are equal."""
+        params = [row for row in self.rows if value_of(row).kind == "param"]
+        phases = {value_of(row).site.phase for row in params}
+        return {"param", "grad"} <= phases and all(row.judgement == "equal" for row in params)
+
+    @cached_property
+    def first(self) -> Compared | None:
+        """The first value that rounding does not explain, nor what it was made from."""
+        return next((row for row in self.rows if row.judgement == "beyond"), None)
+
+    @cached_property
+    def apart(self) -> Sequence[Compared]:
+        """Values that differ since their calls take others than in the reference, where no call could be blamed and
+        what comes out in the end differs too: the last value of the forward pass, else gradients of parameters.
+        """
+        if self.first is not None:
+            return ()
+        measured = [row for row in self.rows if row.mine is not None and row.distance is not None]
+        forward = next((row for row in reversed(measured) if value_of(row).site.phase == "fwd"), None)
+        if forward is not None and forward.excess:
+            return [row for row in self.rows if row.excess]
+        if any(row.excess for row in measured if value_of(row).kind == "param"):
+            return [row for row in self.rows if row.excess and value_of(row).site.phase in ("bwd", "grad")]
+        return ()
+
+    @cached_property
+    def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
+        """Both calls by the key of that of the run, or of the reference where only that has one."""
+        return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
+
+    def beyond(self, *origins: str) -> Iterator[Compared]:
+        """Values that rounding does not explain, by where they come from."""
+        for row in self.rows:
+            if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
+                yield row
+
+    def frame(self, value: Value) -> str:
+        """``file:line function`` of the user's code that called; '' where no stack was taken."""
+        stack, site = value.stack, value.site
+        if stack is None:
+            stack = self._stacks.get((site.micro, site.name, site.call))
+        if stack is None:
+            return ""
+        found = self._frames.get((site.rank, stack))
+        if found is None:
+            found = self._frames[site.rank, stack] = self._user_frame(site.rank, stack)
+        return found
+
+    @cached_property
+    def _stacks(self) -> Mapping[tuple[int, str, int], int | None]:
+        """The stacks of calls of the forward pass, by micro-batch, name and number."""
+        forward = ((key, mine) for key, (mine, _) in self.calls.items() if key[1] == "fwd")
+        return {(micro, name, number): mine.first.stack if mine else None for (micro, _, name, number), mine in forward}
+
+    @cached_property
+    def _frames(self) -> dict[tuple[int, int], str]:
+        """The frames that were looked up, by rank and stack."""
+        return {}
+
+    def _user_frame(self, rank: int, stack: int) -> str:
+        if rank not in self.run.record_ranks:
+            return ""
+        try:
+            frames = self.run.stack_frames(rank, stack)
+        except RunError:
+            return ""
+        return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+
+
+def value_of(row: Compared) -> Value:
+    """The value of the run, or that of the reference where only it has one."""
+    value = row.mine or row.theirs
+    assert value is not None
+    return value
+
+
+def _call_key(call: Call | None) -> tuple[int, str, str, int]:
+    assert call is not None
+    return call.micro, call.phase, call.name, call.number

@@ -1,0 +1,331 @@
+"""Each value of a step beside its twin: equal, within rounding, beyond it, or differing because its inputs do.
+
+Values are gone through in the order of execution, on the side that recorded more: what it has and the other lacks still
+tells how differences are passed on. See ``expected`` for what rounding explains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from trueline.analyze.compare.expect.expectation import Expectation, Expected, coarser
+from trueline.analyze.compare.expect.ops import op_rounding_rel
+from trueline.analyze.compare.expect.propagation import function_of
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, rounding_rel
+from trueline.analyze.compare.judge.distance import Distance
+from trueline.analyze.compare.judge.floors import floor_of
+from trueline.analyze.compare.match.align import Alignment
+from trueline.analyze.compare.result import Judgement
+from trueline.analyze.recorded.values import CallKey, StepValues, Value, key_of
+from trueline.schema.fact import fact
+from trueline.schema.tolerance import Tolerance
+
+LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
+"""How many times the expected difference rounding explains, by how the difference was measured; ``benchmarks/compare``
+has the largest that healthy pairs of runs reach. Statistics tell a difference less exactly.
+"""
+
+NONFINITE = "NaN or infinities are where the other has none"
+
+UNCERTAIN = 100.0
+"""Roundings by which gradients are apart after a pass through a model, as a share of their size."""
+
+WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put", "scatter", "masked_scatter"})
+"""Functions whose first argument is written over, in whole or in part."""
+
+Measure = Callable[[Value, Value], Distance]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    judgement: Judgement
+    distance: Distance | None
+    expectation: Expectation
+    note: str = ""
+    excess: bool = False
+
+
+@fact(eq=False)
+class Compared:
+    """A pair of values, or a value without twin, in the order of execution: ``place`` counts from 0.
+
+    ``root`` is that of the value on the side whose order it is, as ``Expectation.sources`` has them; None of a value
+    that only the other side has. ``param`` is the name of the parameter that the value is.
+    """
+
+    place: int
+    root: int | None
+    mine: Value | None
+    theirs: Value | None
+    judgement: Judgement
+    distance: Distance | None = None
+    expectation: Expectation | None = None
+    note: str = ""
+    param: str | None = None
+    excess: bool = False
+    """Whether it is not comparable although rounding does not explain the difference: its call took other values."""
+
+    @property
+    def lonely(self) -> bool:
+        """Whether one side has no such value."""
+        return self.mine is None or self.theirs is None
+
+    @property
+    def times(self) -> float | None:
+        """The difference over the one that rounding explains; inf where none is expected."""
+        if self.distance is None or self.distance.rel is None or self.expectation is None:
+            return None
+        if self.judgement == "not-comparable" or self.distance.nonfinite_differ:
+            return None
+        if self.judgement == "propagated" and self.distance.how != "tensor":
+            return None  # of a difference that is not rounding, statistics only guess the size
+        return _over(self.distance.rel, self.expectation.rel)
+
+
+class Divergence:
+    """All judgements of one aligned step.
+
+    ``moved``: how far apart updates may have brought two elements of a parameter that began equal; parameters and the
+    optimizer's state are then taken as they are. None at the first step that is compared: none has moved. ``tainted``:
+    rounding did not explain a difference at a step before, so it need not explain those. ``retraced``: the update just
+    before had equal parameters and gradients to work on, so that only its own rounding explains what it left.
+    """
+
+    def __init__(
+        self,
+        alignment: Alignment,
+        sides: tuple[StepValues, StepValues],
+        *,
+        measure: Measure,
+        tolerance: Tolerance | None = None,
+        moved: float | None = None,
+        tainted: bool = False,
+        retraced: bool = False,
+    ) -> None:
+        self._measure = measure
+        self._tolerance = tolerance
+        self._moved = moved
+        self._tainted = tainted
+        self._retraced = retraced
+        mine, theirs = sides
+        self._leads = len(mine.values) >= len(theirs.values)
+        guide = mine if self._leads else theirs
+        self.expected = Expected(guide, of_reference=not self._leads)
+        self._by_root: dict[tuple[int, int], _Verdict] = {}
+        self._unmeasured: dict[int, Expectation] = {}
+        """What is expected of values that had no twin so far, by root."""
+        self._unlike: set[int] = set()
+        """Roots of values without a comparable twin."""
+        self._unlike_calls: set[CallKey] = set()
+        """Calls that took such values, or others than in the reference: what they return says nothing."""
+        self.rows = list(self._run(guide, alignment))
+
+    def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
+        """Rows of the guide in its order; what only the other side has follows at the end."""
+        others: dict[int, tuple[Value, str]] = {}
+        reasons: dict[int, str] = {}
+        alone: list[tuple[Value, str]] = []
+        for pair in alignment.pairs:
+            own, other = (pair.mine, pair.theirs) if self._leads else (pair.theirs, pair.mine)
+            if own is None and other is not None:
+                alone.append((other, pair.reason))
+            elif own is not None and other is not None:
+                others[own.index] = other, pair.reason
+            elif own is not None:
+                reasons[own.index] = pair.reason
+        # Parameters are listed where the update begins, and used before.
+        for value in guide.values:
+            if value.site.phase == "param" and value.index in others:
+                self._judge(value, others[value.index][0])
+        for place, value in enumerate(guide.values):
+            twin, reason = others.get(value.index, (None, reasons.get(value.index, "")))
+            verdict = None if twin is None else self._by_root.get((value.root, twin.root))
+            if verdict is None or verdict.excess:
+                verdict = self._judge(value, twin)
+            self.expected.seen(value)
+            if verdict is None or verdict.judgement == "not-comparable":
+                self._note_inputs(value)
+            yield self._row(place, value, twin, verdict, reason)
+        for place, (value, reason) in enumerate(alone, start=len(guide.values)):
+            yield self._row(place, None, value, None, reason)
+
+    def _row(
+        self, place: int, own: Value | None, other: Value | None, verdict: _Verdict | None, reason: str
+    ) -> Compared:
+        mine, theirs = (own, other) if self._leads else (other, own)
+        root = None if own is None else own.root
+        param = None if root is None else self.expected.param_of(root)
+        if verdict is None or other is None:
+            return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
+        told = verdict.judgement, verdict.distance, verdict.expectation, verdict.note or reason
+        return Compared(place, root, mine, theirs, *told, param, verdict.excess)
+
+    def _judge(self, value: Value, twin: Value | None) -> _Verdict | None:
+        """The judgement of a value; of a tensor that was seen before, the one of then."""
+        if not self.expected.knows(value.root):
+            expectation = self.expected.of(value, twin)
+            verdict = None if twin is None else self._compared(value, twin, expectation)
+            self._learn(value, twin, expectation, verdict)
+        elif twin is None:
+            return None
+        else:
+            verdict = self._by_root.get((value.root, twin.root))
+            if verdict is None:
+                expectation = self._unmeasured.get(value.root) or self.expected.again(value)
+                verdict = self._compared(value, twin, expectation)
+                if value.root in self._unmeasured:
+                    self._learn(value, twin, expectation, verdict)
+            elif verdict.excess:
+                verdict = self._of_module(value, twin, verdict)
+        if twin is not None and verdict is not None:
+            self._by_root[value.root, twin.root] = verdict
+        return verdict
+
+    def _of_module(self, value: Value, twin: Value, verdict: _Verdict) -> _Verdict:
+        """What a module returns is its doing where it took what the reference's did, whatever its calls inside took."""
+        key = key_of(value)
+        if value.kind != "module" or not value.returned or value.site.phase != "fwd" or key in self._unlike_calls:
+            return verdict
+        taken = self.expected.taken_by(key)
+        expectation = replace(verdict.expectation, origin="call", call=key, sources=taken)
+        note = "calls inside it take other values than in the reference"
+        judgement: Judgement = "propagated" if expectation.tainted else "beyond"
+        blamed = _Verdict(judgement, verdict.distance, expectation, note)
+        self._learn(value, twin, expectation, blamed)
+        return blamed
+
+    def _note_inputs(self, value: Value) -> None:
+        """Of a value without a comparable twin."""
+        if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
+            self._unlike_calls.add(key_of(value))
+
+    def _learn(self, value: Value, twin: Value | None, expectation: Expectation, verdict: _Verdict | None) -> None:
+        dtype = value.dtype if twin is None else coarser(value.dtype, twin.dtype)
+        if (
+            verdict is None
+            or verdict.distance is None
+            or verdict.distance.rel is None
+            or verdict.judgement == "not-comparable"
+        ):
+            self._unmeasured[value.root] = expectation
+            self._unlike.add(value.root)
+            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=expectation.tainted)
+            return
+        self._unmeasured.pop(value.root, None)
+        self._unlike.discard(value.root)
+        distance, judgement, expectation = verdict.distance, verdict.judgement, verdict.expectation
+        rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
+        if distance.equal:
+            rel = self._hidden_rel(distance, expectation, dtype)
+        elif distance.how != "tensor":
+            rel = max(rel, expectation.rel)
+        if expectation.origin == "param" and judgement == "beyond":
+            # What the first call makes of a wrong weight is what names that call.
+            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False)
+            return
+        self.expected.learn(value, twin, rel, dtype=dtype, tainted=judgement in ("beyond", "propagated"))
+
+    def _hidden_rel(self, distance: Distance, expectation: Expectation, dtype: str) -> float:
+        """The difference of a value that statistics say is equal: where those that it was made from are not, a few
+        elements may differ in their last bit without any statistic's showing it, which in all is less than a rounding.
+        """
+        if distance.how != "statistics" or expectation.rel <= expectation.own:
+            return 0.0
+        return min(expectation.rel, rounding_rel(UNIT_ROUNDOFF.get(dtype, 0.0)))
+
+    def _settles(self, value: Value, expectation: Expectation) -> bool:
+        """Whether a value is what an update before left."""
+        left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
+        return self._moved is not None and left
+
+    def _unseen_move(self, value: Value, distance: Distance, dtype: str) -> float:
+        """The difference of a parameter that its statistics need not show: an update by the sign of a gradient (Adam's
+        is, at first) has the other sign where the gradient is as near to zero as it is uncertain.
+        """
+        stats = value.stats
+        if distance.how == "tensor" or stats is None or not stats.rms or not self._moved:
+            return 0.0
+        turned = max(min(UNCERTAIN * UNIT_ROUNDOFF.get(dtype, 0.0), 1.0), 1 / stats.numel)
+        return self._moved * math.sqrt(turned) / stats.rms
+
+    def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Verdict:
+        if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
+            note = f"shapes {list(value.shape)} and {list(twin.shape)} cannot be compared"
+            return _Verdict("not-comparable", None, expectation, note)
+        distance = self._measure(value, twin)
+        if distance.rel is None and distance.equal is None:
+            note = value.note or twin.note or "nothing that both sides recorded can be compared"
+            return _Verdict("not-comparable", distance, expectation, note)
+        if distance.equal:
+            return _Verdict("equal", distance, expectation)
+        if self._retraced and expectation.origin == "param":
+            expectation = replace(expectation, rel=math.hypot(expectation.rel, _update_rounding(value.dtype)))
+        elif self._settles(value, expectation):
+            judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
+            dtype = coarser(value.dtype, twin.dtype)
+            left = replace(expectation, rel=max(distance.rel or 0.0, self._unseen_move(value, distance, dtype)))
+            return _Verdict(judgement, distance, left, "as the updates before this step left it")
+        expectation, limit = self._floor(value, twin, distance, expectation)
+        judgement = self._judgement(distance, expectation, limit)
+        if judgement != "within" and expectation.origin == "given" and _written_over(value):
+            return _Verdict("not-comparable", distance, expectation, "held before the call that writes over it")
+        if judgement == "beyond" and self._is_of_unlike(expectation):
+            note = "its call takes other values than the one in the reference"
+            return _Verdict("not-comparable", distance, expectation, note, excess=True)
+        return _Verdict(judgement, distance, expectation)
+
+    def _is_of_unlike(self, expectation: Expectation) -> bool:
+        """Whether a value was made from values without a comparable twin, here or in the forward call; or is another
+        one than in the reference.
+        """
+        if expectation.origin == "wiring":
+            return True
+        if expectation.origin not in ("call", "gradient") or expectation.call is None:
+            return False
+        micro, _, name, number = expectation.call
+        keys = expectation.call, (micro, "fwd", name, number)
+        return any(key in self._unlike_calls for key in keys) or any(s in self._unlike for s in expectation.sources)
+
+    def _floor(
+        self, value: Value, twin: Value, distance: Distance, expectation: Expectation
+    ) -> tuple[Expectation, float]:
+        """What rounding explains and how many times that is still explained: as measured, where it was."""
+        limit = LIMIT[distance.how]
+        if self._tolerance is None or expectation.tainted:
+            return expectation, limit
+        mine, theirs = (value, twin) if self._leads else (twin, value)
+        floor = floor_of(self._tolerance, mine, theirs, how=distance.how)
+        if floor is None:
+            return expectation, limit
+        spread = self._tolerance.spread
+        return replace(expectation, rel=floor), max(limit, 2 * (spread or 0.0))
+
+    def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
+        if expectation.tainted and distance.how != "tensor":
+            # With statistics alone the size of a difference that is not rounding is only guessed, and may seem small.
+            return "propagated"
+        beyond: Judgement = "propagated" if expectation.tainted else "beyond"
+        if distance.nonfinite_differ or distance.rel is None:
+            return beyond
+        if _over(distance.rel, expectation.rel) <= limit:
+            # What a wrong input explains is not what rounding explains.
+            return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
+        return "beyond"
+
+
+def _update_rounding(dtype: str) -> float:
+    """Of a parameter that two kernels update from equal ones with equal gradients: some roundings on either side."""
+    return math.sqrt(2) * op_rounding_rel("unknown", dtype, dtype) if dtype in UNIT_ROUNDOFF else 0.0
+
+
+def _written_over(value: Value) -> bool:
+    """Whether a call takes a value as the place to write to: memory that nothing was written to holds anything."""
+    return value.site.slot == "in0" and function_of(value.api) in WRITERS
+
+
+def _over(rel: float, expected: float) -> float:
+    if rel == 0:
+        return 0.0
+    return rel / expected if expected > 0 else math.inf

@@ -1,0 +1,140 @@
+"""The values of one step of two runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, eq
+from typing import NamedTuple
+
+from trueline.analyze.compare.match.calls import Side, Twins, matched, values_beside
+from trueline.analyze.compare.match.names import NameMap, vocabularies
+from trueline.analyze.compare.match.unmatched import Reasons, is_inside, nothing_aligned
+from trueline.analyze.recorded.values import Call, StepValues, Value
+
+
+class Pair(NamedTuple):
+    """A value beside its twin; where one is None, ``reason`` says why there is none."""
+
+    mine: Value | None
+    theirs: Value | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """``pairs`` has every value of both sides once, in the order of execution of ``mine``; a value that only the other
+    side has follows what it follows there. ``calls`` the same for calls.
+    """
+
+    pairs: list[Pair]
+    calls: Twins
+
+
+def align(mine: StepValues, theirs: StepValues, names: NameMap) -> Alignment:
+    """The values of ``mine`` (of the run) beside those of ``theirs`` (of the reference), names as ``names`` has them.
+
+    Raises ``AlignmentError`` where nothing of the two models aligns.
+    """
+    alike = _laid_out_alike(mine.values, theirs.values)
+    words, other_words = vocabularies(mine.values, mine.values if alike else theirs.values, names)
+    if alike:
+        found = Alignment([*map(Pair, mine.values, theirs.values)], [*zip(mine.calls(), theirs.calls(), strict=True)])
+    else:
+        found = _matched(Side(mine, words), Side(theirs, other_words))
+    if mine.values and theirs.values and not _is_of_one_model(found, mine, theirs, words):
+        raise nothing_aligned(mine, theirs, words, other_words)
+    return found
+
+
+_LAYOUT = attrgetter(
+    *("site.micro", "site.phase", "site.name", "site.call", "site.slot", "kind", "api", "module", "flags")
+)
+
+
+def _laid_out_alike(mine: Sequence[Value], theirs: Sequence[Value]) -> bool:
+    """Whether all that values are matched by is the same on both sides, value by value, as of one script that ran
+    twice: each is then beside the one of the same index, and nothing has to be matched.
+    """
+    if len(mine) != len(theirs) or not all(map(eq, map(_LAYOUT, mine), map(_LAYOUT, theirs))):
+        return False
+    return all(
+        (one.args is None) == (other.args is None) and (one.root == other.root or one.site.phase not in _OF_UPDATE)
+        for one, other in zip(mine, theirs, strict=True)
+    )
+
+
+_OF_UPDATE = ("param", "grad", "opt")
+"""Phases in which calls are told by the parameter that they work on."""
+
+
+def _is_of_one_model(found: Alignment, mine: StepValues, theirs: StepValues, words: Callable[[str], str]) -> bool:
+    """Whether values inside of a model have twins; also where values have twins and a side has nothing of a model."""
+    if any(pair.mine and pair.theirs and is_inside(pair.mine, words) for pair in found.pairs):
+        return True
+    any_twins = any(pair.mine and pair.theirs for pair in found.pairs)
+    return any_twins and not (_has_places(mine) and _has_places(theirs))
+
+
+def _has_places(step: StepValues) -> bool:
+    return any(value.kind in ("module", "param") or value.module for value in step.values)
+
+
+def _matched(mine: Side, theirs: Side) -> Alignment:
+    twins = matched(mine, theirs)
+    reasons = Reasons(mine, theirs, "RUN", "REF"), Reasons(theirs, mine, "REF", "RUN")
+    pairs = [pair for call, twin in twins for pair in _pairs(call, twin, *reasons)]
+    return Alignment(_in_order(pairs), _calls_in_order(twins))
+
+
+def _pairs(call: Call | None, twin: Call | None, mine: Reasons, theirs: Reasons) -> list[Pair]:
+    if call is not None and twin is not None:
+        beside = values_beside(call, twin)
+    else:
+        beside = [(value, None) for value in (call.values if call is not None else ())]
+        beside += [(None, value) for value in (twin.values if twin is not None else ())]
+    called = call is not None and twin is not None
+    return [_pair(value, other, mine, theirs, called=called) for value, other in beside]
+
+
+def _pair(value: Value | None, other: Value | None, mine: Reasons, theirs: Reasons, *, called: bool) -> Pair:
+    if value is not None:
+        return Pair(value, other, mine.of(value, called=called) if other is None else "")
+    return Pair(value, other, theirs.of(other, called=called) if other is not None else "")
+
+
+def _in_order(pairs: list[Pair]) -> list[Pair]:
+    place = {pair.theirs.index: pair.mine.index for pair in pairs if pair.mine is not None and pair.theirs is not None}
+    after = _followed(place, [pair.theirs.index for pair in pairs if pair.theirs is not None])
+
+    def at(pair: Pair) -> tuple[int, int, int]:
+        if pair.mine is not None:
+            return pair.mine.index, 0, 0
+        return (after[pair.theirs.index], 1, pair.theirs.index) if pair.theirs is not None else (-1, 1, 0)
+
+    return sorted(pairs, key=at)
+
+
+def _calls_in_order(twins: Twins) -> Twins:
+    place = {twin.first.index: call.first.index for call, twin in twins if call is not None and twin is not None}
+    after = _followed(place, [twin.first.index for _, twin in twins if twin is not None])
+
+    def at(pair: tuple[Call | None, Call | None]) -> tuple[int, int, int]:
+        call, twin = pair
+        if call is not None:
+            return call.first.index, 0, 0
+        return (after[twin.first.index], 1, twin.first.index) if twin is not None else (-1, 1, 0)
+
+    return sorted(twins, key=at)
+
+
+def _followed(place: dict[int, int], theirs: list[int]) -> dict[int, int]:
+    """For each index of theirs without a ``place`` in mine: that of the nearest one before it that has one, or -1."""
+    found: dict[int, int] = {}
+    last = -1
+    for index in sorted(theirs):
+        if index in place:
+            last = place[index]
+        else:
+            found[index] = last
+    return found

@@ -1,0 +1,243 @@
+"""Which call of one run is which of the other: by name and order within a module, else by what was called with what."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trueline.analyze.compare.expect.ops import op_class_of
+from trueline.analyze.compare.match.needleman_wunsch import aligned
+from trueline.analyze.recorded.values import Call, StepValues, Value
+
+Twins = list[tuple[Call | None, Call | None]]
+
+_IN_PLACE = {
+    "iadd": "add",
+    "isub": "sub",
+    "imul": "mul",
+    "itruediv": "div",
+    "truediv": "div",
+    "radd": "add",
+    "rmul": "mul",
+}
+"""Operators that compute what a function of another name does."""
+
+_OF_STEP = ("param", "grad", "opt", "comm")
+"""Phases that come once a step: the micro-batch that is noted with them is the last one."""
+
+
+class Side:
+    """The calls of one step as they are matched. ``plain`` gives the name of a call, parameter or module that both
+    runs are to share.
+    """
+
+    def __init__(self, step: StepValues, plain: Callable[[str], str]) -> None:
+        self.values = step.values
+        self.compiled = {plain(name) for name in step.compiled}
+        self.compiled |= {plain(value.site.name) for value in step.values if "compiled" in value.flags}
+        self.calls = step.calls()
+        self.plain = plain
+        forward = any(call.phase == "fwd" for call in self.calls)
+        self.gradients = [call for call in self.calls if _is_gradient(call, forward)]
+        gradients = set(map(id, self.gradients))
+        self.executed = [call for call in self.calls if id(call) not in gradients]
+        self._updated = updated(step.values, plain)
+
+    def kind_of(self, call: Call) -> tuple[object, ...]:
+        """What a call has in common with those that it may be matched with: place and kind, in words of both runs."""
+        micro = 0 if call.phase in _OF_STEP else call.micro
+        first = call.first
+        place = self.plain(first.module if first.kind == "op" else call.name)
+        return micro, call.phase, first.kind, place, "recomputed" in first.flags, self._updated.get(first.index, "")
+
+    def looks(self, call: Call) -> Looks:
+        """See ``Looks``."""
+        taken = [value for value in call.values if not value.returned]
+        return Looks(
+            op=op_of(call),
+            taken=tuple(value.shape for value in taken),
+            returned=tuple(value.shape for value in call.values if value.returned),
+            args=next((value.args for value in call.values if value.args is not None), None),
+            makers=tuple(self._maker(value) for value in taken),
+        )
+
+    def _maker(self, value: Value) -> str:
+        first = self.values[value.root]
+        return first.site.name.rsplit(".", 1)[-1] if first.returned else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What tells calls of one module apart: op, shapes, arguments, and the names of the calls that made the inputs."""
+
+    op: str
+    taken: tuple[tuple[int, ...], ...]
+    returned: tuple[tuple[int, ...], ...]
+    args: str | None
+    makers: tuple[str, ...]
+
+    def likeness(self, other: Looks) -> int:
+        """0 for another op; else the more, the more is the same. A call that only moves numbers is told by what it
+        moves: of two with other shapes from other makers, one has nothing to do with the other.
+        """
+        if self.op != other.op:
+            return 0
+        if self.taken != other.taken and self.makers != other.makers and op_class_of(self.op) == "exact":
+            return 0
+        return (
+            4
+            + 3 * (self.taken == other.taken)
+            + 2 * (self.returned == other.returned)
+            + 2 * (self.makers == other.makers)
+            + (self.args == other.args)
+        )
+
+
+def updated(values: Sequence[Value], plain: Callable[[str], str]) -> dict[int, str]:
+    """The parameter that a call of the optimizer works on, by the index of the call's first value, as ``plain`` names
+    it: that which it takes, or whose gradient or state, which is of its shape. Single numbers (a count of steps) are
+    of what comes next. Calls that work on several parameters, or on what is not known, have none.
+    """
+    names = {value.root: plain(value.site.name) for value in values if value.site.phase in ("param", "grad")}
+    found: dict[int, str] = {}
+    waiting: list[int] = []
+    calls = [call for call in _calls_of(values) if call[0].kind == "op"]
+    for call in calls if names else ():
+        known = {names[value.root] for value in call if value.root in names}
+        if len(known) == 1:
+            (name,) = known
+            shapes = {value.shape for value in call if value.root in names}
+            names |= {value.root: name for value in call if value.root not in names and value.shape in shapes}
+            found |= dict.fromkeys([*waiting, call[0].index], name)
+            waiting = []
+        elif known or any(math.prod(value.shape) > 1 for value in call):
+            waiting = []
+        else:
+            waiting.append(call[0].index)
+    return found
+
+
+def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
+    """The values of each call of the optimizer."""
+    calls: dict[tuple[object, ...], list[Value]] = defaultdict(list)
+    for value in values:
+        if value.site.phase == "opt":
+            calls[value.site.micro, value.site.name, value.site.call].append(value)
+    return list(calls.values())
+
+
+def op_of(call: Call) -> str:
+    """What a call computes, whichever way it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``. Of a
+    module that is said by its place, whatever FSDP or a subclass makes of its class.
+    """
+    if call.first.kind == "module":
+        return "module"
+    op = call.op.strip("_")
+    return _IN_PLACE.get(op, op)
+
+
+def matched(mine: Side, theirs: Side) -> Twins:
+    """Every call once, beside its twin or None, in no particular order."""
+    twins = _matched_executed(mine, theirs)
+    forward = {id(one): other for one, other in twins if one is not None and other is not None}
+    return twins + _matched_gradients(mine, theirs, forward)
+
+
+def _matched_executed(mine: Side, theirs: Side) -> Twins:
+    groups: dict[tuple[object, ...], tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
+    for which, side in enumerate((mine, theirs)):
+        for call in side.executed:
+            groups[side.kind_of(call)][which].append(call)
+    return [pair for ours, others in groups.values() for pair in _beside(mine, theirs, ours, others)]
+
+
+def _beside(mine: Side, theirs: Side, ours: list[Call], others: list[Call]) -> Twins:
+    if not ours or not others:
+        return [*((call, None) for call in ours), *((None, call) for call in others)]
+    if [op_of(call) for call in ours] == [op_of(call) for call in others]:
+        return list(zip(ours, others, strict=True))
+    found = aligned(
+        [mine.looks(call) for call in ours],
+        [theirs.looks(call) for call in others],
+        lambda one, other: one.likeness(other),
+    )
+    return [(None if i is None else ours[i], None if j is None else others[j]) for i, j in found]
+
+
+def _matched_gradients(mine: Side, theirs: Side, forward: dict[int, Call]) -> Twins:
+    """Gradients belong to calls of the forward pass, and so do their twins."""
+    waiting: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+    belongs = _originals(theirs)
+    for call in theirs.gradients:
+        original = belongs.get(_key(call))
+        waiting[("call", id(original)) if original is not None else _by_name(theirs, call)].append(call)
+    twins: Twins = []
+    belongs = _originals(mine)
+    for call in mine.gradients:
+        original = belongs.get(_key(call))
+        if original is not None:
+            twin = forward.get(id(original))
+            candidates = waiting.get(("call", id(twin)), []) if twin is not None else []
+        else:
+            candidates = waiting.get(_by_name(mine, call), [])
+        twins.append((call, candidates.pop(0) if candidates else None))
+    return twins + [(None, call) for calls in waiting.values() for call in calls]
+
+
+def _originals(side: Side) -> dict[tuple[object, ...], Call]:
+    """By micro-batch, name and number of a forward call: the call, or the one that it recomputes."""
+    own: dict[tuple[int, str], list[Call]] = defaultdict(list)
+    again: dict[tuple[int, str], list[Call]] = defaultdict(list)
+    for call in side.executed:
+        if call.phase in ("fwd", "save"):
+            (again if "recomputed" in call.first.flags else own)[call.micro, call.name].append(call)
+    found = {_key(call): call for calls in own.values() for call in calls}
+    for key, calls in again.items():
+        found |= {_key(call): original for call, original in zip(calls, own.get(key, calls), strict=False)}
+    return found
+
+
+def _key(call: Call) -> tuple[object, ...]:
+    return call.micro, call.name, call.number
+
+
+def _by_name(side: Side, call: Call) -> tuple[object, ...]:
+    return call.micro, call.first.kind, side.plain(call.name), call.number
+
+
+def _is_gradient(call: Call, forward: bool) -> bool:
+    """Whether a call of phase bwd is one of forward whose gradients arrived; what runs in backward has arguments.
+    Without the forward pass (``forward`` False) the first gradient of a call has them.
+    """
+    return call.phase == "bwd" and (call.first.args is None or not forward)
+
+
+def values_beside(mine: Call, theirs: Call) -> list[tuple[Value | None, Value | None]]:
+    """The values of twins by slot; inputs that one gave by position and the other by name in their order."""
+    if [value.site.slot for value in mine.values] == [value.site.slot for value in theirs.values]:
+        return list(zip(mine.values, theirs.values, strict=True))
+    theirs_by_slot: dict[str, list[Value]] = defaultdict(list)
+    for value in theirs.values:
+        theirs_by_slot[value.site.slot].append(value)
+    pairs: list[tuple[Value | None, Value | None]] = []
+    for value in mine.values:
+        twins = theirs_by_slot.get(value.site.slot)
+        pairs.append((value, twins.pop(0) if twins else None))
+    left = [value for values in theirs_by_slot.values() for value in values]
+    return _by_order(pairs, sorted(left, key=lambda value: value.index))
+
+
+def _by_order(
+    pairs: list[tuple[Value | None, Value | None]], left: Sequence[Value]
+) -> list[tuple[Value | None, Value | None]]:
+    rest = list(left)
+    for at, (value, twin) in enumerate(pairs):
+        if value is None or twin is not None:
+            continue
+        fits = next((x for x in rest if x.returned == value.returned and x.shape == value.shape), None)
+        if fits is not None:
+            rest.remove(fits)
+            pairs[at] = (value, fits)
+    return pairs + [(None, value) for value in rest]

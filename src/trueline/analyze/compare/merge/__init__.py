@@ -1,0 +1,1 @@
+"""One value from what several ranks and micro-batches have of it."""

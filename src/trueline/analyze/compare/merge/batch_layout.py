@@ -1,0 +1,74 @@
+"""How the shares of a batch interleave in a value whose shape does not show it any more.
+
+Where ranks share the sequence, [B, L] is cut along its second dim: each share has a run of every sample. Once the two
+dims are taken together to tokens, [B·L], the runs of all shares take turns along one dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from trueline.analyze.compare.merge.gather import Gathered
+from trueline.analyze.compare.merge.shards import Plan, share_shape
+from trueline.analyze.recorded.values import Value
+
+_EXECUTED = ("fwd", "save")
+
+Turns = tuple[int, int]
+"""How many runs each share has of a value, and how many rows all runs of the first share have together."""
+
+
+def interleaved(entries: Sequence[Gathered], plans: Mapping[int, Plan]) -> dict[int, Plan]:
+    """``plans`` by index of their entries, those of values that were made from runs with the number of these."""
+    known: dict[int, Turns] = {}
+    taken: dict[tuple[object, ...], list[int]] = {}
+    sites: dict[tuple[object, ...], Turns] = {}
+    found = dict(plans)
+    for index, entry in enumerate(entries):
+        value, plan = entry.first, plans.get(index)
+        executed = value.site.phase in _EXECUTED
+        if plan is not None and plan.batch.how == "split":
+            shape = share_shape(entry, plan)
+            made = _turns(shape, plan.batch.dim, _of(value, known, taken, sites))
+            found[index] = replace(plan, batch=replace(plan.batch, runs=made[0]))
+            if executed:
+                known.setdefault(value.root, made)
+                sites[_place(value)] = made
+        if executed and not value.returned:
+            taken.setdefault(_call(value), []).append(value.root)
+    return found
+
+
+def _of(
+    value: Value,
+    known: Mapping[int, Turns],
+    taken: Mapping[tuple[object, ...], list[int]],
+    sites: Mapping[tuple[object, ...], Turns],
+) -> Sequence[Turns]:
+    """Those of what a value may have them from: the same memory, what its call took, or what it is the gradient of."""
+    if value.site.phase == "bwd":
+        return [sites[_place(value)]] if _place(value) in sites else []
+    if value.root in known:
+        return [known[value.root]]
+    roots = taken.get(_call(value), []) if value.returned else []
+    return [known[root] for root in roots if root in known]
+
+
+def _turns(shape: tuple[int, ...], dim: int, sources: Sequence[Turns]) -> Turns:
+    """Those of a share of ``shape`` that is cut along ``dim``; where that is the first one, which has as many rows as a
+    source has, they are the source's.
+    """
+    own = math.prod(shape[:dim]), math.prod(shape[: dim + 1])
+    if dim:
+        return own
+    return next((each for each in sources if each[1] == shape[0]), own)
+
+
+def _call(value: Value) -> tuple[object, ...]:
+    return value.site.micro, value.site.phase, value.site.name, value.site.call
+
+
+def _place(value: Value) -> tuple[object, ...]:
+    return value.site.micro, value.site.name, value.site.call, value.site.slot

@@ -1,0 +1,63 @@
+"""The order of samples in a batch that several ranks shared: a DistributedSampler deals them out in turn, so that the
+batches of all ranks, one behind the other, are in another order than that of one rank.
+
+N rows of a value along the dim that its batch lies along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.recorded.tensors import InOrder
+from trueline.analyze.recorded.values import Loader, StepValues, Value
+
+_MAX_BYTES = 256 * 2**20
+"""Of an input that is read to find the order of its rows."""
+
+
+def reordered(
+    mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int, int]], dims: Mapping[int, int]
+) -> StepValues:
+    """``mine`` with stored values in the order of rows that ``theirs`` has, as the first value that a model takes shows
+    it; as it is where rows are not the same, or not distinct. ``dims`` says along which dim the batch of a value lies,
+    for those that were put together from shares of it.
+    """
+    order_N = next((_order(mine.values[i], theirs.values[j], dims[i]) for i, j in twins if _tells(mine, i, dims)), None)
+    if order_N is None or np.array_equal(order_N, np.arange(len(order_N))):
+        return mine
+    values = list(mine.values)
+    for index, dim in dims.items():
+        load = values[index].load
+        if load is not None and values[index].shape[dim] % len(order_N) == 0:
+            values[index] = replace(values[index], load=_in_order(load, order_N, dim))
+    return replace(mine, values=values)
+
+
+def _tells(mine: StepValues, index: int, dims: Mapping[int, int]) -> bool:
+    value = mine.values[index]
+    return index in dims and value.site.phase == "fwd" and not value.returned and value.load is not None
+
+
+def _order(mine: Value, theirs: Value, dim: int) -> NDArray[np.int64] | None:
+    """[N] for each row of ``theirs`` where it is in ``mine``; None where that cannot be told."""
+    if mine.load is None or theirs.load is None or mine.shape != theirs.shape or not mine.shape[dim]:
+        return None
+    if mine.stats is None or mine.stats.numel * 8 > _MAX_BYTES:
+        return None
+    rows, others = (_rows(np.asarray(load()), dim) for load in (mine.load, theirs.load))
+    place = {row: index for index, row in enumerate(rows)}
+    if len(place) < len(rows) or set(others) != set(place):
+        return None
+    return np.array([place[row] for row in others], dtype=np.int64)
+
+
+def _rows(array: NDArray[np.generic], dim: int) -> list[bytes]:
+    return [row.tobytes() for row in np.moveaxis(array, dim, 0)]
+
+
+def _in_order(load: Loader, order_N: NDArray[np.int64], dim: int) -> Loader:
+    return lambda: InOrder(load(), order_N, dim)

@@ -1,0 +1,360 @@
+"""One value from the parts that ranks and micro-batches have of it, by what the other run says it looks like whole.
+
+Within a team, parts of a DTensor say where they lie; other parts are the same on all members, or cut along a dim.
+Between teams and micro-batches, parts are the same (parameters, what the optimizer does), lie side by side
+(activations and their gradients), or are terms of a mean or sum (losses, and gradients of what all share).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Literal
+
+from trueline.analyze.compare.merge.gather import Gathered, Gathering, Part, numbers_of
+from trueline.analyze.recorded.tensors import Scaled, Shape, SideBySide, Sum, in_groups, placed
+from trueline.analyze.recorded.values import OF_BATCH, Loader, Value
+from trueline.schema.stats import MergeError, TensorStats
+from trueline.store.records.whole import whole_of
+
+How = Literal["same", "placed", "split", "sum", "mean", "own"]
+
+_SUM_REL = 1e-9
+"""How far sums may be apart, relative to the norm, of values that are the same: they are added up in float64, in an
+order that may depend on the number of threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How parts become one value of ``shape``; ``dim`` is the one that they are cut along. Each has ``runs`` there that
+    take turns with those of the others, as many as the dims before have elements, or more (see ``interleaving``).
+    """
+
+    how: How
+    shape: Shape
+    dim: int = 0
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the members of a team, then the shares of the batch become one value of ``batch.shape``."""
+
+    team: Way
+    batch: Way
+
+    @property
+    def shape(self) -> Shape:
+        """Of the whole value."""
+        return self.batch.shape
+
+
+def plans(gathering: Gathering, entry: Gathered) -> list[Plan]:
+    """Every way in which the parts of a value may belong together, the likeliest first."""
+    shares = _shares(entry)
+    found: list[Plan] = []
+    for team in _ways_of_team(shares[0]):
+        shapes = [_shape_of(team, share) for share in shares]
+        if None in shapes:
+            continue
+        wholes = [shape for shape in shapes if shape is not None]
+        found += [Plan(team, batch) for batch in _ways_of_batch(gathering, entry, shares, wholes)]
+    return found
+
+
+def chosen(mine: Sequence[Plan], theirs: Sequence[Plan]) -> tuple[Plan, Plan]:
+    """Of the plans of twins, the likeliest with which both have one shape; where none fit, the likeliest of each."""
+    at = {plan.shape: place for place, plan in reversed(list(enumerate(theirs)))}
+    fits = [(place + at[plan.shape], place, at[plan.shape]) for place, plan in enumerate(mine) if plan.shape in at]
+    if not fits:
+        return mine[0], theirs[0]
+    _, i, j = min(fits)
+    return mine[i], theirs[j]
+
+
+def share_shape(entry: Gathered, plan: Plan) -> Shape:
+    """The shape of what the first share of the batch has of a value."""
+    first = _shares(entry)[0]
+    return _shape_of(plan.team, first) or first[0].value.shape
+
+
+def merged_value(gathering: Gathering, entry: Gathered, plan: Plan, *, scale: float = 1.0) -> Value:
+    """The whole value. ``scale`` is what gradients with respect to the batch of one team are multiplied by."""
+    first = entry.first
+    ranks = tuple(sorted({part.value.ranks[0] for part in entry.parts}))
+    shares = _shares(entry)
+    if len(entry.parts) == 1 and plan.team.how == "same" and scale == 1.0:
+        return replace(entry.parts[0].value, index=first.index, root=first.root)
+    try:
+        wholes = [_whole_of_team(share, plan.team, gathering) for share in shares]
+        whole = _whole_of_batch(gathering, entry, wholes, plan.batch, scale)
+    except MergeError as error:
+        whole = _Whole(None, None, str(error))
+    return replace(
+        first,
+        ranks=ranks,
+        shape=plan.shape,
+        stats=None if whole.stats is None else replace(whole.stats, shape=plan.shape),
+        load=whole.load,
+        note=whole.note,
+        scale=scale,
+        flags=frozenset().union(*(part.value.flags for part in entry.parts)),
+    )
+
+
+# -- what is possible ----------------------------------------------------------------------------------------------
+
+
+def _shares(entry: Gathered) -> list[list[Part]]:
+    """The parts of each team and micro-batch, in that order; those of a share in the order of its members. Where a mesh
+    spans several teams, as FSDP's does, all parts of one DTensor are a share.
+    """
+    parts = sorted(entry.parts, key=lambda part: part.seat)
+    met: Counter[tuple[object, ...]] = Counter()
+    shares: dict[tuple[object, ...], list[Part]] = {}
+    for part in parts:
+        key: tuple[object, ...] = part.seat[:2]
+        if part.place is not None:
+            where = (part.seat.micro, part.place.coordinate)
+            key = (met[where], part.seat.micro)
+            met[where] += 1
+        shares.setdefault(key, []).append(part)
+    return list(shares.values())
+
+
+def _ways_of_team(share: Sequence[Part]) -> list[Way]:
+    first = share[0]
+    if first.place is not None:
+        return [Way("placed", first.place.shape)]
+    shape = first.value.shape
+    if len(share) == 1:
+        return [Way("same", shape)]
+    cuts = [Way("split", shape, dim) for dim in reversed(range(len(shape)))]
+    same = alike([part.value.stats for part in share])
+    return [Way("same", shape), *cuts] if same else [*cuts, Way("own", shape)]
+
+
+def _shape_of(way: Way, share: Sequence[Part]) -> Shape | None:
+    """What a share becomes in this way; None where its parts do not fit each other."""
+    if way.how == "placed":
+        return share[0].place.shape if share[0].place is not None else None
+    shapes = [part.value.shape for part in share]
+    return _joined(shapes, way.dim) if way.how == "split" else shapes[0]
+
+
+def _joined(shapes: Sequence[Shape], dim: int) -> Shape | None:
+    """The shape of arrays put one behind the other along ``dim``; None where they differ along another one."""
+    first = shapes[0]
+    if any(len(shape) != len(first) or dim >= len(shape) for shape in shapes):
+        return None
+    if any(shape[:dim] != first[:dim] or shape[dim + 1 :] != first[dim + 1 :] for shape in shapes):
+        return None
+    return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
+
+
+_WHOLE_NUMBERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
+
+
+def _ways_of_batch(
+    gathering: Gathering, entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]
+) -> list[Way]:
+    shape, phase = wholes[0], entry.first.site.phase
+    if len(wholes) == 1 or phase not in OF_BATCH:
+        return [Way("same", shape)]
+    cuts = [Way("split", whole, dim) for dim in range(len(shape)) if (whole := _joined(wholes, dim)) is not None]
+    if any(other != shape for other in wholes):
+        return cuts or [Way("own", shape)]
+    if phase == "bwd":
+        return [*cuts, Way("sum", shape)]
+    if all(alike([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
+        # Of a count, such as that of tokens, each rank has its share, and equal shares are likely.
+        counted = math.prod(shape) == 1 and entry.first.dtype in _WHOLE_NUMBERS
+        return [Way("mean" if counted else "same", shape), *cuts]
+    if all(numbers_of(part.value) in gathering.params for part in entry.parts):  # replicas that drifted
+        return [Way("same", shape)]
+    return [*cuts, Way("own" if math.prod(shape) != 1 else "mean", shape)]
+
+
+def alike(parts: Sequence[TensorStats | None]) -> bool:
+    """Whether all parts are the same value, as far as statistics tell. What was not measured is taken to be."""
+    measured = [part for part in parts if part is not None]
+    return all(_equal(measured[0], part) for part in measured[1:])
+
+
+def _equal(one: TensorStats, other: TensorStats) -> bool:
+    if one.fingerprint is not None and other.fingerprint is not None:
+        return one.fingerprint == other.fingerprint and one.shape == other.shape
+    if _EXACT(one) != _EXACT(other):
+        return False
+    room = _SUM_REL * max(one.norm, other.norm)
+    return abs(one.sum - other.sum) <= room * math.sqrt(max(one.numel, 1)) and abs(one.norm - other.norm) <= room
+
+
+_EXACT = attrgetter("numel", "min", "max", "shape", "dtype", "nan", "pos_inf", "neg_inf", "zero", "subnormal")
+
+
+# -- what is done --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What is known of a value, or of a part of it."""
+
+    stats: TensorStats | None
+    load: Loader | None
+    note: str = ""
+
+
+def _whole_of_team(share: Sequence[Part], way: Way, gathering: Gathering) -> _Whole:
+    values = [part.value for part in share]
+    if way.how == "placed":
+        return _placed(share, gathering)
+    if way.how == "split":
+        return _side_by_side([_Whole(value.stats, value.load, value.note) for value in values], way.dim, gathering)
+    if way.how == "own":
+        raise MergeError(
+            f"ranks {_listed(values)} hold one model together and have different values here: terms of a sum that is "
+            "not yet taken, or what should be the same"
+        )
+    return _Whole(values[0].stats, values[0].load, values[0].note)
+
+
+def _placed(share: Sequence[Part], gathering: Gathering) -> _Whole:
+    first = share[0].value
+    known = [(part.value, part.place) for part in share if part.place is not None]
+    measured = [(value.ranks[0], place, value.stats) for value, place in known if value.stats is not None]
+    if len(measured) < len(share):
+        return _Whole(None, None, first.note)
+    stats = whole_of(f"{first.site.name}#{first.site.call}:{first.site.slot}", measured)
+    loads = [(place.offsets, value.load) for value, place in known]
+    stored = [(offsets, load) for offsets, load in loads if offsets is not None and load is not None]
+    if len(stored) < len(share) or not gathering.whole:
+        return _Whole(stats, None)
+    return _Whole(stats, lambda: placed([(offsets, load()) for offsets, load in stored], known[0][1].shape))
+
+
+def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _Whole:
+    """Parts that are cut along ``dim``. Their fingerprints say nothing of that of the whole."""
+    measured = [part.stats for part in parts if part.stats is not None]
+    loads = [part.load for part in parts if part.load is not None]
+    stats = functools.reduce(operator.add, measured) if len(measured) == len(parts) else None
+    stored = gathering.whole and len(loads) == len(parts)
+    return _Whole(
+        None if stats is None else replace(stats, fingerprint=None),
+        (lambda: SideBySide([load() for load in loads], dim)) if stored else None,
+        next((part.note for part in parts if part.note), ""),
+    )
+
+
+def _in_turns(wholes: Sequence[_Whole], way: Way, gathering: Gathering) -> _Whole:
+    """Shares side by side; where their runs take turns along the first dim, run by run."""
+    whole = _side_by_side(wholes, way.dim, gathering)
+    if way.dim or way.runs == 1 or whole.load is None:
+        return whole
+    loads = [each.load for each in wholes if each.load is not None]
+    return replace(whole, load=lambda: in_groups([load() for load in loads], 0, way.runs))
+
+
+def _whole_of_batch(gathering: Gathering, entry: Gathered, wholes: Sequence[_Whole], way: Way, scale: float) -> _Whole:
+    if len(wholes) == 1 and way.how == "same":
+        return _scaled(wholes[0], scale)
+    if way.how == "split":
+        return _scaled(_in_turns(wholes, way, gathering), scale)
+    if way.how == "same":
+        return _one_of(entry, wholes)
+    if way.how == "own":
+        raise MergeError(f"ranks {_listed([part.value for part in _leads(entry)])} each have a value of their own here")
+    missing = gathering.num_teams * gathering.num_micro - len(wholes)
+    if missing > 0:
+        raise MergeError(f"{missing} of {len(wholes) + missing} shares of the batch did not record it")
+    return _summed(wholes, scale / len(wholes) if way.how == "mean" else scale)
+
+
+def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
+    """One of replicas; where they differ, the first one that is not as most are, with a note."""
+    kinds: list[list[int]] = []
+    for place, whole in enumerate(wholes):
+        same = next((kind for kind in kinds if alike([wholes[kind[0]].stats, whole.stats])), None)
+        if same is None:
+            kinds.append([place])
+        else:
+            same.append(place)
+    if len(kinds) == 1:
+        return wholes[0]
+    most = max(kinds, key=len)
+    odd = next(kind for kind in kinds if kind is not most)
+    leads = [part.value for part in _leads(entry)]
+    shown, others = (_listed([leads[place] for place in kind]) for kind in (odd, most))
+    return replace(wholes[odd[0]], note=f"replicas differ: rank {shown}, which is shown, from rank {others}")
+
+
+def _leads(entry: Gathered) -> list[Part]:
+    """The first part of each share."""
+    return [share[0] for share in _shares(entry)]
+
+
+def _scaled(whole: _Whole, scale: float) -> _Whole:
+    if scale == 1.0:
+        return whole
+    load = whole.load
+    return _Whole(
+        None if whole.stats is None else _scaled_stats(whole.stats, scale),
+        None if load is None else lambda: Scaled(load(), scale),
+        whole.note,
+    )
+
+
+def _scaled_stats(stats: TensorStats, scale: float) -> TensorStats:
+    return replace(
+        stats,
+        min=None if stats.min is None else stats.min * scale,
+        max=None if stats.max is None else stats.max * scale,
+        sum=stats.sum * scale,
+        sum_sq=stats.sum_sq * scale * scale,
+        fingerprint=None,
+        exponents=None,
+    )
+
+
+def _summed(wholes: Sequence[_Whole], scale: float) -> _Whole:
+    """The sum of terms, times ``scale``. Statistics tell what it is of single numbers only."""
+    loads = [whole.load for whole in wholes if whole.load is not None]
+    load = (lambda: Scaled(Sum([load() for load in loads]), scale)) if len(loads) == len(wholes) else None
+    measured = [whole.stats for whole in wholes if whole.stats is not None]
+    if len(measured) == len(wholes) and all(stats.numel == 1 for stats in measured):
+        return _Whole(_number(measured[0], sum(map(number_of, measured)) * scale), load)
+    return _Whole(None, load, f"a sum of {len(wholes)} terms, of which only the values tell, not their statistics")
+
+
+def number_of(stats: TensorStats) -> float:
+    """The only number of a value."""
+    if stats.nan:
+        return math.nan
+    return math.inf if stats.pos_inf else -math.inf if stats.neg_inf else stats.sum
+
+
+def _number(like: TensorStats, number: float) -> TensorStats:
+    """The statistics of a single ``number``."""
+    finite = math.isfinite(number)
+    return TensorStats(
+        dtype=like.dtype,
+        shape=like.shape,
+        numel=1,
+        nan=int(math.isnan(number)),
+        pos_inf=int(number == math.inf),
+        neg_inf=int(number == -math.inf),
+        zero=int(number == 0.0),
+        min=number if finite else None,
+        max=number if finite else None,
+        sum=number if finite else 0.0,
+        sum_sq=number * number if finite else 0.0,
+    )
+
+
+def _listed(values: Sequence[Value]) -> str:
+    return ", ".join(str(value.ranks[0]) for value in values)

@@ -1,0 +1,1 @@
+"""Which samples each rank read: repeats, overlaps, and what an epoch left out."""

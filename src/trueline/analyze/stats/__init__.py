@@ -1,0 +1,1 @@
+"""Statistics on arrays: bets, intervals, tails and change points. NumPy only; nothing here knows a Run."""

@@ -1,0 +1,212 @@
+"""Jumps of one series along time, with a stated rate of false alarms.
+
+A step is held against the run's own past. The logarithm of a positive series (a loss, a gradient norm) less its
+level, the median of the last ``LEVEL_STEPS`` steps, in units of its spread, the median magnitude of the last
+``SPREAD_STEPS`` such residuals, is a score z. Of n scores so far, the k largest exceed the one below them, u, by
+e_1 ... e_k. If the next score is exchangeable with those before it, it exceeds u with probability (k + 1) / (n + 1);
+and if excesses are exponential, the ratio of the next one to the mean of those before has the F law with 2 and 2k
+degrees of freedom, so that
+
+    P(next score > z) = (k + 1) / (n + 1) * (1 + (z - u) / (k * mean(e)))^-k
+
+for every n and k: the tail is extrapolated from the run's own, and few steps cost power, not truth. Exponential
+excesses of a logarithm are a power law of the series itself, of any index, so heavy-tailed batches are within the law,
+and lighter tails only make the true probability smaller (peaks over a threshold: Pickands, Ann. Statist. 3, 1975,
+119-131; that excesses over an order statistic are independent of it: Renyi, Acta Math. Hung. 4, 1953, 191-231).
+
+A step that was told is no part of the past of those after it as long as it is the only one, so that a second spike is
+told like the first; what comes back again and again is usual.
+
+What is assumed and not proven is that scores are exchangeable, which a level and a spread that follow training make
+nearly so. ``benchmarks/spikes`` measures what comes of it.
+
+T steps of one series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.stats.exchangeability import Bools, Floats
+
+Ints = NDArray[np.int64]
+
+LEVEL_STEPS = 16
+"""Steps whose median is the level. Training moves slowly against it, a spike of up to half as many does not move it."""
+
+SPREAD_STEPS = 64
+"""Residuals whose median magnitude is the spread: all there are until then, at least ``LEVEL_STEPS`` of them."""
+
+HISTORY_STEPS = 1000
+"""Scores that the next one is held against, at most."""
+
+TAIL = 10
+"""Scores that the tail is estimated from, at most; of fewer than three times as many scores, a third. With more, alarms
+where the spread wanders become more frequent than promised; with fewer, only larger jumps are told."""
+
+FEWEST = 16
+"""Scores before the first step that is judged."""
+
+STEPS_BEFORE = 2 * LEVEL_STEPS + FEWEST
+"""Measured steps before the first that is judged."""
+
+FEW_TOLD = 1
+"""Jumps among the last ``HISTORY_STEPS`` steps that are left out of the past; with more, all count."""
+
+_ABOVE = 3.0
+"""A step less than so many spreads above its level is no jump, whatever the past."""
+
+_BACK = 3.0
+"""A series has come back once it is within so many spreads of its level before the jump, or a quarter of the jump."""
+
+_GONE = 200
+"""Steps after which a series that has not come back has a new level."""
+
+_NORMAL_MAD = 0.6744897501960817
+"""Median magnitude of a standard normal variable, so that spreads are standard deviations where noise is normal."""
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Spike:
+    """One jump of a series; ``first``, ``peak`` and ``last`` index its steps.
+
+    ``log_p`` is the natural log of the probability that a healthy step is as far up as ``first``; ``level`` and
+    ``value`` are natural logs, of the level before and of the peak; ``score`` is how many spreads ``first`` is above
+    the level. ``back`` says that the series came back after ``last``.
+    """
+
+    first: int
+    peak: int
+    last: int
+    log_p: float
+    level: float
+    value: float
+    score: float
+    back: bool
+
+    @property
+    def ratio(self) -> float:
+        """The peak over the level before."""
+        return math.exp(min(self.value - self.level, 700.0))
+
+
+def find_spikes(log_T: Floats, *, log_level: float, least: float, starts: Sequence[int] = ()) -> list[Spike]:
+    """The jumps in ``log_T``, the natural log of a series, NaN where it is not to be judged; in order of time.
+
+    ``log_level`` is the natural log of the probability per step at which a jump is told. ``least`` is by how much (a
+    natural log) a step must be above its level to be a jump at all. The past before each of ``starts`` (indices, where
+    a healthy run may jump) is forgotten there.
+    """
+    found: list[Spike] = []
+    for begin, end in _stretches(len(log_T), starts):
+        at = begin + np.flatnonzero(np.isfinite(log_T[begin:end]))
+        if len(at) > STEPS_BEFORE:
+            found += _in_stretch(log_T[at], at.astype(np.int64), log_level, least)
+    return found
+
+
+def num_judged(log_T: Floats, starts: Sequence[int] = ()) -> int:
+    """How many steps ``find_spikes`` would judge."""
+    counts = [int(np.count_nonzero(np.isfinite(log_T[a:b]))) for a, b in _stretches(len(log_T), starts)]
+    return sum(max(count - STEPS_BEFORE, 0) for count in counts)
+
+
+def log_probability(score: float, before: Floats) -> float:
+    """Natural log of the probability of a score this large after the scores ``before`` [n], n at least 2.
+
+    0 where it is not among the largest, or where the largest are all equal.
+    """
+    num = len(before)
+    k = tail_size(num)
+    ordered = np.partition(before, num - k - 1)
+    return log_tail(score, ordered[num - k - 1 :], num)
+
+
+def tail_size(num: int) -> int:
+    """How many of the largest of ``num`` scores the tail is estimated from."""
+    return min(TAIL, max(num // 3, 1))
+
+
+def log_tail(score: float, largest: Floats, num: int, *, least_mean: float = 0.0) -> float:
+    """``log_probability`` after ``num`` scores of which ``largest`` are the ``tail_size(num)`` largest and, first, the
+    one below them. Their mean excess is taken for ``least_mean`` at least.
+    """
+    k = len(largest) - 1
+    threshold = float(largest[0])
+    mean = max(float((largest[1:] - threshold).mean()), least_mean)
+    if score <= threshold or mean <= 0:
+        return 0.0
+    return math.log((k + 1) / (num + 1)) - k * math.log1p((score - threshold) / (k * mean))
+
+
+def scores(log_T: Floats) -> tuple[Floats, Floats, Floats]:
+    """[T] scores, levels and spreads of a series without gaps; NaN after too few steps, or where nothing moves."""
+    level_T = _before(log_T, LEVEL_STEPS, LEVEL_STEPS)
+    residual_T = log_T - level_T
+    spread_T = np.full(len(log_T), np.nan)
+    spread_T[LEVEL_STEPS:] = _before(np.abs(residual_T[LEVEL_STEPS:]), LEVEL_STEPS, SPREAD_STEPS) / _NORMAL_MAD
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score_T = np.where(spread_T > 0, residual_T / spread_T, np.nan)
+    return score_T, level_T, spread_T
+
+
+def _stretches(num_steps: int, starts: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each past begins, and the step after its last."""
+    return list(pairwise([0, *sorted({start for start in starts if 0 < start < num_steps}), num_steps]))
+
+
+def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list[Spike]:
+    """The spikes of a series without gaps, whose steps are ``at`` in the one that was given."""
+    score_T, level_T, spread_T = scores(log_T)
+    known_T: Bools = np.isfinite(score_T)
+    told: list[int] = []
+    found: list[Spike] = []
+    free = STEPS_BEFORE
+    for t in np.flatnonzero((score_T > _ABOVE) & (log_T - level_T >= least)).tolist():
+        if t < free:
+            continue
+        begin = max(t - HISTORY_STEPS, 0)
+        told = [index for index in told if index >= begin]
+        known_T[told] = len(told) > FEW_TOLD
+        before = score_T[begin:t][known_T[begin:t]]
+        log_p = log_probability(float(score_T[t]), before) if len(before) >= FEWEST else 0.0
+        if log_p > log_level:
+            continue
+        end, back = _end(log_T, t, float(level_T[t]), float(spread_T[t]))
+        known_T[t:end] = False
+        told.append(t)
+        free = end
+        peak = t + int(np.argmax(log_T[t:end]))
+        level, value, score = (float(series[i]) for series, i in ((level_T, t), (log_T, peak), (score_T, t)))
+        found.append(Spike(int(at[t]), int(at[peak]), int(at[end - 1]), log_p, level, value, score, back))
+    return found
+
+
+def _end(log_T: Floats, first: int, level: float, spread: float) -> tuple[int, bool]:
+    """The index after the last step of a spike, and whether the series came back there."""
+    line = level + max(_BACK * spread, float(log_T[first] - level) / 4)
+    under = np.flatnonzero(log_T[first + 1 : first + _GONE] <= line)
+    if len(under):
+        return first + 1 + int(under[0]), True
+    return min(first + _GONE, len(log_T)), False
+
+
+def _before(values_T: Floats, fewest: int, width: int) -> Floats:
+    """[T] median of the up to ``width`` values before each; NaN where there are fewer than ``fewest``."""
+    out = np.full(len(values_T), np.nan)
+    for t in range(fewest, min(width, len(values_T))):
+        out[t] = np.median(values_T[:t])
+    if len(values_T) > width:
+        windows = np.lib.stride_tricks.sliding_window_view(values_T[:-1], width)
+        for begin in range(0, len(windows), _CHUNK):
+            part = np.median(windows[begin : begin + _CHUNK], axis=1)
+            out[width + begin : width + begin + len(part)] = part
+    return out

@@ -1,0 +1,114 @@
+"""The workers that are meant to be alike, and the steps at which their values, or their parts, can be compared.
+
+T steps, N workers, R of the steps, M of the workers, B bets.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from trueline.analyze.stats import permutation as parts
+from trueline.analyze.stats.alarms import Alarm, alarm_of
+from trueline.analyze.stats.autocorrelation import Memory, longest, memory_of
+from trueline.analyze.stats.exchangeability import Floats, Ints
+from trueline.analyze.stats.memoize import kept
+from trueline.analyze.workers.series import WorkerSeries
+
+Remembered = Literal["loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens"]
+"""The series of which it is asked how long workers remember, by their names in ``WorkerSeries``."""
+
+NUM_PART_DETECTORS = 5
+"""That the promise's share of parts is split over, per declared group: batches too close together, and agreement place
+by place (``dispersion-low``); batches too far apart, and lasting differences in the loss and in the gradient norm
+(``dispersion-high``)."""
+
+_ALL_BETS = parts.LOW_BETS + parts.HIGH_BETS
+
+
+def alike_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
+    """Positions of each declared group that has two workers or more; all workers where none is declared."""
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    return [members for members in declared if len(members) > 1]
+
+
+def num_part_detectors(series: WorkerSeries) -> int:
+    """How many detectors share the promise's share of parts."""
+    return NUM_PART_DETECTORS * max(len(alike_groups(series)), 1)
+
+
+def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, ...]) -> tuple[Ints, Floats]:
+    """Indices [R] of the steps at which two of ``members`` can be compared and not all are equal, and their values
+    [R, M]. Whether a step is left out depends on its unordered values alone, and so costs no validity.
+    """
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    chosen = series.compared(values_TN)[declared.index(members)][:, list(members)]
+    low = np.min(np.where(np.isfinite(chosen), chosen, np.inf), axis=1)
+    high = np.max(np.where(np.isfinite(chosen), chosen, -np.inf), axis=1)
+    rows = np.flatnonzero(high > low).astype(np.int64)
+    return rows, chosen[rows]
+
+
+def memory_among(series: WorkerSeries, of: Remembered, members: tuple[int, ...], group: int | None = None) -> Memory:
+    """How long ``members`` (one declared group) remember a series, or one parameter group of it.
+
+    What workers remember is what they read, and all that is measured on it shows it more or less clearly: so it is the
+    longest memory of their losses, gradient norms and directions. Of two workers a fault of one may look like memory
+    where it does not come at once, so there each series answers for itself; as numbers of tokens always do.
+    """
+    if of == "tokens" or len(members) == 2:
+        return _own_memory(series, of, members, group)
+    whole: tuple[Remembered, ...] = ("loss", "log_norm", "cosine")
+    return longest(_own_memory(series, each, members) for each in whole)
+
+
+@kept
+def _own_memory(series: WorkerSeries, of: Remembered, members: tuple[int, ...], group: int | None = None) -> Memory:
+    declared = series.declared or (tuple(range(series.num_workers)),)
+    values_TN = getattr(series, of) if group is None else getattr(series, of)[:, :, group]
+    if of == "tokens":
+        values_TN = np.log(np.where(values_TN > 0, values_TN, np.nan))
+    return memory_of(series.compared(values_TN)[declared.index(members)][:, list(members)])
+
+
+def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> parts.Parts:
+    """The parts of ``members``, by index of the step, at which none of them reads again what only it has read before
+    (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal seen again is no new evidence.
+    """
+    fresh_T = np.max(series.allowance[:, list(members)], axis=1) <= 0
+    return {t: tuple(arrays[n] for n in members) for t, arrays in series.parts.items() if fresh_T[t]}
+
+
+def parts_alarm(
+    dealt: parts.Parts,
+    steps_T: Ints,
+    *,
+    bets: tuple[float, ...],
+    threshold: float,
+    memory: Memory,
+    allowance: float = parts.ALLOWANCE,
+) -> tuple[Alarm, Ints] | None:
+    """The alarm of the detector that re-deals parts, and the indices of the steps that its own indices count: those
+    that say something. None where it stays below ``threshold``. ``memory`` is that of the workers' losses.
+    """
+    return _alarm(parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance) / memory.ratio, threshold)
+
+
+def whole_alarm(
+    series: WorkerSeries, members: tuple[int, ...], *, bets: tuple[float, ...], threshold: float
+) -> tuple[Alarm, Ints] | None:
+    """The same for all parts of ``members``, which several checks ask for."""
+    return _alarm(_evidence(series, members)[:, [_ALL_BETS.index(bet) for bet in bets]], threshold)
+
+
+@kept
+def _evidence(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
+    log_e_TB = parts.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
+    return log_e_TB / memory_among(series, "loss", members).ratio
+
+
+def _alarm(log_e_TB: Floats, threshold: float) -> tuple[Alarm, Ints] | None:
+    rows = np.flatnonzero(np.any(log_e_TB != 0, axis=1)).astype(np.int64)
+    alarm = alarm_of(log_e_TB[rows], threshold=threshold)
+    return None if alarm is None else (alarm, rows)

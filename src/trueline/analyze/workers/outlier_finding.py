@@ -1,0 +1,181 @@
+"""What all findings of outlying workers say alike: who, since when, how sure, where, and what to do next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueline.analyze.evidence import Floats, capitalized, named_some, ranks_text, since_text, sites_of
+from trueline.analyze.stats.intervals import Estimate
+from trueline.analyze.stats.tails import NAMING_LEVEL
+from trueline.analyze.workers.outliers import Outlier, effect_of, whole_and_groups
+from trueline.analyze.workers.series import WorkerSeries
+from trueline.schema.finding import Finding
+
+_MAX_GROUPS = 8
+"""Parameter groups that a Finding lists."""
+
+
+def ranks_of(series: WorkerSeries, workers: tuple[int, ...]) -> tuple[int, ...]:
+    """Global ranks of positions, ascending."""
+    return tuple(sorted(series.ranks[worker] for worker in workers))
+
+
+def named(series: WorkerSeries, outlier: Outlier) -> tuple[int, ...]:
+    """Global ranks that are named together, ascending."""
+    return ranks_of(series, outlier.workers)
+
+
+def subject(series: WorkerSeries, outlier: Outlier) -> str:
+    """``rank 3``, or ``ranks 0 and 1`` where several are named together."""
+    return ranks_text(named(series, outlier))
+
+
+def counterpart(series: WorkerSeries, outlier: Outlier) -> str:
+    """``the others``, or the ranks where it is undecided who is off."""
+    return ranks_text(ranks_of(series, outlier.others)) if outlier.undecided else "the others"
+
+
+def when(series: WorkerSeries, outlier: Outlier) -> str:
+    """``since step 1240 (between 1236 and 1241)`` where it goes on to the end, ``at steps 1240-1300`` where it ended,
+    with when it may have begun.
+    """
+    first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
+    low, high = onset_interval(series, outlier)
+    if outlier.ongoing:
+        return since_text(first, (low, high))
+    return f"at steps {first}-{last}" + (f" (from between {low} and {high} on)" if low < high else "")
+
+
+def onset_interval(series: WorkerSeries, outlier: Outlier) -> tuple[int, int]:
+    """The first and last step at which it may have begun (95 %)."""
+    low, high = outlier.since
+    return int(series.steps[low]), int(series.steps[high])
+
+
+def doubt(series: WorkerSeries, outlier: Outlier) -> str:
+    """A clause on how it is known, or not, who is off; empty where the others are a majority."""
+    if outlier.decided_by:
+        return f"; {subject(series, outlier)} is named because its own series jumps there and the other's does not"
+    if not outlier.undecided:
+        return ""
+    if len(outlier.workers) + len(outlier.others) == 2:
+        return "; two workers alone cannot say which is off"
+    return "; no majority agrees, so it is undecided which are off"
+
+
+def moved_groups(series: WorkerSeries, outlier: Outlier, values_TNG: Floats) -> list[tuple[str, Estimate]]:
+    """The parameter groups in which the workers differ beyond chance, surest first, with the difference.
+
+    The level, ``NAMING_LEVEL`` split over the groups, decides what a Finding says, never whether there is one.
+    """
+    measured = [g for g in range(len(series.group_names)) if np.isfinite(values_TNG[:, :, g]).any()]
+    effects = [(series.group_names[g], effect_of(outlier, values_TNG[:, :, g])) for g in measured]
+    moved: list[tuple[str, Estimate]] = []
+    for name, effect in effects:
+        low, high = effect.interval(1 - NAMING_LEVEL / max(len(measured), 1))
+        if not low <= 0 <= high:
+            moved.append((name, effect))
+    return sorted(moved, key=lambda entry: -abs(entry[1].value) / max(entry[1].error, 1e-300))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where workers differ: ``values`` [T, N] of the whole or of one group, a clause that names the groups where it is
+    not all of them, names for sites, and all groups that moved.
+    """
+
+    values: Floats
+    clause: str
+    names: tuple[str, ...]
+    moved: Mapping[str, float]
+
+
+def place_of(series: WorkerSeries, outlier: Outlier) -> Place:
+    """Where an outlier in the gradient norm or direction shows."""
+    whole_TN, groups_TNG = whole_and_groups(series, outlier.quantity)
+    moved = moved_groups(series, outlier, groups_TNG)
+    names = tuple(name for name, _ in moved)
+    told = {name: effect.value for name, effect in moved[:_MAX_GROUPS]}
+    if outlier.group is not None and len(names) < len(series.group_names):
+        own = series.group_names[outlier.group]
+        return Place(groups_TNG[:, :, outlier.group], f" in {own}", tuple(dict.fromkeys([own, *names])), told)
+    if not names or len(names) == len(series.group_names):
+        return Place(whole_TN, "", ("all",), told)
+    return Place(whole_TN, f" (most in {named_some(names)})", names[:_MAX_GROUPS], told)
+
+
+def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float], **evidence: Any) -> Mapping[str, Any]:
+    """The fields of a Finding that do not depend on the quantity; ``interval`` (95 %) is of what was measured."""
+    finite = all(math.isfinite(bound) for bound in interval)
+    return {
+        "ranks": ranks_of(series, outlier.concerned),
+        "step_first": int(series.steps[outlier.first]),
+        "step_last": int(series.steps[outlier.last]),
+        "false_alarm_rate": outlier.false_alarm_rate,
+        "evidence": {
+            "statistic": outlier.quantity if outlier.group is None else f"{outlier.quantity} of a parameter group",
+            "interval": list(interval) if finite else None,
+            "log_height": outlier.log_height,
+            "threshold": outlier.threshold,
+            "crossed_step": int(series.steps[outlier.crossed]),
+            "onset_interval": list(onset_interval(series, outlier)),
+            "num_compared": len(outlier.workers) + len(outlier.others),
+            "undecided": outlier.undecided,
+            "decided_by": outlier.decided_by,
+            "memory": outlier.memory.ratio,
+            "memory_steps": outlier.memory.reach,
+            **evidence,
+        },
+    }
+
+
+def gradient_finding(
+    series: WorkerSeries,
+    outlier: Outlier,
+    place: Place,
+    text: str,
+    *,
+    code: str,
+    sizes: tuple[float, float, str],
+    interval: tuple[float, float],
+    advice: tuple[str, ...],
+    **evidence: Any,
+) -> Finding:
+    """The warning of an outlier in gradient norm or direction; ``sizes`` is measured, expected, and their unit."""
+    measured, expected, unit = sizes
+    return Finding(
+        code=code,
+        severity="warning",
+        claim=claim(series, outlier, text),
+        sites=sites(series, outlier, place.names, phase="grad"),
+        measured=measured,
+        expected=expected,
+        unit=unit,
+        next=(*advice, meant_to_differ(series, outlier)),
+        **common(series, outlier, interval, groups=dict(place.moved), **evidence),
+    )
+
+
+def sites(series: WorkerSeries, outlier: Outlier, names: tuple[str, ...], *, phase: str) -> tuple[str, ...]:
+    """The most telling places: the named groups of each worker concerned, at the first step of the evidence."""
+    ranks = ranks_of(series, outlier.concerned)
+    return sites_of(int(series.steps[outlier.first]), ranks, phase=phase, names=names)
+
+
+def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
+    """How to declare workers that are meant to differ, as an edit of the plan."""
+    who = f"{subject(series, outlier)} {'is' if len(outlier.workers) == 1 else 'are'}"
+    return (
+        f"If {who} meant to differ (another data mixture, longer sequences), list the ranks that are alike in the "
+        f"plan: worker_groups = [{list(ranks_of(series, outlier.others))}]."
+    )
+
+
+def claim(series: WorkerSeries, outlier: Outlier, text: str) -> str:
+    """The sentence with a capital, the doubt at its end, and a full stop."""
+    return capitalized(text) + doubt(series, outlier) + "."

@@ -1,0 +1,230 @@
+"""The series of a whole run, all its workers together, as arrays: what is judged along time.
+
+T steps, N workers, G parameter groups, P parameters. NaN is not measured, not finite, or not to be judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, data_parallel_ranks, numbers
+from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.memoize import kept
+from trueline.schema.errors import CannotTell, RunError
+from trueline.store.reader import Run
+
+RISE = 1.25
+"""A learning rate that is more than so many times that of the step before is a jump that the schedule asks for."""
+
+FEW_TOKENS = 0.5
+"""A step with less than this fraction of the median number of tokens (the last batch of an epoch) is not judged."""
+
+MICRO_STEPS = 17
+"""Steps around one of which most say what the usual number of micro-batches is; a step with another is not judged."""
+
+SHARES = {"loss": 0.5, "norm": 0.25, "groups": 0.25}
+"""Fraction of the promise of spikes that each kind of series may use up. Spikes keep a promise of their own, as large
+as that of the checks that compare workers (``analyze.promise``): ``Plan.false_alarms`` expected in 10,000 steps."""
+
+
+def _absent() -> Floats:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeRun:
+    """The workers' mean loss, and the norms of their mean gradient, at T steps.
+
+    ``starts`` are indices of steps where a healthy run may jump: the learning rate rises at once, or the number of
+    micro-batches changes for longer than some steps. ``of_mean`` says that norms are of the mean gradient; otherwise
+    they are the root mean square of the workers' own.
+    """
+
+    steps: Ints
+    """[T]"""
+    ranks: tuple[int, ...]
+    """N global ranks."""
+    loss: Floats
+    """[T]"""
+    norm: Floats = field(default_factory=_absent)
+    """[T]"""
+    group_names: tuple[str, ...] = ()
+    group_norm: Floats = field(default_factory=_absent)
+    """[T, G]"""
+    starts: tuple[int, ...] = ()
+    of_mean: bool = True
+
+
+@kept
+def whole_run(run: Run) -> WholeRun:
+    """The series of a Run; raises ``CannotTell`` where no worker left data."""
+    ranks = data_parallel_ranks(run)
+    if not ranks:
+        raise CannotTell("no worker of the data-parallel group left data")
+    groups = _group_names(run, ranks)
+    norm_T, of_mean = _norm(run, ranks)
+    group_TG = _groups(run, ranks, "group_reduced_norms" if of_mean else "group_grad_norms", len(groups))
+    micro_T = _micros(run, ranks)
+    usual_T = _usual(micro_T)
+    judged_T = _full_steps(run, ranks) & ((micro_T == usual_T) | (micro_T == 0))
+    return WholeRun(
+        steps=run.steps.astype(np.int64),
+        ranks=tuple(ranks),
+        loss=np.where(judged_T, _mean(numbers(run, "loss", ranks)[0]), np.nan),
+        norm=np.where(judged_T, norm_T, np.nan),
+        group_names=groups,
+        group_norm=np.where(judged_T[:, None], group_TG, np.nan),
+        starts=_starts(run, ranks, usual_T),
+        of_mean=of_mean,
+    )
+
+
+@dataclass(frozen=True)
+class ParamNorms:
+    """P parameters, the group of each ("" for none), and their squared norms [S, P] at S steps: the mean over workers
+    of their own gradients, NaN where none was seen.
+    """
+
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    squared: Floats
+
+
+def param_norms(run: Run, index: range) -> ParamNorms:
+    """The norms of parameters at the steps with these indices; none where the workers' parameters differ."""
+    ranks = data_parallel_ranks(run)
+    names = {tuple(run.env[rank].params) for rank in ranks if rank in run.env}
+    params = names.pop() if len(names) == 1 else ()
+    group_of = {
+        name: group.name
+        for rank in ranks[:1]
+        if rank in run.env
+        for group in run.env[rank].groups
+        for name in group.params
+    }
+    steps = run.steps[index.start : index.stop].tolist()
+    values_SNP = _stacked(run, ranks, "param_grad_norms", len(params), steps=steps)
+    squared_SNP = np.square(np.where(values_SNP >= 0, values_SNP, np.nan))
+    return ParamNorms(params, tuple(group_of.get(name, "") for name in params), squared_SNP.mean(axis=1))
+
+
+def log_level(promise: Promise, kind: str, *, among: int = 1) -> float:
+    """Natural log of the probability per step at which one of ``among`` series of a kind is told."""
+    return float(np.log(promise.false_alarms / 10_000 * SHARES[kind] / max(among, 1)))
+
+
+def false_alarm_rate(log_p: float, kind: str, *, among: int, num_steps: int) -> float:
+    """Bound on the probability that ``num_steps`` healthy steps of the run show any series of the family as far beyond
+    its share.
+    """
+    return float(min(1.0, np.exp(log_p) * max(num_steps, 1) * max(among, 1) / SHARES[kind]))
+
+
+def logs(values: Floats) -> Floats:
+    """Natural logs; NaN for what is not positive and finite."""
+    positive = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    return np.log(positive)
+
+
+def _mean(values_TN: Floats) -> Floats:
+    """[T] mean over workers; NaN where any that left a row has none that is finite, or none left a row."""
+    return np.where(np.isfinite(values_TN).all(axis=1), values_TN.mean(axis=1), np.nan)
+
+
+def _norm(run: Run, ranks: list[int]) -> tuple[Floats, bool]:
+    """[T] norm of the mean gradient, and True; where that was not measured, the root mean square of the workers'."""
+    reduced_TN = numbers(run, "reduced_norm", ranks)[0]
+    measured = np.isfinite(reduced_TN)
+    local_TN = numbers(run, "grad_norm", ranks)[0]
+    if measured.any(axis=1).sum() >= np.isfinite(local_TN).any(axis=1).sum() and measured.any():
+        return _of_any(reduced_TN), True
+    return np.sqrt(_mean(np.square(local_TN))), False
+
+
+def _of_any(values_TN: Floats) -> Floats:
+    """[T, ...] the value of the first worker that has one: all have the same."""
+    first = np.argmax(np.isfinite(values_TN), axis=1)
+    return np.take_along_axis(values_TN, np.expand_dims(first, 1), axis=1)[:, 0]
+
+
+def _group_names(run: Run, ranks: list[int]) -> tuple[str, ...]:
+    names = {tuple(group.name for group in run.env[rank].groups) for rank in ranks if rank in run.env}
+    return names.pop() if len(names) == 1 else ()
+
+
+def _stacked(run: Run, ranks: list[int], column: str, length: int, *, steps: list[int] | None = None) -> Floats:
+    """[T, N, length] of a list column; NaN where not measured, all of it where lists have another length."""
+    out = np.full((len(run.steps) if steps is None else len(steps), len(ranks), length), np.nan)
+    try:
+        values, measured = run.stack(column, steps=steps)
+    except RunError:
+        return out
+    if length and measured.any() and values.shape[2] == length:
+        chosen = columns_of(run, ranks)
+        out = np.where(measured[:, chosen, None], values[:, chosen], np.nan)
+    return out
+
+
+def _groups(run: Run, ranks: list[int], column: str, num: int) -> Floats:
+    values_TNG = _stacked(run, ranks, column, num)
+    if column == "group_reduced_norms":
+        return _of_any(values_TNG) if num else values_TNG[:, 0]
+    squares_TNG = np.square(np.where(values_TNG >= 0, values_TNG, np.nan))
+    return np.sqrt(np.where(np.isfinite(squares_TNG).all(axis=1), squares_TNG.mean(axis=1), np.nan))
+
+
+def _full_steps(run: Run, ranks: list[int]) -> Bools:
+    """[T] whether a step has half of the median number of tokens or more, or it is not known."""
+    tokens_T = numbers(run, "tokens", ranks)[0].sum(axis=1)
+    known = np.isfinite(tokens_T) & (tokens_T > 0)
+    if not known.any():
+        return np.ones(len(tokens_T), dtype=np.bool_)
+    return ~known | (tokens_T >= FEW_TOKENS * float(np.median(tokens_T[known])))
+
+
+def _micros(run: Run, ranks: list[int]) -> Floats:
+    """[T] micro-batches of a worker, the mean over those that say; 0 where none does."""
+    micro_TN = numbers(run, "num_micro", ranks)[0]
+    known_TN = np.isfinite(micro_TN)
+    return np.where(known_TN, micro_TN, 0.0).sum(axis=1) / np.maximum(known_TN.sum(axis=1), 1)
+
+
+def _usual(micro_T: Floats) -> Floats:
+    """[T] the median over ``MICRO_STEPS`` steps around each.
+
+    A step with another number is one of its own kind: the last window of an epoch is short, and an update that a
+    gradient scaler leaves out makes one step of two batches.
+    """
+    half = MICRO_STEPS // 2
+    if not len(micro_T):
+        return micro_T
+    padded = np.pad(micro_T, half, mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
+
+
+def _starts(run: Run, ranks: list[int], usual_T: Floats) -> tuple[int, ...]:
+    """Indices of steps with a learning rate well above that of the step before, or from which on the number of
+    micro-batches is another.
+    """
+    jumps_T = np.zeros(len(run.steps), dtype=np.bool_)
+    jumps_T[1:] |= usual_T[1:] != usual_T[:-1]
+    for rates_TG in _rates(run, ranks):
+        jumps_T[1:] |= (rates_TG[1:] > RISE * rates_TG[:-1]).any(axis=1)
+    return tuple(np.flatnonzero(jumps_T).tolist())
+
+
+def _rates(run: Run, ranks: list[int]) -> list[Floats]:
+    """[T, groups of the optimizer] learning rates of the first worker that left any, the last one known where a step
+    has none.
+    """
+    for rank in ranks:
+        try:
+            rates_T1G, measured_T1 = run.stack("lr", ranks=[rank])
+        except RunError:  # their number changes
+            continue
+        if measured_T1.any():
+            last_T = np.maximum.accumulate(np.where(measured_T1[:, 0], np.arange(len(measured_T1)), -1))
+            return [np.where(last_T[:, None] >= 0, rates_T1G[last_T, 0], np.nan)]
+    return []

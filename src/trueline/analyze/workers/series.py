@@ -1,0 +1,267 @@
+"""What each worker measured at each step, as arrays, with who may be compared with whom: all that judgement reads.
+
+Workers are compared at a step if they are meant to be alike: all of them, or those of one declared group
+(``Plan.worker_groups``). A worker whose number of samples is not the step's most common one is left out at that step if
+that is now and then (the last batch of an epoch). Where it lasts, from some step on or over the whole Run, or where
+numbers vary all the time (batches filled up to a number of tokens), they are part of how workers are alike or not.
+
+Letters: T steps, N workers, G parameter groups. NaN is not measured, or not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, numbers, several_workers
+from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
+from trueline.analyze.stats.memoize import kept
+from trueline.schema.errors import CannotTell, RunError
+from trueline.schema.workers import COLUMN_BY_NAME
+from trueline.store.reader import Run
+
+Parts = Mapping[int, tuple[Floats, ...]]
+
+LASTING_STEPS = 5
+"""Steps in a row with an uncommon number of samples that are more than a last batch, of which an epoch has one. An
+alarm takes longer than this with up to a hundred workers (``outliers.fewest_steps``), so that waiting delays none."""
+
+
+def _absent() -> Floats:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerSeries:
+    """The series of N workers over T steps; what is left out is not measured. Two are the same only if they are one
+    object, and nothing in it may change once it was judged (``kept``).
+
+    ``allowance`` is the lasting shift, in spreads, that is no fault at a step (see ``shard_allowance``).
+    """
+
+    steps: Ints
+    """[T] optimizer steps, ascending."""
+    ranks: tuple[int, ...]
+    """N global ranks."""
+    loss: Floats
+    """[T, N] each worker's loss before averaging."""
+    log_norm: Floats
+    """[T, N] natural log of the norm of each worker's gradient before reduction."""
+    cosine: Floats
+    """[T, N] cosine to the mean of the others' gradients."""
+    group_names: tuple[str, ...] = ()
+    """G parameter groups."""
+    group_log_norm: Floats = field(default_factory=_absent)
+    """[T, N, G]"""
+    group_cosine: Floats = field(default_factory=_absent)
+    """[T, N, G]"""
+    tokens: Floats = field(default_factory=_absent)
+    """[T, N] tokens that the loss averages over."""
+    samples: Floats = field(default_factory=_absent)
+    """[T, N] samples consumed."""
+    parts: Parts = field(default_factory=dict[int, tuple[Floats, ...]])
+    """By index of the step: losses of the parts of each worker's batch, N arrays, where all workers left some."""
+    declared: tuple[tuple[int, ...], ...] = ()
+    """Positions (0 to N-1) that are meant to be alike, by group; empty: all are. A worker in none is not compared."""
+    allowance: Floats = field(default_factory=_absent)
+    """[T, N]"""
+    consumed: Samples | None = None
+    """What the workers read, where digests were left; its workers are ``ranks``."""
+
+    def __post_init__(self) -> None:
+        """Fill what was left out."""
+        shape, num_groups = self.loss.shape, len(self.group_names)
+        for name, whole, fill in (
+            ("group_log_norm", (*shape, num_groups), math.nan),
+            ("group_cosine", (*shape, num_groups), math.nan),
+            ("tokens", shape, math.nan),
+            ("samples", shape, math.nan),
+            ("allowance", shape, 0.0),
+        ):
+            if getattr(self, name).size == 0:
+                object.__setattr__(self, name, np.full(whole, fill))
+
+    @property
+    def num_workers(self) -> int:
+        """N."""
+        return len(self.ranks)
+
+    def bags(self) -> list[Bools]:
+        """[T, N] masks, one for each declared group: the workers that are compared with each other at each step."""
+        groups = self.declared or (tuple(range(self.num_workers)),)
+        return [_bag(self.samples, group) for group in groups]
+
+    def compared(self, values: Floats) -> list[Floats]:
+        """``values`` [T, ..., N] once for each declared group, with NaN for whom is not compared at that step."""
+        middle = (1,) * (values.ndim - 2)
+        return [
+            np.where(bag_TN.reshape(bag_TN.shape[0], *middle, bag_TN.shape[1]), values, np.nan)
+            for bag_TN in self.bags()
+        ]
+
+
+@kept
+def series_of(run: Run) -> WorkerSeries:
+    """The series of a Run's data-parallel workers; raises ``CannotTell`` where there are fewer than two."""
+    ranks = several_workers(run)
+    group_names = _group_names(run, ranks)
+    samples = _samples(run)
+    num_TN = _num_samples(run, ranks, samples)
+    return WorkerSeries(
+        steps=run.steps.astype(np.int64),
+        ranks=tuple(ranks),
+        loss=_finite(numbers(run, "loss", ranks)[0]),
+        log_norm=_log(numbers(run, "grad_norm", ranks)[0]),
+        cosine=_finite(numbers(run, "cosine_others", ranks)[0]),
+        group_names=group_names,
+        group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))),
+        group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
+        tokens=_finite(numbers(run, "tokens", ranks)[0]),
+        samples=num_TN,
+        parts=_parts(run, ranks),
+        declared=_declared(run, ranks),
+        allowance=np.zeros(num_TN.shape) if samples is None else _allowance(run, samples, num_TN),
+        consumed=samples,
+    )
+
+
+def shard_allowance(samples: Samples, step_index: Ints, num_TN: Floats) -> Floats:
+    """[T, N] the lasting shift of a worker's mean loss, in spreads, that reading its own samples again explains.
+
+    Samples that are fresh, or dealt out anew in every epoch, are exchangeable between workers. A worker that reads
+    samples again which it and no one else has read before (fixed shards, from the second epoch on) keeps the mean of
+    these: with B samples a step out of n distinct ones it is off by sqrt(B / n) spreads, one standard deviation of
+    the mean of n over that of B. Of these 2 + sqrt(2 ln N) are allowed, two beyond the largest of N normal values,
+    times the fraction of such samples in the step. ``step_index`` [n] is the row of each slot.
+    """
+    again, fresh = _own_again(samples)
+    at = (step_index, samples.worker)
+    again_TN, fresh_TN = np.zeros(num_TN.shape), np.zeros(num_TN.shape)
+    np.add.at(again_TN, at, again)
+    np.add.at(fresh_TN, at, fresh)
+    distinct_TN = np.maximum(np.cumsum(fresh_TN, axis=0), 1)
+    batch_TN = np.maximum(np.nan_to_num(num_TN, nan=1.0), 1)
+    limit = 2 + math.sqrt(2 * math.log(num_TN.shape[1]))
+    return limit * np.sqrt(batch_TN / np.maximum(distinct_TN, batch_TN)) * again_TN / batch_TN
+
+
+def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
+    """[T, N] whom of ``group`` to compare: all but those with an uncommon number of samples now and then.
+
+    Numbers vary all the time where uncommon ones are more than half of the (M - 1)/M that there can be at most.
+    """
+    bag_TN = np.zeros(samples_TN.shape, dtype=np.bool_)
+    bag_TN[:, list(group)] = True
+    inside_TM = samples_TN[:, list(group)]
+    known_T = np.all(np.isfinite(inside_TM) & (inside_TM > 0), axis=1)
+    odd_KM = _uncommon(inside_TM[known_T])
+    if 2 * np.count_nonzero(odd_KM) <= (len(group) - 1) * len(odd_KM):
+        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _lasting(odd_KM)
+    return bag_TN
+
+
+def _uncommon(counts_KM: Floats) -> Bools:
+    """[K, M] where a worker has another count than the most common one of its step (of several, the largest)."""
+    odd_KM = np.zeros(counts_KM.shape, dtype=np.bool_)
+    for k in np.flatnonzero(np.any(counts_KM != counts_KM[:, :1], axis=1)):
+        counts, votes = np.unique(counts_KM[k], return_counts=True)
+        odd_KM[k] = counts_KM[k] != counts[np.flatnonzero(votes == votes.max())[-1]]
+    return odd_KM
+
+
+def _lasting(odd_KM: Bools) -> Bools:
+    """[K, M] where ``odd_KM`` is set at ``LASTING_STEPS`` in a row, this one among them."""
+    out_KM = np.zeros(odd_KM.shape, dtype=np.bool_)
+    if len(odd_KM) >= LASTING_STEPS:
+        windows_of_M = np.lib.stride_tricks.sliding_window_view(odd_KM, LASTING_STEPS, axis=0)
+        in_row_M = np.asarray(np.all(windows_of_M, axis=2), dtype=np.bool_)
+        for offset in range(LASTING_STEPS):
+            out_KM[offset : len(in_row_M) + offset] |= in_row_M
+    return out_KM
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _log(values: Floats) -> Floats:
+    """Natural log; NaN for a gradient that was zero or absent, which ``worker-silent`` judges."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _finite(np.log(np.where(values > 0, values, np.nan)))
+
+
+def _group_names(run: Run, ranks: list[int]) -> tuple[str, ...]:
+    """Names of the parameter groups where all ranks have the same, else none."""
+    names = [tuple(group.name for group in run.env[rank].groups) for rank in ranks if rank in run.env]
+    return names[0] if names and all(each == names[0] for each in names) else ()
+
+
+def _groups(run: Run, ranks: list[int], column: str, num_groups: int) -> Floats:
+    """[T, N, G] of a list column with one number a group; all NaN where there is none, or of another length."""
+    absent = np.full((len(run.steps), len(ranks), num_groups), np.nan)
+    try:
+        values, measured = run.stack(column)
+    except RunError:
+        return absent
+    if not measured.any() or values.shape[2] != num_groups:
+        return absent
+    chosen = columns_of(run, ranks)
+    return np.where(measured[:, chosen, None], values[:, chosen], np.nan)
+
+
+def _samples(run: Run) -> Samples | None:
+    try:
+        return consumed_samples(run)
+    except CannotTell:
+        return None
+
+
+def _num_samples(run: Run, ranks: list[int], samples: Samples | None) -> Floats:
+    """[T, N] samples consumed; NaN where no digests were left."""
+    count_TN = np.zeros((len(run.steps), len(ranks)))
+    if samples is not None:
+        np.add.at(count_TN, (np.searchsorted(run.steps, samples.step), samples.worker), 1)
+    return np.where(count_TN > 0, count_TN, np.nan)
+
+
+def _allowance(run: Run, samples: Samples, num_TN: Floats) -> Floats:
+    return shard_allowance(samples, np.searchsorted(run.steps, samples.step).astype(np.int64), num_TN)
+
+
+def _own_again(samples: Samples) -> tuple[Bools, Bools]:
+    """[n] whether the slot's worker, and no other so far, has read the sample at a step before; and whether the worker
+    reads it for the first time.
+    """
+    num = len(samples)
+    order = np.lexsort((samples.step, samples.digest))
+    digest, step, worker = samples.digest[order], samples.step[order], samples.worker[order]
+    opens = np.ones(num, dtype=np.bool_)
+    opens[1:] = digest[1:] != digest[:-1]
+    number = np.cumsum(opens) - 1
+    owner, first_step = worker[opens][number], step[opens][number]
+    shared_at = np.full(int(number[-1]) + 1 if num else 0, np.iinfo(np.int64).max)
+    np.minimum.at(shared_at, number[worker != owner], step[worker != owner])
+    again = np.empty(num, dtype=np.bool_)
+    again[order] = (worker == owner) & (step > first_step) & (step <= shared_at[number])
+    return again, first_equal(samples.worker, samples.digest) == np.arange(num)
+
+
+def _parts(run: Run, ranks: list[int]) -> Parts:
+    """Losses of the parts of every worker's batch, by index of the step, where all workers left them."""
+    if "part_losses" not in COLUMN_BY_NAME:
+        return {}
+    rows = run.lists("part_losses")
+    found: dict[int, tuple[Floats, ...]] = {}
+    for index, step in enumerate(run.steps.tolist()):
+        if all((step, rank) in rows for rank in ranks):
+            found[index] = tuple(_finite(rows[step, rank].astype(np.float64)) for rank in ranks)
+    return found
+
+
+def _declared(run: Run, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the ranks of each of the plan's ``worker_groups``."""
+    groups = run.manifest.plan.get("worker_groups") or ()
+    return tuple(tuple(ranks.index(rank) for rank in group if rank in ranks) for group in groups)

@@ -1,0 +1,105 @@
+"""What one rank is: versions, flags, environment, and the names behind its rows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from trueline.capture.model.layout import Layout, is_piece, local, named_buffers
+from trueline.schema.run_manifest import ParamLists, RankEnv
+
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+    "torch_npu",
+    "triton",
+    "trueline",
+)
+
+
+def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: int, replica_key: str) -> RankEnv:
+    """The part of the environment file that holds for the whole run."""
+    return RankEnv(
+        rank=rank,
+        world_size=world_size,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        device=str(layout.device),
+        replica_key=replica_key,
+        buffer_key="all",  # FSDP2 shards parameters and leaves buffers whole
+        buffers=[name for name, _ in named_buffers(model)],
+        **param_lists(layout).named(),
+        grad_dtype=str(layout.params[0].dtype),
+        versions=versions(),
+        flags=flags(),
+        environ=dict(os.environ),  # of which RankEnv keeps some
+    )
+
+
+def param_lists(layout: Layout, *, step: int = 0) -> ParamLists:
+    """What list columns are about from ``step`` on."""
+    return ParamLists(
+        step=step,
+        params=list(layout.names),
+        param_shapes=[list(local(param).shape) for param in layout.params],
+        param_dtypes=[str(param.dtype) for param in layout.params],
+        requires_grad=[param.requires_grad for param in layout.params],
+        frozen=[name for name, _ in layout.frozen],
+        whole=_whole(layout),
+        groups=list(layout.groups),
+        sketch_length=layout.k,
+    )
+
+
+def _whole(layout: Layout) -> list[str]:
+    if layout.shards == 1:
+        return []
+    named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
+    return [name for name, param in named if not is_piece(param)]
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that decide numbers."""
+    found = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
+    for package in _PACKAGES:
+        if package in sys.modules or package == "trueline":
+            try:
+                found[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    if torch.version.cuda is not None:
+        found["cuda"] = str(torch.version.cuda)
+    return found
+
+
+def flags() -> dict[str, Any]:
+    """The switches of torch that change numbers."""
+    out: dict[str, Any] = {
+        "default_dtype": str(torch.get_default_dtype()),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "num_threads": torch.get_num_threads(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "mkldnn": torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
+    }
+    if torch.cuda.is_available():
+        out["gpu"] = torch.cuda.get_device_name()
+    return out
+
+
+def autocast_state() -> dict[str, Any]:
+    """Whether autocast is on where it is asked, and in which dtype, for the CPU and the accelerator."""
+    kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}

@@ -1,0 +1,118 @@
+"""The parameters of one model while it trains: what changes on this rank, and the Layout that all ranks measure by.
+
+Ranks add up sketches, so they all measure by one Layout. It stays when a rank freezes, drops or replaces a parameter:
+that has no gradient from there on, the others are compared as before. It changes when all ranks have told each other
+that the same one would fit their models, from a step on that all of them know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from trueline.capture.model.layout import Apart, Layout, clean_name, local, unwrap
+from trueline.capture.step import shared_columns as derive
+from trueline.schema.errors import CaptureError
+from trueline.schema.run_manifest import ParamChange, ParamState
+
+
+class Parameters:
+    """Holds the ``layout`` in force on this rank of a team, and ``changes`` since watching began. ``make`` makes a
+    Layout of the model as it is, leaving out what it is given.
+    """
+
+    def __init__(self, model: nn.Module, *, make: Callable[[Apart], Layout], apart: Apart, axes: int) -> None:
+        self.layout = make(apart)
+        self.wants = self.layout.digest
+        """Digest of the Layout that would fit the model as it is."""
+        self.changes: list[ParamChange] = []
+        self._states = _states(model, whole=self.layout.shards == 1)
+        self.apart = [state for name, state in self._states.items() if name in apart.shape or name in apart.frozen]
+        """Those that not all ranks held alike when watching began, as they are on this one."""
+        self._model = model
+        self._axes = axes
+        self._make = lambda: make(Apart(shape=apart.shape))
+        self._ids = _ids(model)
+        self._known = {self.layout.digest: self.layout}
+        self._agreed: list[tuple[int, int]] = []
+        self._moved = False
+        self._lost = False
+
+    def look(self, step: int) -> bool:
+        """Whether anything has changed since the last look, which is then in ``changes``, as of ``step``."""
+        if self._lost or self.layout.fits():
+            return False
+        try:
+            return self._note(step)
+        except Exception:
+            self._lost = True
+            self.changes = [*self.changes, ParamChange(name="", step=step)]
+            raise
+
+    def _note(self, step: int) -> bool:
+        whole = self.layout.shards == 1
+        before, states, ids = self._states, _states(self._model, whole=whole), _ids(self._model)
+        swapped = {name for name in ids if whole and self._ids.get(name, ids[name]) != ids[name]}
+        self._states, self._ids, self._moved = states, ids, True
+        found = [
+            ParamChange(**states.get(name, ParamState(name=name)).model_dump(), step=step, replaced=name in swapped)
+            for name in dict.fromkeys([*before, *states])
+            if before.get(name) != states.get(name) or name in swapped
+        ]
+        self.changes = [*self.changes, *found]
+        self.wants = self._fitting()
+        return bool(found)
+
+    def hear(self, wants_N: Any, *, known: int) -> None:
+        """What every worker would like, told with a sum that all have before step ``known``."""
+        digest = derive.agreed(wants_N)
+        if digest is not None:
+            self._agreed.append((known, digest))
+
+    def due(self, step: int, *, alone: bool) -> bool:
+        """Whether ``layout`` is another one from ``step`` on, or over other objects. Ask before every step, in order.
+        A worker that is ``alone`` need not agree with any.
+        """
+        if alone:
+            self._agreed = [(step, self.wants)]
+        due = [digest for known, digest in self._agreed if known <= step]
+        self._agreed = [entry for entry in self._agreed if entry[0] > step]
+        digest = due[-1] if due else self.layout.digest
+        if digest == self.layout.digest and not self._moved:
+            return False
+        self._moved = False
+        self.layout = self._known[digest].held_by(self._model, axes=self._axes)
+        kept = {digest, self.wants, *(other for _, other in self._agreed)}
+        self._known = {key: layout for key, layout in self._known.items() if key in kept} | {digest: self.layout}
+        return True
+
+    def _fitting(self) -> int:
+        """The digest of the Layout in force, unless the model now trains what that does not know."""
+        known = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        try:
+            wanted = self._make()
+        except CaptureError:  # nothing is trained any more
+            return self.layout.digest
+        if all(known.get(name) == shape for name, shape in zip(wanted.names, wanted.shapes, strict=True)):
+            return self.layout.digest
+        self._known[wanted.digest] = wanted
+        return wanted.digest
+
+
+def _states(model: nn.Module, *, whole: bool) -> dict[str, ParamState]:
+    """Of each parameter by name; FSDP swaps ``whole`` ones and shards, of other dtypes, so these are left out there."""
+    return {
+        clean_name(name): ParamState(
+            name=clean_name(name),
+            trains=param.requires_grad,
+            dtype=str(param.dtype) if whole else "",
+            shape=list(local(param).shape) if whole else [],
+        )
+        for name, param in unwrap(model).named_parameters()
+    }
+
+
+def _ids(model: nn.Module) -> dict[str, int]:
+    return {clean_name(name): id(param) for name, param in unwrap(model).named_parameters()}

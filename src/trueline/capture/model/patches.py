@@ -1,0 +1,122 @@
+"""The few places of torch that have no hook of their own. A seam is patched while someone listens and put back after.
+
+``torch.autograd.backward`` (which ``Tensor.backward`` calls) tells the loss, ``GradScaler.scale`` the loss before it is
+scaled, ``DataLoader.__iter__`` the epoch, ``destroy_process_group`` that no more sums can be made; under
+``trueline run`` the constructors of optimizers and DDP modules tell what is trained. A listener that raises is dropped:
+training never sees it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from trueline.capture.model.hook import skipped, untraced
+
+_log = logging.getLogger("trueline")
+
+_UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._bootstrap>"
+"""Where a traceback says that our frame is, between the user's call and what it calls."""
+
+Function = Callable[..., Any]
+
+
+def unseen(function: Function) -> Function:
+    """``function``, whose frames `warnings` does not count: what torch warns of then points at the user's own line.
+
+    It passes over frames whose file name holds both words, as it does over those of an import (CPython,
+    ``warnings._is_internal_frame``).
+    """
+    function.__code__ = function.__code__.replace(co_filename=_UNSEEN)
+    return function
+
+
+def calling(call: Function) -> Callable[[Function], Function]:
+    """What makes a function that runs ``call(original, *args, **kwargs)`` of an original."""
+    return lambda original: lambda *args, **kwargs: call(original, *args, **kwargs)
+
+
+class Patch:
+    """One attribute of a class or module that is replaced while it is on, by what ``make`` makes of it: one frame, so
+    that tracebacks of the user's code have no more.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+        self._owner = owner
+        self._name = name
+        self._make = make
+        self._original: Any = None
+        self._put: Function | None = None
+
+    def put(self) -> None:
+        """Put ours in its place, unless it is there."""
+        if self._put is not None:
+            return
+        original = getattr(self._owner, self._name)
+        wrapped = functools.wraps(original)(skipped(unseen(self._make(original))))
+        wrapped._torchdynamo_inline = original  # type: ignore[attr-defined]  # what dynamo has in a graph instead
+
+        self._original, self._put = vars(self._owner).get(self._name, original), wrapped
+        setattr(self._owner, self._name, wrapped)
+
+    def remove(self) -> None:
+        """Put the original back, if nobody patched over ours."""
+        if self._put is not None and getattr(self._owner, self._name) is self._put:
+            setattr(self._owner, self._name, self._original)
+            self._original = self._put = None
+
+
+class Seam:
+    """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._name = name
+        self._patch = Patch(owner, name, self._telling)
+        self._before: list[Callable[..., None]] = []
+        self._after: list[Callable[..., None]] = []
+
+    def add(self, listener: Callable[..., None], *, after: bool = False) -> None:
+        """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on."""
+        self._patch.put()
+        (self._after if after else self._before).append(listener)
+
+    def remove(self, listener: Callable[..., None]) -> None:
+        """Stop calling ``listener``; the original comes back with the last one, if nobody patched over ours."""
+        for listeners in (self._before, self._after):
+            if listener in listeners:
+                listeners.remove(listener)
+        if not (self._before or self._after):
+            self._patch.remove()
+
+    def _telling(self, original: Function) -> Function:
+        def passing(*args: Any, **kwargs: Any) -> Any:
+            if self._before:
+                untraced(self._tell, self._before, args, kwargs)
+            result = original(*args, **kwargs)
+            if self._after:
+                untraced(self._tell, self._after, args, kwargs)
+            return result
+
+        return passing
+
+    def _tell(self, listeners: list[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for listener in tuple(listeners):
+            try:
+                listener(*args, **kwargs)
+            except Exception:
+                _log.exception("trueline: a listener on %s failed and was dropped", self._name)
+                self.remove(listener)
+
+
+backward = Seam(torch.autograd, "backward")
+scale = Seam(torch.amp.GradScaler, "scale")
+loader_iter = Seam(DataLoader, "__iter__")
+destroy_groups = Seam(torch.distributed, "destroy_process_group")
+module_call = Seam(torch.nn.Module, "__call__")
+optimizer_init = Seam(torch.optim.Optimizer, "__init__")
+ddp_init = Seam(torch.nn.parallel.DistributedDataParallel, "__init__")

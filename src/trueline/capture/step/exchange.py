@@ -1,0 +1,206 @@
+"""One small asynchronous all-reduce a sampled step, on a gloo group of its own, read a step late and never waited for.
+
+Every rank fills its own row of a [N, m] block and leaves zeros elsewhere, so that one sum is an all-gather of the
+scalars and an all-reduce of the sketches at once. gloo on host memory: it never touches the accelerator or its
+communicators. All sums of a job have one length, whatever becomes of a rank's model: gloo ends a process whose buffer
+is not as long as the others'.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import hashlib
+import logging
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from trueline.capture.model import peers
+from trueline.capture.model.layout import ALIKE, Apart
+from trueline.capture.model.world import Meeting, is_initialised, meet
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""How long a late sum is waited for where it must be (at close); a rank that is gone must not hold up the others."""
+
+COMING_S = 20.0
+"""How long ranks that start to train wait for those that do not: one that only evaluates, say, never comes."""
+
+REDUCING_S = 300.0
+"""The same where the framework's own backward pass would wait for them next."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Team:
+    """The N workers whose gradients are averaged together; ``group`` is Trueline's own, None for one worker and once it
+    was given back. ``under_way`` are sums that were not done when last looked at. ``room`` is how many numbers a sum
+    adds up besides the scalars, the same on all workers.
+    ``side`` is a second group, for what is not part of a sum.
+
+    Both are none of torch's list: the names that torch gives to the groups of the user depend on how many are in there,
+    and where one was destroyed, a later one of the same ranks may get its name and meet at its old addresses.
+
+    ``apart`` is what they do not hold alike, None where they are not to be compared; ``missing`` are those of the group
+    that did not come in time.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    group: dist.ProcessGroupGloo | None
+    place: dist.Store | None = None
+    side: dist.ProcessGroupGloo | None = None
+    room: int = 0
+    apart: Apart | None = ALIKE
+    missing: tuple[int, ...] = ()
+    under_way: list[dist.Work] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        """This worker's position among the N."""
+        return self.ranks.index(self.rank)
+
+    def give_back(self) -> None:
+        """Let go of the group, and so of its threads and sockets. Never waits for another rank: what this one has
+        received in full does not need the others any more.
+        """
+        group, self.group, self.side = self.group, None, None
+        left = [work for work in self.under_way if not work.is_completed()]
+        self.under_way = []
+        if left:  # gloo's destructor would wait for ranks that may be gone, also at exit
+            _keep(group, *left)
+
+    def abandon(self) -> None:
+        """Let go of the group in a process that was forked, where gloo's destructor would wait for threads that are not
+        there.
+        """
+        _keep(self.group, self.side, *self.under_way)
+        self.group, self.side, self.under_way = None, None, []
+
+    def connect(self, *, side: bool) -> None:
+        """Make ``group``, and ``side`` where it is asked for; all workers must."""
+        if self.place is not None:
+            self.group = _connected(self.place, self.index, self.size)
+            self.side = _connected(dist.PrefixStore("side", self.place), self.index, self.size) if side else None
+
+    def share(self, told: Any) -> Any:
+        """What the first worker is given here, on all of them (by pickle)."""
+        if self.place is None:
+            return told
+        if self.index == 0:
+            self.place.set("shared", pickle.dumps(told))
+        return pickle.loads(self.place.get("shared"))
+
+
+def _keep(*objects: object) -> None:
+    """See to it that destructors never run."""
+    for owned in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
+
+
+def make_team(
+    process_group: dist.ProcessGroup | None, *, model: nn.Module, adapter: str = "", replicas: bool = False
+) -> Team:
+    """The Team of those of ``process_group`` (None: the default group; a single worker where none is initialised) that
+    come to train ``model``, which they compare unless an ``adapter`` has no name.
+
+    ``replicas`` are of a framework in whose backward pass ranks wait for each other anyway. All ranks must call it in
+    the same order, and one that never does is waited for a while. They are not connected yet.
+    """
+    if not is_initialised():
+        return Team(ranks=(0,), rank=0, group=None)
+    ranks = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
+    rank = dist.get_rank()
+    if len(ranks) == 1:
+        return Team(ranks=ranks, rank=rank, group=None)
+    said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
+    patience_s = REDUCING_S if replicas else COMING_S
+    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", told=said, patience_s=patience_s)
+    missing = tuple(sorted(set(ranks) - set(met.told)))
+    differ = len(set(met.told.values())) > 1
+    apart = _apart(met, model, adapter, replicas=replicas) if differ else ALIKE
+    came = tuple(other for other in ranks if other in met.told)
+    if len(came) == 1:
+        return Team(ranks=came, rank=rank, group=None, missing=missing)
+    return Team(ranks=came, rank=rank, group=None, place=met.place, apart=apart, missing=missing)
+
+
+def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> Apart | None:
+    """What ranks do not hold alike, None where they hold parts of one model or are not watched alike."""
+    told = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
+    said = {rank: pickle.loads(data) for rank, data in told.items()}
+    if len({name for name, _ in said.values()}) > 1:
+        return None
+    return peers.apart({rank: held for rank, (_, held) in said.items()}, replicas=replicas)
+
+
+def _connected(place: dist.Store, index: int, size: int) -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(place, index, size, timeout=datetime.timedelta(minutes=10))
+
+
+@dataclass
+class Pending:
+    """A sum under way. ``step`` is the optimizer step that it belongs to."""
+
+    step: int
+    buffer: torch.Tensor
+    work: dist.Work | None
+    block: tuple[int, int]
+
+    def ready(self) -> bool:
+        """Whether the result is there; never blocks."""
+        return self.work is None or self.work.is_completed()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most ``seconds``; whether the result is there."""
+        if self.work is None or self.work.is_completed():
+            return True
+        try:
+            return bool(self.work.wait(datetime.timedelta(seconds=seconds)))
+        except RuntimeError as error:
+            _log.debug("the sum of step %s did not arrive: %s", self.step, error)
+            return False
+
+    def result(self) -> tuple[Array, Array] | None:
+        """(scalars [N, m], sums), or None where the collective failed."""
+        if self.work is not None and self.work.is_completed() and not _succeeded(self.work):
+            return None
+        flat = self.buffer.numpy()
+        rows, width = self.block
+        return flat[: rows * width].reshape(rows, width), flat[rows * width :]
+
+
+def start(team: Team, *, step: int, scalars: Sequence[float], sums: Array) -> Pending:
+    """Begin the sum of one step: ``scalars`` (m float64) gathered, ``sums`` (float64, at most ``team.room``) added."""
+    width = len(scalars)
+    begin = team.size * width
+    flat = np.zeros(begin + team.room, dtype=np.float64)
+    flat[team.index * width : (team.index + 1) * width] = scalars
+    flat[begin : begin + sums.size] = sums
+    buffer = torch.from_numpy(flat)
+    work = team.group.allreduce([buffer]) if team.group is not None else None
+    if work is not None:
+        team.under_way = [*(other for other in team.under_way if not other.is_completed()), work]
+    return Pending(step=step, buffer=buffer, work=work, block=(team.size, width))
+
+
+def _succeeded(work: dist.Work) -> bool:
+    try:
+        return bool(work.wait())
+    except RuntimeError:
+        return False

@@ -1,0 +1,136 @@
+"""Who this rank is, kept up to date: the manifest (first rank) and the environment file."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.job.environment import describe_rank, param_lists
+from trueline.capture.model.layout import Layout
+from trueline.capture.model.parameters import Parameters
+from trueline.capture.probes import optimizer as optimizer_probe
+from trueline.capture.step.exchange import Team
+from trueline.capture.step.schedule import MAX_INTERVAL, Decision
+from trueline.schema.plan import Plan
+from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
+
+_NOT_USERS = {"site-packages", "dist-packages", Path(__file__).parents[1]}
+"""Folders of code that is not the user's: installed packages, and this one."""
+
+
+class Identity:
+    """Holds what was last sent to the Sink and tells when it is out of date."""
+
+    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team) -> None:
+        self.manifest = manifest
+        self.env = RankEnv(rank=team.rank, world_size=team.size)
+        self.buffers: list[str] = []
+        self._adapter = adapter
+        self._team = team
+        self._known: object = None
+        self._interval: tuple[int, bool] | None = None
+        self._layout: Layout | None = None
+        self._lists: list[ParamLists] = []
+
+    def update(
+        self,
+        model: nn.Module,
+        parameters: Parameters,
+        *,
+        step: int,
+        optimizer: torch.optim.Optimizer,
+        data: dict[str, Any],
+        autocast: dict[str, Any],
+        token_source: str,
+        loss_source: str,
+        local_updates: str = "",
+        talks_in_forward: bool = False,
+    ) -> bool:
+        """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
+        every step (schedules) are columns of the row and do not count as a change.
+        """
+        reduction = self._adapter.reduction()
+        source = token_source or self.env.token_source
+        layout, notes = parameters.layout, tuple(self._adapter.notes)
+        now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), notes, len(parameters.changes))
+        now += (local_updates, talks_in_forward)
+        if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
+            return False
+        if self._layout is None:
+            key = "all" if layout.shards == 1 else f"shard {self._adapter.shard} of {layout.shards}"
+            key = key if self._adapter.alike else f"rank {self._team.rank}"
+            self.env = describe_rank(model, layout, rank=self._team.rank, world_size=self._team.size, replica_key=key)
+            self._lists = [param_lists(layout)]
+        elif layout.digest != self._layout.digest:
+            self._lists.append(param_lists(layout, step=step))
+        self._layout, self._known = layout, now
+        self.env = self.env.model_copy(
+            update={
+                "reduce_hook": reduction.hook,
+                "reduce_known": reduction.known,
+                "reduce_lossy": reduction.lossy,
+                "talks_in_forward": talks_in_forward,
+                "local_updates": reduction.hook if reduction.local else local_updates,
+                "token_source": source,
+                "loss_source": loss_source or self.env.loss_source,
+                "autocast": autocast,
+                "data": data,
+                "buffers": self.buffers or self.env.buffers,
+                "apart": parameters.apart,
+                "changes": parameters.changes,
+                "lists": self._lists if len(self._lists) > 1 else [],
+                "optimizer": optimizer_probe.describe(optimizer),
+                "notes": list(self._adapter.notes),
+            }
+        )
+        if self.manifest is not None:
+            notes = list(dict.fromkeys([*self.manifest.notes, *self._adapter.notes]))
+            self.manifest = self.manifest.model_copy(update={"notes": notes})
+        return True
+
+    def note_raised(self, error: BaseException) -> None:
+        """Note what ended the training on this rank, and where in the user's own code; not what it says, which may be
+        a secret.
+        """
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+        own = [
+            frame for frame in frames if not _NOT_USERS & {*Path(frame.filename).parts, *Path(frame.filename).parents}
+        ]
+        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        raised = {"raised": f"{type(error).__name__}{where}", "raised_ns": time.time_ns()}
+        self.env = self.env.model_copy(update=raised)
+
+    def note_plan(self, plan: Plan, revision: int, *, step: int) -> bool:
+        """Say in the manifest which Plan is in force since ``step``; False where this rank keeps no manifest."""
+        if self.manifest is None:
+            return False
+        taken_up = PlanRevision(revision=revision, step=step, plan=plan.model_dump(mode="json"))
+        self.manifest = self.manifest.model_copy(update={"plans": [*self.manifest.plans, taken_up]})
+        return True
+
+    def note_interval(self, decision: Decision, *, step: int) -> bool:
+        """Say in the manifest which interval is followed, and what it costs where that is over the budget; whether that
+        is news. Only the first rank keeps a manifest.
+        """
+        if self.manifest is None:
+            return False
+        interval, early = decision.interval, decision.interval < decision.asked
+        if (interval, early) == self._interval:
+            return False
+        self._interval = interval, early
+        start = "gradients are sampled every "
+        kept = [line for line in self.manifest.notes if not line.startswith(start)]
+        why, cost = "the smallest interval within the budget", f"watching takes {decision.cost_frac:.1%} of step time"
+        if early:
+            why = f"the budget asks for every {decision.asked}, and checks need more in the first steps; {cost}"
+        elif interval == MAX_INTERVAL:
+            why = f"the budget asks for fewer; {cost}"
+        note = f"{start}{interval} steps since about step {step}: {why}."
+        self.manifest = self.manifest.model_copy(update={"notes": [*kept, note]})
+        return True

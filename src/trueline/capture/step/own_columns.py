@@ -1,0 +1,128 @@
+"""From what arrived on the host to the columns of a workers row. Pure: numpy in, plain values out.
+
+Letters: P parameters, G groups, k sketch length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.capture.model.layout import Layout
+from trueline.capture.probes.gradients import MISSING
+from trueline.capture.step.shared_columns import Own
+from trueline.tensor.digest import unsigned
+
+Array = NDArray[np.float64]
+
+
+def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: bool) -> dict[str, Any]:
+    """The columns of gradients that one worker knows by itself: its ``local`` and ``used`` norms."""
+    out: dict[str, Any] = {}
+    norm2 = norms2(host, "local", layout)
+    if norm2 is not None:
+        seen = norm2 != MISSING
+        total = float(norm2[seen].sum())
+        out["grad_norm"] = math.sqrt(total) if total >= 0 else math.nan
+        out["grad_nonfinite"] = float(not math.isfinite(total))
+        out["param_grad_norms"] = _roots(norm2).tolist()
+        out["group_grad_norms"] = np.sqrt(by_group(norm2, layout)).tolist()
+        out["group_seen"] = _seen_fraction(seen, layout)
+    elif "used_norm2" in host:
+        out["group_seen"] = [0.0] * len(layout.groups)
+    if "used_norm2" in host and not sharded:
+        out["used_param_norms"] = _roots(host["used_norm2"].numpy()).tolist()
+    for phase, column in (("local", "param_grad_norms"), ("used", "used_param_norms")):
+        if f"{phase}_whole_norm2" in host:
+            norms = np.array(out.get(column, [MISSING] * len(layout.names)))
+            norms[list(layout.whole)] = _roots(host[f"{phase}_whole_norm2"].numpy())
+            out[column] = norms.tolist()
+    return out
+
+
+def digest_columns(host: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The columns of uint64 digests that arrived as int64."""
+    names = ("sample_digests", "target_digests", "param_digests", "buffer_digests", "closing_digests")
+    return {name: [unsigned(value) for value in host[name].tolist()] for name in names if name in host}
+
+
+def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
+    """This worker's norms and sketches as arrays; zeros for a local gradient that was not seen."""
+    shape = (len(layout.groups), layout.k)
+
+    def sketch(phase: str) -> Array | None:
+        found = host.get(f"{phase}_sketch")
+        return None if found is None else found.numpy().reshape(shape)
+
+    local = sketch("local")
+    norm2 = norms2(host, "local", layout)
+    norms = np.zeros(shape[0]) if norm2 is None else np.sqrt(by_group(norm2, layout))
+    return Own(
+        local_norm=norms,
+        local=np.zeros(shape) if local is None else local,
+        reduced=sketch("reduced"),
+        used=sketch("used"),
+        times=int(host.get("reduced_times", 1)),
+        cancelled=_cancelled(host, layout),
+    )
+
+
+def _cancelled(host: Mapping[str, Tensor], layout: Layout) -> Array:
+    """[G] at most how many times as long all micro-batches' reduced gradients are, one by one, as their sum: n norms
+    are at most √(n Σ norm²) together.
+    """
+    if "reduced_times" not in host:
+        return np.ones(len(layout.groups))
+    each = by_group(host["reduced_norm2"].numpy(), layout) * float(host["reduced_times"])
+    total = host["reduced_group_norm2"].numpy()
+    return np.sqrt(np.maximum(np.divide(each, total, out=np.ones_like(total), where=total > 0), 1.0))
+
+
+def reduced_norm2(host: Mapping[str, Tensor], layout: Layout) -> Array | None:
+    """Squared norm per group, float64 [G], of what the reduction returned (or, where that is not seen, of what was
+    used).
+    """
+    for phase in ("reduced", "used"):
+        norm2 = norms2(host, phase, layout)
+        if norm2 is not None:
+            return by_group(norm2, layout)
+    return None
+
+
+def norms2(host: Mapping[str, Tensor], phase: str, layout: Layout) -> Array | None:
+    """Squared norms float64 [P] of one phase. Where micro-batches were added up, the sum lacks their cross terms: each
+    group is scaled to the square of its sketch.
+    """
+    found = host.get(f"{phase}_norm2")
+    if found is None:
+        return None
+    norm2 = found.numpy()
+    if f"{phase}_group_norm2" not in host:
+        return norm2
+    wanted, summed = host[f"{phase}_group_norm2"].numpy(), by_group(norm2, layout)
+    scale = np.divide(wanted, summed, out=np.ones_like(wanted), where=summed > 0)
+    return np.where(norm2 == MISSING, MISSING, norm2 * scale[layout.group_index])
+
+
+def by_group(norm2_P: Array, layout: Layout) -> Array:
+    """Sum of squares per group, float64 [G]; what was not seen adds nothing."""
+    seen = np.where(norm2_P == MISSING, 0.0, norm2_P)
+    return np.bincount(layout.group_index, seen, minlength=len(layout.groups))
+
+
+def _roots(norm2_P: Array) -> Array:
+    return np.where(norm2_P == MISSING, MISSING, np.sqrt(np.maximum(norm2_P, 0.0)))
+
+
+def _seen_fraction(seen_P: NDArray[np.bool_], layout: Layout) -> list[float]:
+    """Share of each group's elements whose gradient was seen before reduction."""
+    if seen_P.all():
+        return [1.0 if spec.numel else 0.0 for spec in layout.groups]
+    numels = np.where(seen_P, np.asarray(layout.numels, dtype=np.float64), 0.0)
+    count = np.bincount(layout.group_index, numels, minlength=len(layout.groups))
+    return [float(part / max(spec.numel, 1)) for part, spec in zip(count, layout.groups, strict=True)]

@@ -1,0 +1,89 @@
+"""One step between being measured and being written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trueline.capture.adapters.base import Reduction
+from trueline.capture.model.host_copy import HostCopy
+from trueline.capture.model.layout import Layout
+from trueline.capture.step import own_columns as rows
+from trueline.capture.step import shared_columns as derive
+from trueline.capture.step.contributions import Kept
+from trueline.capture.step.exchange import Pending
+from trueline.capture.step.shared_columns import Array, Own
+from trueline.schema.formats import FORMATS
+
+
+@dataclass
+class StepRecord:
+    """What was measured at a step, on its way to the host, and the sum over workers where it is ``sampled``. A ``beat``
+    has no row: its sum only tells whether the Plan has changed. ``kept`` are the passes that count, ``layout`` is that
+    of its gradients, ``wants`` the digest of the one that the model would have now; ``measured`` says that gradients
+    were looked at.
+    """
+
+    row: dict[str, Any]
+    copy: HostCopy
+    interval: int
+    passes: int
+    sampled: bool
+    layout: Layout
+    kept: Kept = field(default_factory=Kept)
+    wants: int = 0
+    measured: bool = False
+    keeps_sketch: bool = False
+    beat: bool = False
+    looked_at: bool = False
+    own: Own | None = None
+    pending: Pending | None = None
+    reduced_norm2: Array | None = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer step."""
+        return int(self.row["step"])
+
+    @property
+    def known(self) -> int:
+        """The first step that may depend on what its sum says: two samples later every rank has it."""
+        return self.step + 2 * self.interval
+
+    def part_of_sum(self, *, workers: int) -> Array:
+        """What this worker adds to the sum (``derive.pack``), from what has reached the host."""
+        shards = self.layout.shards
+        own = rows.own_measurement(self.copy.host, self.layout)
+        self.reduced_norm2 = rows.reduced_norm2(self.copy.host, self.layout)
+        replicas = workers // shards if shards > 1 else 1
+        part = derive.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
+        self.own = own
+        return part
+
+    def columns_of(self, scalars: Array, flat: Array, reduction: Reduction) -> dict[str, object]:
+        """The columns that the sum over workers adds to the row (``derive.columns``); none where they did not all
+        measure, or not by one Layout.
+        """
+        layout = self.layout
+        told = derive.agreed(scalars[:, derive.SCALARS.index("layout")])
+        if self.own is None or told != layout.digest:
+            return {}
+        return derive.columns(
+            self.own,
+            derive.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
+            reduced_norm2=self.reduced_norm2,
+            sharded=layout.shards > 1,
+            numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
+            dtype=reduction.dtype,
+            roundings=reduction.roundings,
+            seen=reduction.seen,
+            used_dtype=_coarsest({reduction.dtype, *(str(param.dtype) for param in layout.params)}),
+        )
+
+
+def _coarsest(dtypes: set[str]) -> str:
+    """That of ``dtypes`` with the largest rounding error."""
+    known = {FORMATS[name].unit: name for dtype in dtypes if (name := dtype.removeprefix("torch.")) in FORMATS}
+    return known[max(known)] if known else "float32"

@@ -1,0 +1,1 @@
+"""`trueline demo`: a small language model trained under six settings, each judged."""

@@ -1,0 +1,148 @@
+"""What was found in each setting, beside what the raw curves show: as one document, for the terminal and for scripts.
+
+Nothing is concluded here: verdicts, findings and dispersions are those of the report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from trueline.demo.fine_tune import Trained
+from trueline.schema.finding import Finding
+
+Status = Literal["out", "suspect", "clear", "unknown"]
+
+ABOUT_CURVES = (
+    "What the raw curves can tell: with a DistributedSampler every shard is a random draw, whatever the seeds, so the "
+    "dispersions of s1-1, s1-2 and s1-3 are expected to look alike. What separates them is which samples each rank "
+    "consumed, and that is what the checks compare. In no-sampler all ranks read the same batches under the same "
+    "dropout, so that they hardly differ: no spread of the loss, cosines of 1. In loss-scale and labels one rank lies "
+    "apart; whether that is more than chance is judged by how often it is the odd one out, not by how far at one step."
+)
+
+
+class Verdict(Protocol):
+    """The state of a Run in words; ``line`` is one sentence."""
+
+    status: Status
+    line: str
+
+
+class Values(Protocol):
+    """One number a step, float64 [T]; NaN where it was not measured."""
+
+    values_T: np.ndarray
+
+
+class CheckReport(Protocol):
+    """What all checks say about one Run; ``findings`` are sorted, errors first."""
+
+    findings: Sequence[Finding]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        ...
+
+
+class Reading(Protocol):
+    """What the report shows of one Run, as far as a demo needs it."""
+
+    verdict: Verdict
+    report: CheckReport
+    dispersions: Mapping[str, Values]
+
+
+SPREADS: tuple[str, ...] = ("loss_std", "loss_range", "grad_norm_std", "cosine_mean")
+"""The dispersions that are summed up, by the keys of the report. Units: loss, loss, gradient norm, cosine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One setting after training, with what the report shows of its Run."""
+
+    trained: Trained
+    reading: Reading
+    num_workers: int
+
+    @property
+    def grave(self) -> list[Finding]:
+        """Errors and warnings; an info is worth knowing but is no sign that training is wrong."""
+        return [finding for finding in self.reading.report.findings if finding.severity != "info"]
+
+    @property
+    def missed(self) -> bool:
+        """Whether something was planted and nothing was found."""
+        return bool(self.trained.setting.found_by) and self.reading.verdict.status == "clear"
+
+    @property
+    def status(self) -> Status:
+        """That of the Run; 'unknown' rather than 'clear' where something was planted."""
+        return "unknown" if self.missed else self.reading.verdict.status
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the Run in words, with a second sentence where what was planted has not been found."""
+        line = self.reading.verdict.line
+        advice = f"What was planted is for {self.trained.setting.found_by} to find: it takes more --steps."
+        return f"{line} {advice}" if self.missed else line
+
+    def spread(self, key: str) -> float | None:
+        """Mean over steps of the dispersion ``key`` (of ``SPREADS``); None where no step measured it."""
+        values = self.reading.dispersions.get(key)
+        measured = np.empty(0) if values is None else values.values_T[np.isfinite(values.values_T)]
+        return float(measured.mean()) if measured.size else None
+
+
+def document(settings: Iterable[Judged], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The one JSON document of a demo: ``about`` (how it was run; null data: standard library), and the settings."""
+    return {
+        "schema": 1,
+        **about,
+        "settings": [_setting_document(each) for each in settings],
+        "about_curves": ABOUT_CURVES,
+    }
+
+
+def advice(settings: Iterable[Judged]) -> list[tuple[str, list[str], list[str]]]:
+    """What to do about each code found: the code, the settings that have it, and each piece of advice once."""
+    where: dict[str, list[str]] = {}
+    what: dict[str, list[str]] = {}
+    for each in settings:
+        for finding in each.grave:
+            where.setdefault(finding.code, []).append(each.trained.setting.name)
+            what.setdefault(finding.code, []).extend(finding.next)
+    return [(code, list(dict.fromkeys(where[code])), list(dict.fromkeys(what[code]))) for code in where]
+
+
+def rank_text(ranks: Sequence[int], num_workers: int) -> str:
+    """``ranks`` in few letters: 'all ranks', 'rank 3' or 'ranks 0, 2'."""
+    if len(ranks) == num_workers:
+        return "all ranks"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _setting_document(each: Judged) -> dict[str, Any]:
+    report = each.reading.report.to_json()
+    return {
+        "setting": each.trained.setting.name,
+        "planted": each.trained.setting.planted_text(each.num_workers),
+        "found_by": each.trained.setting.found_by or None,
+        "run": str(each.trained.run),
+        "status": each.status,
+        "verdict": each.verdict,
+        "findings": report["findings"],
+        "checks_run": report["checks_run"],
+        "checks_not_run": report["checks_not_run"],
+        "loss": {"first": _number(each.trained.loss_first), "last": _number(each.trained.loss_last)},
+        "dispersion": {key: each.spread(key) for key in SPREADS},
+    }
+
+
+def _number(value: float) -> float | str:
+    """``value``, or its name where JSON has no number for it (a loss that became NaN is a fact, not an absence)."""
+    return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"

@@ -1,0 +1,1 @@
+"""A comparison as page, workbook, CSV and charts."""

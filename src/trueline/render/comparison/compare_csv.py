@@ -1,0 +1,54 @@
+"""Every row of a comparison as a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from trueline.analyze.compare.result import Judged
+from trueline.render.comparison.compare_rows import COLUMNS, RowColumn
+from trueline.render.output import replacing
+
+_ROWS = 8192
+"""Rows of which the text is in memory at once."""
+
+
+def write_csv(target: Path, rows: Sequence[Judged]) -> None:
+    """Write a header and one line a row to ``target`` (UTF-8, RFC 4180): numbers in full precision, nothing where
+    something was not measured, ``nan`` and ``inf`` by name. Raises ``InputError`` where it cannot be written.
+    """
+    # A name of a Run may hold what UTF-8 has no form for; it becomes a question mark.
+    opening = {"mode": "w", "encoding": "utf-8", "errors": "replace", "newline": ""}
+    with replacing(target, what="CSV file") as temporary, temporary.open(**opening) as file:
+        file.write(_line(column.name for column in COLUMNS))
+        left = iter(rows)
+        while part := list(islice(left, _ROWS)):
+            file.writelines(map(_line, zip(*(_texts(column, part) for column in COLUMNS), strict=True)))
+
+
+def _line(texts: Iterable[str]) -> str:
+    return ",".join(texts) + "\r\n"
+
+
+def _texts(column: RowColumn, rows: Sequence[Judged]) -> list[str]:
+    """The cells of a column as the file has them. Many rows share what they are about: that is put in words once,
+    which takes half the time of the module ``csv``.
+    """
+    shared = list(map(column.of, rows))
+    keys = list(map(id, shared))
+    distinct = dict(zip(keys, shared, strict=True))
+    cells = map(column.said, distinct.values())
+    texts = dict(zip(distinct, _quoted(["" if cell is None else str(cell) for cell in cells]), strict=True))
+    return list(map(texts.__getitem__, keys))
+
+
+def _quoted(texts: list[str]) -> list[str]:
+    """In quotes where a text has characters that would end a cell (RFC 4180, section 2)."""
+    if not _has_marks("".join(texts)):
+        return texts
+    return ['"' + text.replace('"', '""') + '"' if _has_marks(text) else text for text in texts]
+
+
+def _has_marks(text: str) -> bool:
+    return '"' in text or "," in text or "\n" in text or "\r" in text

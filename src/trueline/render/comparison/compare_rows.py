@@ -1,0 +1,143 @@
+"""The rows of a comparison as flat lines of cells, and which of them tell most."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from trueline.analyze.compare.result import JUDGEMENTS, Judged, Judgement
+
+Cell = str | int | float | None
+
+SAID: dict[Judgement, str] = {
+    "equal": "equal",
+    "within": "within rounding",
+    "beyond": "beyond rounding",
+    "propagated": "propagated",
+    "not-comparable": "not comparable",
+}
+"""Each judgement in words."""
+
+
+def _same(value: Any) -> Cell:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumn:
+    """One column of the tables that are written: its name, its unit or meaning in a few words, what it is about of a
+    row (``of``), and what a cell says of that (``said``), which rows may share.
+    """
+
+    name: str
+    meaning: str
+    of: Callable[[Judged], Any]
+    said: Callable[[Any], Cell] = _same
+
+    def cell(self, row: Judged) -> Cell:
+        """The cell of a row."""
+        return self.said(self.of(row))
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """``4x32x64``; ``scalar`` for no dims."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def details_text(details: Mapping[str, Any] | None) -> str | None:
+    """``details`` as JSON, in which NaN and infinities, for which it has no form, are texts; None for none."""
+    if not details:
+        return None
+    try:
+        return _JSON.encode(dict(details))
+    except ValueError:
+        text = json.dumps(dict(details), default=_plain)
+        return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain, allow_nan=False)
+
+
+COLUMNS: tuple[RowColumn, ...] = (
+    RowColumn("step", "optimizer step, from 0", attrgetter("step")),
+    RowColumn("rank", "global rank; empty: several merged", attrgetter("rank")),
+    RowColumn("place", "order of execution in the step", attrgetter("place")),
+    RowColumn("judgement", ", ".join(JUDGEMENTS), attrgetter("judgement")),
+    RowColumn("times", "measured over expected", attrgetter("times")),
+    RowColumn("measured", "relative L2 difference", attrgetter("measured")),
+    RowColumn("expected", "relative L2 difference that rounding and its inputs explain", attrgetter("expected")),
+    RowColumn("how", "what it was measured on: tensor, fingerprint or statistics", attrgetter("how")),
+    RowColumn("site", "step.micro/rank/phase/name#call:slot", attrgetter("site")),
+    RowColumn("ref_site", "the same in REF", attrgetter("ref_site")),
+    RowColumn("kind", "module, op, param, collective or value", attrgetter("kind")),
+    RowColumn("api", "what was called", attrgetter("api")),
+    RowColumn("dtype", "torch dtype", attrgetter("dtype")),
+    RowColumn("ref_dtype", "torch dtype in REF", attrgetter("ref_dtype")),
+    RowColumn("shape", "elements", attrgetter("shape"), shape_text),
+    RowColumn("where", "line of code that made the call", attrgetter("where")),
+    RowColumn("note", "why it cannot be compared, and what else is known", attrgetter("note")),
+    RowColumn("details", "further numbers, as JSON", attrgetter("details"), details_text),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A row worth looking at, and how many more rows show the same difference of the same value at other sites."""
+
+    row: Judged
+    also: int = 0
+
+
+def telling(rows: Sequence[Judged], first: Judged | None, limit: int) -> list[Telling]:
+    """At most ``limit`` rows but ``first``: those beyond in the order given, then propagated ones, the largest of the
+    earliest step first, those that cannot be compared, and those within rounding, the nearest to its end first. Equal
+    ones tell nothing.
+
+    A value that is seen at several sites (the output of one module is the input of the next) is told once.
+    """
+    groups: dict[object, list[Judged]] = {}
+    for row in rows:
+        if row.judgement != "equal" and not (first is not None and same_row(row, first)):
+            groups.setdefault(_same_value(row), []).append(row)
+    if first is not None:
+        groups.pop(_same_value(first), None)
+    told = [Telling(group[0], len(group) - 1) for group in groups.values()]
+    told.sort(key=lambda each: _weight(each.row))
+    return told[:limit]
+
+
+def same_row(row: Judged, other: Judged) -> bool:
+    """Whether both are the same line of a comparison."""
+    return (row.step, row.rank, row.place, row.site) == (other.step, other.rank, other.place, other.site)
+
+
+def _same_value(row: Judged) -> object:
+    """Equal for rows that show one difference of one value."""
+    if row.judgement == "not-comparable":
+        return (row.step, row.rank, row.judgement, row.note, row.site is None, row.ref_site is None)
+    if row.measured is None:
+        return id(row)
+    return (row.step, row.rank, row.judgement, row.measured, row.expected, row.how, row.dtype, math.prod(row.shape))
+
+
+_ORDER = {"beyond": 0, "propagated": 1, "not-comparable": 2, "within": 3, "equal": 4}
+
+
+def _weight(row: Judged) -> tuple[int, int, float]:
+    step = row.step if row.judgement == "propagated" else 0
+    by = {"propagated": row.measured, "within": row.times}.get(row.judgement)
+    return _ORDER[row.judgement], step, -by if by is not None and not math.isnan(by) else 0.0
+
+
+def place_text(row: Judged) -> str:
+    """The site of a row, or that of REF and that it is only there."""
+    return row.site or f"{row.ref_site} (only in REF)"

@@ -1,0 +1,221 @@
+"""What a comparison says, in words: the verdict, the first difference, what to do next, and how it goes on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trueline.analyze.compare.result import JUDGEMENTS, Comparison, Judged
+from trueline.render.comparison.compare_call import RecordedCall, call_text, differing_arguments
+from trueline.render.comparison.compare_details import details_text, place_of
+from trueline.render.comparison.compare_growth import steps_lines
+from trueline.render.comparison.compare_rows import SAID, shape_text
+from trueline.render.wording import counted, listed, number
+from trueline.schema.errors import SiteError
+from trueline.schema.finding import SEVERITIES, Finding
+from trueline.schema.site import Site
+
+_MAX_SLOTS = 4
+"""Values of the first call that are named one by one for each judgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Sentences, each whole. ``status`` is ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts
+    have it; ``facts`` are (label, text) about the first difference.
+    """
+
+    status: str
+    headline: str
+    facts: tuple[tuple[str, str], ...]
+    next: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    counts: str
+    steps: tuple[str, ...]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def story_of(comparison: Comparison, call: RecordedCall | None = None, ref_call: RecordedCall | None = None) -> Story:
+    """The words for ``comparison``; ``call`` and ``ref_call`` are what the Runs recorded at its first difference."""
+    findings = tuple(sorted(comparison.findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+    grave = [finding for finding in findings if finding.severity != "info"]
+    leading = grave[0] if grave else None
+    return Story(
+        status=_status(comparison, leading),
+        headline=_headline(comparison, leading),
+        facts=() if comparison.first is None else tuple(_facts(comparison, comparison.first, call, ref_call)),
+        next=_next(comparison, leading),
+        findings=tuple(finding for finding in findings if finding is not leading),
+        counts=counts_text(comparison),
+        steps=tuple(steps_lines(comparison.steps)),
+        missing=tuple(missing_lines(comparison)),
+        notes=comparison.notes,
+    )
+
+
+def counts_text(comparison: Comparison) -> str:
+    """``1,449 values: 1,204 equal, 10 within rounding, 1 beyond rounding, …``; judgements that no row has are left
+    out.
+    """
+    counts = comparison.counts
+    told = [f"{counts[name]:,} {SAID[name]}" for name in JUDGEMENTS if counts[name]]
+    return f"{counted(len(comparison.rows), 'value')}: {', '.join(told)}." if told else "No values were aligned."
+
+
+def missing_lines(comparison: Comparison) -> list[str]:
+    """One line for each reason why values have no twin, the most common first."""
+    missing = sorted((comparison.missing or {}).items(), key=lambda entry: -entry[1])
+    return [f"{counted(count, 'value')}: {reason}" for reason, count in missing]
+
+
+def size_text(row: Judged) -> str:
+    """How large the difference of ``row`` is, against what rounding explains, and how that was measured."""
+    if row.measured is None:
+        return "how large it is was not measured" + (f"; seen by {_measured_on(row)}" if row.how else "")
+    measured = f"{number(row.measured, 3)} relative"
+    if row.expected is None:
+        expected = "; what rounding explains is not known"
+    elif row.expected == 0:
+        expected = "; rounding explains none of it"
+    else:
+        expected = f"; rounding explains {number(row.expected, 3)}"
+        expected += "" if row.times is None else f": {times_text(row.times)}"
+    return f"{measured}{expected}" + (f"; measured on {_measured_on(row)}" if row.how else "")
+
+
+def times_text(times: float) -> str:
+    """``38 times``."""
+    return f"{number(times, 2 if 1 <= abs(times) < 100 else 3)} times"
+
+
+def _status(comparison: Comparison, leading: Finding | None) -> str:
+    if leading is not None:
+        return "out" if leading.severity == "error" else "suspect"
+    return "clear" if comparison.exit_code == 0 else "unknown"
+
+
+def _headline(comparison: Comparison, leading: Finding | None) -> str:
+    counts, rows = comparison.counts, len(comparison.rows)
+    if leading is not None:
+        return f"Different: {leading.claim}"
+    if comparison.exit_code != 0:
+        return f"Cannot tell: {_none_of(rows)}."
+    compared = rows - counts["not-comparable"]
+    if counts["equal"] == compared:
+        return f"The same: {_all_of(compared)} equal, bit for bit as far as was recorded."
+    differing = compared - counts["equal"]
+    if counts["within"] == differing:
+        return (
+            f"Rounding explains all of it: {differing:,} of {counted(compared, 'value')} "
+            f"{'differs' if differing == 1 else 'differ'}, none by more than rounding does."
+        )
+    return f"Nothing to blame: {counts_text(comparison)}"
+
+
+def _none_of(count: int) -> str:
+    if count == 0:
+        return "no values were aligned"
+    if count == 1:
+        return "the one value that was aligned could not be compared"
+    return f"none of the {count:,} values that were aligned could be compared"
+
+
+def _all_of(count: int) -> str:
+    return "the one value that was compared is" if count == 1 else f"all {count:,} values that were compared are"
+
+
+def _facts(
+    comparison: Comparison, first: Judged, call: RecordedCall | None, ref_call: RecordedCall | None
+) -> list[tuple[str, str]]:
+    ref_site = first.ref_site if first.ref_site != first.site else None
+    facts = [
+        ("first", first.site or f"only in REF: {first.ref_site}"),
+        ("in REF", ref_site if first.site and ref_site else ""),
+        ("what", _what(first, call)),
+        ("code", call.code if call is not None else ""),
+        ("in REF", ref_call.code if call is not None and ref_call is not None and ref_call.code != call.code else ""),
+        ("difference", size_text(first) if first.judgement != "not-comparable" else ""),
+        ("numbers", details_text(first.details)),
+        ("place", place_of(first.details)),
+        ("its call", _its_call(comparison, first)),
+        ("arguments", _arguments(first, call, ref_call)),
+        ("where", "" if call is not None and first.where and first.where in call.code else first.where),
+        ("note", first.note),
+    ]
+    return [(label, text) for label, text in facts if text]
+
+
+def _what(first: Judged, call: RecordedCall | None) -> str:
+    module = call.module if call is not None else ""
+    what = first.api or first.kind
+    within = f" in {module}" if module and first.kind == "op" else ""
+    dtypes = first.dtype if first.dtype == first.ref_dtype else f"{first.dtype} (REF {first.ref_dtype})"
+    return f"{what}{within}, {dtypes} {shape_text(first.shape)}"
+
+
+def _its_call(comparison: Comparison, first: Judged) -> str:
+    """Which values of the call are equal and which are not: ``in0, weight equal; out0 beyond rounding``."""
+    key = _call_key(first)
+    if key is None:
+        return ""
+    slots: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if _call_key(row) == key:
+            slots.setdefault(row.judgement, []).append(_slot(row.site))
+    return "; ".join(f"{_slots(slots[name])} {SAID[name]}" for name in JUDGEMENTS if name in slots)
+
+
+def _call_key(row: Judged) -> str | None:
+    """The site without its slot."""
+    return row.site.rpartition(":")[0] if row.site else None
+
+
+def _slot(site: str | None) -> str:
+    return (site or "").rpartition(":")[2]
+
+
+def _slots(names: Sequence[str]) -> str:
+    if len(names) <= _MAX_SLOTS:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MAX_SLOTS - 1])} and {len(names) - _MAX_SLOTS + 1} more"
+
+
+def _arguments(first: Judged, call: RecordedCall | None, ref_call: RecordedCall | None) -> str:
+    if call is None or not call.arguments:
+        return ""
+    text = call_text(first.api.rpartition(".")[2] or first.kind, call)
+    if ref_call is None or not ref_call.arguments:
+        return text
+    different = differing_arguments(call, ref_call)
+    if not different:
+        return f"the same: {text}"
+    told = [
+        f"{'argument ' if name.isdigit() else ''}{name} is {mine}, in REF {theirs}" for name, mine, theirs in different
+    ]
+    return f"{text}; differs: {listed(told)}"
+
+
+def _measured_on(row: Judged) -> str:
+    return {"tensor": "stored values", "fingerprint": "fingerprints", "statistics": "statistics"}.get(row.how, row.how)
+
+
+def _next(comparison: Comparison, leading: Finding | None) -> tuple[str, ...]:
+    advice = leading.next if leading is not None else ()
+    command = _look_at(comparison)
+    return (*advice, *((command,) if command and not any("trueline info" in line for line in advice) else ()))
+
+
+def _look_at(comparison: Comparison) -> str:
+    """The command that prints the first call with its call stack."""
+    first = comparison.first
+    if first is None or first.site is None:
+        return ""
+    try:
+        site = Site.parse(first.site)
+    except SiteError:
+        return ""
+    words = ["trueline", "info", comparison.run, "--site", f"{site.phase}/{site.name}#{site.call}:*"]
+    words += ["--step", str(site.step), "--rank", str(site.rank), "--stacks"]
+    return " ".join(shlex.quote(word) for word in words)

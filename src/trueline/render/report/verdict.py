@@ -1,0 +1,95 @@
+"""The verdict on a Run with what a page says around it: the telling finding, what to do next, what was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trueline.analyze.check_run import CheckReport
+from trueline.analyze.verdict import WORDS, Status
+from trueline.render.wording import by_reason, counted, listed, steps_words
+
+_JUDGES_WORKERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
+"""Checks that judge whether one worker's loss, norm or direction is unusual; without them that is only drawn."""
+_MAX_NEXT = 3
+_LIMIT = " None of them judges whether one rank’s loss, gradient norm or direction is unusual: look at the charts."
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``line`` is the verdict in one sentence, ``what`` one or two more, ``more`` how many findings there are beside
+    the telling one; ``where``, ``more`` and ``next`` are empty where nothing was found. ``unchecked`` are (check, why).
+    """
+
+    status: Status
+    line: str
+    where: str
+    what: str
+    more: str
+    next: tuple[str, ...]
+    checked: str
+    unchecked: tuple[tuple[str, str], ...]
+
+    @property
+    def word(self) -> str:
+        """The status as a reader sees it."""
+        return WORDS[self.status]
+
+    @property
+    def unchecked_by_reason(self) -> list[tuple[list[str], str]]:
+        """``unchecked`` with the checks that did not run for the same reason together."""
+        return by_reason(self.unchecked)
+
+
+def verdict(report: CheckReport) -> Verdict:
+    """What the page says of ``report`` at its top. Nothing is concluded here."""
+    said = report.verdict
+    telling = [report.findings[incident.findings[0]] for incident in report.incidents]
+    advice = list(dict.fromkeys(finding.next[0] for finding in telling if finding.next))
+    others = sum(len(incident.findings) for incident in report.incidents) - 1
+    return Verdict(
+        status=said.status,
+        line=said.line,
+        where=said.where,
+        what=_what(report),
+        more=f"{counted(others, 'more finding')} below" if others > 0 else "",
+        next=tuple(advice[:_MAX_NEXT]),
+        checked=_checked(report) if report.judged.num_steps else "",
+        unchecked=tuple((entry.check, entry.why) for entry in report.checks_not_run),
+    )
+
+
+def judges_workers(checks_run: Sequence[str]) -> bool:
+    """Whether any check that ran judges single workers' losses, norms or directions."""
+    return bool(set(_JUDGES_WORKERS) & set(checks_run))
+
+
+def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
+    """The first sentence of the page for named Runs, worst news first."""
+    if len(verdicts) == 1:
+        return verdicts[0][1].line
+    groups = {status: [name for name, one in verdicts if one.status == status] for status in WORDS}
+    parts: list[str] = []
+    for status, names in groups.items():
+        if names:
+            word = WORDS[status] if not parts else WORDS[status][0].lower() + WORDS[status][1:]
+            parts.append(f"{word}: {listed(names)}" if len(names) <= 4 else f"{word}: {counted(len(names), 'Run')}")
+    return "; ".join(parts) + "."
+
+
+def _what(report: CheckReport) -> str:
+    if report.incidents:
+        return report.incidents[0].title
+    if report.judged.steps is None:
+        return "This Run holds no rows, so there is nothing to check or draw."
+    if report.verdict.status == "unknown":
+        return "The reasons are listed below."
+    judged = judges_workers(report.checks_run)
+    return f"The checks that ran found no fault.{'' if judged else _LIMIT}"
+
+
+def _checked(report: CheckReport) -> str:
+    if not report.checks_run or report.judged.steps is None:
+        return ""
+    over = f"over {steps_words(*report.judged.steps)} on {counted(report.judged.world_size, 'rank')}"
+    return f"{counted(len(report.checks_run), 'check')} {over}: {listed(report.checks_run)}."

@@ -1,0 +1,80 @@
+"""The sealed parts of one table of a Run, read where they lie."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from trueline.schema.errors import RunError
+from trueline.schema.reading import why
+from trueline.store.layout import PartName
+from trueline.store.log.listing import names_in
+from trueline.store.log.merge import rows_within
+from trueline.store.log.parts import DamagedPart, decode_part, footer_crc, read_columns
+from trueline.store.migrate import to_current
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """Parts of the Run at ``root`` under columns of ``schema``; ``folder_of`` gives the folder within the Run."""
+
+    fs: AbstractFileSystem
+    root: str
+    folder_of: Callable[[PartName], str]
+    schema: pa.Schema
+    _footers: dict[PartName, int] = field(default_factory=dict[PartName, int], repr=False, compare=False)
+    """Of the parts that were read whole."""
+
+    def first(self, part: PartName, names: Sequence[str], problems: list[str]) -> pa.Table | None:
+        """Columns of a part that was found just now; None for a damaged one, which is named in ``problems``."""
+        try:
+            return self._read(part, names, self._decoded)
+        except (DamagedPart, OSError, pa.ArrowException) as error:
+            problems.append(f"{self._path(part)}: {why(error)}; the part was skipped")
+            return None
+
+    def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""
+        try:
+            return self._read(part, names, self._columns)
+        except (DamagedPart, OSError, pa.ArrowException) as error:
+            raise RunError(
+                f"{self._path(part)} has changed since the Run was opened ({why(error)}). Open the Run again."
+            ) from None
+
+    def _read(
+        self, part: PartName, names: Sequence[str], read: Callable[[PartName, Sequence[str]], pa.Table]
+    ) -> pa.Table:
+        try:
+            rows = read(part, names)
+        except FileNotFoundError:
+            whole = self._merged_since(part)
+            if whole is None:
+                raise
+            rows = rows_within(self._decoded(whole, names), whole, part)
+        return to_current(rows, self.schema, names)
+
+    def _decoded(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        data = self.fs.cat_file(posixpath.join(self.root, self._path(part)))
+        rows = decode_part(data, part, names)
+        self._footers[part] = footer_crc(pa.BufferReader(data))
+        return rows
+
+    def _columns(self, part: PartName, names: Sequence[str]) -> pa.Table:
+        if part in self._footers and isinstance(self.fs, LocalFileSystem):
+            return read_columns(posixpath.join(self.root, self._path(part)), names, footer=self._footers[part])
+        return self._decoded(part, names)
+
+    def _merged_since(self, part: PartName) -> PartName | None:
+        """The part that has taken the place of one that was there when the Run was opened."""
+        present = map(PartName.parse, names_in(self.fs, posixpath.join(self.root, self.folder_of(part))))
+        holding = (one for one in present if one and one.rank == part.rank)
+        return next((one for one in holding if {*part.numbers} < {*one.numbers}), None)
+
+    def _path(self, part: PartName) -> str:
+        return posixpath.join(self.folder_of(part), str(part))

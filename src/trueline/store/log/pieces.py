@@ -1,0 +1,161 @@
+"""The pieces of rows that a Run consists of, sealed or still in journals, in the order in which they were written.
+
+Scalars are few bytes a row and are read at once; lists stay in their files until they are asked for: sketches of a long
+Run do not fit into memory.
+
+T pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from trueline.schema.errors import RunError
+from trueline.store import layout
+from trueline.store.layout import PartName
+from trueline.store.log.journal import JournalContent
+from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
+from trueline.store.log.part_files import PartFiles
+from trueline.store.migrate import to_current
+from trueline.store.records.arrays import from_numpy, to_numpy
+from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
+from trueline.store.timeline import Timeline
+
+MAX_VALUES = 2**31 - 1
+"""Values that all lists of a column can have together: Arrow's list offsets are int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a part, of which only the scalars are held, or (``part`` None) all there is of a journal; of a part
+    ``own_T`` [T] bool says which of its rows these are, None: all.
+    """
+
+    rows: pa.Table
+    part: PartName | None = None
+    own_T: pa.Array | None = None
+
+
+@dataclass(slots=True)
+class Pieces:
+    """All row pieces of a Run, oldest first within each rank, and what had to be skipped.
+
+    ``unclosed`` are the ranks that have a journal.
+    """
+
+    _files: PartFiles
+    timeline: Timeline = field(default_factory=Timeline)
+    problems: list[str] = field(default_factory=list)
+    unclosed: list[int] = field(default_factory=list)
+    _pieces: list[_Piece] = field(default_factory=list)
+
+    def columns(self, names: Sequence[str], steps: Collection[int] | None = None) -> pa.Table:
+        """[T] values of columns; with ``steps``, rows of others in parts give null instead of what they hold.
+
+        Raises ``RunError`` where a part is gone since the Run was opened, or there are more values than fit.
+        """
+        wanted = None if steps is None else np.asarray(list(steps), dtype=np.int64)
+        schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
+        table = pa.concat_tables([schema.empty_table(), *(self._rows(piece, names, wanted) for piece in self._pieces)])
+        for name in names:
+            if sum(map(_num_values, table[name].chunks)) > MAX_VALUES:
+                raise RunError(
+                    f"Column '{name}' has more than {MAX_VALUES} values in all. Read it for some steps only, with "
+                    "Run.stack(column, steps=...)."
+                )
+        return table
+
+    def measured(self, name: str) -> pa.ChunkedArray:
+        """[T] null where a column was not measured; the values of one part at a time are read for it.
+
+        Raises ``RunError`` where a part is gone since the Run was opened.
+        """
+        absent = (to_numpy(self._rows(piece, [name], None)[name].is_null()) for piece in self._pieces)
+        return pa.chunked_array(
+            [from_numpy(absent_T.view(np.uint8), absent_N=absent_T) for absent_T in absent], pa.uint8()
+        )
+
+    def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
+        if piece.part is None or set(names) <= set(SCALAR_NAMES):
+            return piece.rows.select(list(names))
+        wanted_T = None if wanted is None else np.isin(piece.rows["step"].to_numpy(), wanted)
+        if wanted_T is not None and not wanted_T.any():
+            return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
+        rows = self._files.again(piece.part, names)
+        rows = rows if piece.own_T is None else rows.filter(piece.own_T)
+        return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
+
+    def before(self, step: int) -> Pieces:
+        """The same without the rows of ``step`` and later ones."""
+        cut = Pieces(self._files, self.timeline, self.problems, self.unclosed)
+        for piece in self._pieces:
+            early = piece.rows["step"].to_numpy() < step
+            own_T = np.ones(len(early), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
+            own_T[own_T] = early
+            if early.any():
+                cut._pieces.append(_Piece(piece.rows.filter(pa.array(early)), piece.part, pa.array(own_T)))
+        return cut
+
+    def add_parts(self, parts: list[PartName]) -> set[int]:
+        """Take the parts of one rank, in order; the numbers of those that could be read.
+
+        Where a part is there beside those that were merged into it, their writer was about to remove them.
+        """
+        read: set[int] = set()
+        merged: set[int] = set()
+        for part in sorted(parts, key=lambda part: (part.sequence, -part.last)):
+            if merged.issuperset(part.numbers):
+                continue
+            rows = self._files.first(part, SCALAR_NAMES, self.problems)
+            if rows is not None:
+                self._take(rows, part.attempt, part)
+                read.update(part.numbers)
+                merged.update(part.numbers if len(part.numbers) > 1 else ())
+        return read
+
+    def add_journal(self, journal: JournalContent, attempt: int) -> None:
+        """Take what is in the journal of one rank, which is younger than all of its parts."""
+        if journal.batches:
+            self._take(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names), attempt)
+
+    def _take(self, rows: pa.Table, attempt: int, part: PartName | None = None) -> None:
+        own_T = self.timeline.own(attempt, rows["step"].to_numpy())
+        if own_T.all():
+            self._pieces.append(_Piece(rows, part))
+        elif own_T.any():
+            mask = pa.array(own_T)
+            self._pieces.append(_Piece(rows.filter(mask), part, mask))
+
+
+def read_pieces(fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = ()) -> Pieces:
+    """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start.
+
+    Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
+    the other way round it would not be seen at all.
+    """
+    pieces = Pieces(PartFiles(fs, root, lambda part: layout.WORKERS_DIR, WORKER_SCHEMA))
+    journals = read_journals(fs, root, pieces.problems, rank_of=layout.journal_rank, schema=WORKER_SCHEMA)
+    pieces.unclosed = sorted(journals)
+    parts = list_parts(fs, root, layout.WORKERS_DIR, pieces.problems)
+    attempts = {rank: journal.attempt(parts.get(rank, [])) for rank, journal in journals.items()}
+    begun = {attempts[rank] for rank, journal in journals.items() if journal.batches}
+    begun |= {part.attempt for known in parts.values() for part in known}
+    pieces.timeline = Timeline(first_steps, begun)
+    for rank in sorted(set(journals) | set(parts)):
+        journal = journals.get(rank)
+        sealed = pieces.add_parts(parts.get(rank, []))
+        name_missing_parts(layout.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
+        if journal is not None and journal.sequence not in sealed:
+            pieces.add_journal(journal, attempts[rank])
+    return pieces
+
+
+def _num_values(chunk: pa.Array) -> int:
+    if not pa.types.is_list(chunk.type) or not len(chunk):
+        return 0
+    return chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()

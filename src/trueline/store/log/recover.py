@@ -1,0 +1,92 @@
+"""What an earlier start of a job left of one rank: its journals are sealed before the next start writes its own."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from trueline.store import layout
+from trueline.store.layout import PartName
+from trueline.store.log.durable import append, make_folder, replace_file
+from trueline.store.log.journal import JournalContent, read_journal
+from trueline.store.log.parts import DamagedPart, decode_part
+from trueline.store.rows import WORKER_SCHEMA
+
+Encode = Callable[[list[pa.RecordBatch]], bytes]
+
+
+def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.Schema, encode: Encode) -> None:
+    """Make a part of the rows in a journal whose process is gone, and remove it. Every failure is an ``OSError``.
+
+    Where it became a part already it is only removed. A torn frame at its end, the step in flight, goes with it.
+    """
+    try:
+        with open(journal_path, "rb") as file:
+            content = read_journal(file.read(), schema)
+    except FileNotFoundError:
+        return
+    present = parts_of(parts_path, rank)
+    numbers = layout.numbers_of(present)
+    if content.batches and content.sequence not in numbers:
+        data = encode(content.batches)
+        number = max(numbers, default=-1) + 1 if content.sequence is None else content.sequence
+        make_folder(parts_path)
+        replace_file(os.path.join(parts_path, str(PartName(rank, number, zlib.crc32(data)))), data)
+    os.remove(journal_path)
+
+
+def first_sequence(parts_path: str, rank: int, attempt: int) -> int:
+    """The number of the first part that a start of the job writes: its own, after those that are there already."""
+    own = layout.numbers_of(part for part in parts_of(parts_path, rank) if part.attempt == attempt)
+    return max(own, default=attempt * layout.PARTS_PER_ATTEMPT - 1) + 1
+
+
+def end_last_line(path: str) -> None:
+    """Add the end of a line to a text file whose last line a process that was killed left without."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND)
+    except FileNotFoundError:
+        return
+    try:
+        size_bytes = os.fstat(fd).st_size
+        if size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n":
+            append(fd, b"\n", size_bytes)
+    finally:
+        os.close(fd)
+
+
+def last_step(path: str, rank: int) -> int | None:
+    """The last step of the latest start of the job that left rows of ``rank`` in the Run at ``path``; None without."""
+    parts = parts_of(os.path.join(path, layout.WORKERS_DIR), rank)
+    journal = _journal_of(path, rank)
+    if journal.batches and journal.attempt(parts) >= max((part.attempt for part in parts), default=0):
+        return max(max(batch["step"].to_pylist()) for batch in journal.batches)
+    for part in reversed(parts):
+        try:
+            with open(os.path.join(path, layout.WORKERS_DIR, str(part)), "rb") as file:
+                steps = decode_part(file.read(), part, ["step"])["step"]
+        except (OSError, DamagedPart):
+            continue
+        if len(steps):
+            return max(steps.to_pylist())
+    return None
+
+
+def parts_of(folder: str, rank: int) -> list[PartName]:
+    """The parts of ``rank`` in a folder, in the order in which they were written."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(part for name in names if (part := PartName.parse(name)) is not None and part.rank == rank)
+
+
+def _journal_of(path: str, rank: int) -> JournalContent:
+    try:
+        with open(os.path.join(path, layout.JOURNAL_DIR, layout.journal_name(rank)), "rb") as file:
+            return read_journal(file.read(), WORKER_SCHEMA)
+    except OSError:
+        return JournalContent()

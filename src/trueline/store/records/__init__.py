@@ -1,0 +1,1 @@
+"""Recorded steps on disk: rows, tensors and call stacks."""

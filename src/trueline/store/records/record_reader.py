@@ -1,0 +1,223 @@
+"""The recorded steps of a Run, found on first use and read piece by piece: only what is asked for is ever in memory.
+
+T rows of a piece (a sealed part or what is in a journal), P rows that were selected of them, R rows of the answer.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from fsspec import AbstractFileSystem
+
+from trueline.schema.site import Site
+from trueline.store import layout
+from trueline.store.layout import PartName
+from trueline.store.log.listing import list_parts, name_missing_parts, names_in, read_journals
+from trueline.store.log.part_files import PartFiles
+from trueline.store.migrate import to_current
+from trueline.store.records.arrays import contiguous
+from trueline.store.records.records import MEASURED_NAMES, latest
+from trueline.store.rows import RECORD_SCHEMA
+from trueline.store.timeline import Timeline
+
+SHARED_NAMES: tuple[str, ...] = ("numel", *MEASURED_NAMES, "tensor")
+"""Columns that a row with ``same_as`` takes from the row that it refers to."""
+
+_KEYS = ("step", "rank", "row")
+_SITE_NAMES = ["step", "micro", "rank", "phase", "name", "call", "slot"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The steps [S] int64, ascending, of one rank that a part or (``rows``) a journal has and no later piece has."""
+
+    rank: int
+    steps: np.ndarray
+    part: PartName | None = None
+    rows: pa.Table | None = None
+
+
+class RecordReader:
+    """Recorded steps of the Run at ``root``; of several starts of its job ``timeline`` says which count. Damage is
+    skipped and named in ``problems`` when it is met.
+    """
+
+    def __init__(
+        self, fs: AbstractFileSystem, root: str, problems: list[str], timeline: Timeline | None = None
+    ) -> None:
+        timeline = timeline or Timeline()
+        self._files = PartFiles(fs, root, lambda part: _folder(part.rank), RECORD_SCHEMA)
+        # Journals go first: a step that is sealed meanwhile is then seen twice, not missed.
+        journals = read_journals(fs, root, problems, rank_of=layout.records_journal_rank, schema=RECORD_SCHEMA)
+        folders = {layout.folder_rank(name) for name in names_in(fs, posixpath.join(root, layout.RECORDS_DIR))}
+        self._pieces: list[_Piece] = []
+        for rank in sorted({rank for rank in folders if rank is not None} | set(journals)):
+            folder = _folder(rank)
+            parts = sorted(list_parts(fs, root, folder, problems).get(rank, []))
+            found = {part: self._files.first(part, ["step"], problems) for part in parts}
+            pieces = [
+                _Piece(rank, _own(_steps(rows), part.attempt, timeline), part)
+                for part, rows in found.items()
+                if rows is not None
+            ]
+            journal = journals.get(rank)
+            name_missing_parts(folder, rank, parts, journal, problems)
+            if journal is not None and journal.batches:
+                rows = _journal_rows(journal.batches)
+                pieces.append(_Piece(rank, _own(_steps(rows), journal.attempt(parts), timeline), rows=rows))
+            self._pieces += _without_overwritten(pieces)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that recorded, ascending."""
+        return sorted({piece.rank for piece in self._pieces})
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[S] int64, distinct and ascending."""
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(piece.steps for piece in self._pieces)]))
+
+    def read(
+        self,
+        *,
+        steps: Collection[int] | None = None,
+        ranks: Collection[int] | None = None,
+        names: Sequence[str] | None = None,
+        phases: Collection[str] | None = None,
+        columns: Sequence[str] | None = None,
+        resolve: bool = True,
+    ) -> pa.Table:
+        """[R] rows; see ``Run.records``."""
+        wanted = RECORD_SCHEMA.names if columns is None else list(columns)
+        loaded = [name for name in RECORD_SCHEMA.names if name in {*wanted, *_KEYS}]
+        chosen = None if steps is None else np.asarray(list(steps), dtype=np.int64)
+        tables = [_schema(loaded).empty_table()]
+        for piece in self._pieces:
+            alive = piece.steps if chosen is None else np.intersect1d(piece.steps, chosen)
+            if len(alive) and (ranks is None or piece.rank in ranks):
+                tables.append(self._select(piece, alive, names, phases, loaded, resolve=resolve))
+        table = pa.concat_tables(tables)
+        order = np.lexsort([table[name].to_numpy() for name in reversed(_KEYS)])
+        if (np.diff(order) != 1).any():
+            table = table.take(pa.array(order))
+        return table.select(wanted)
+
+    def at(self, site: Site) -> pa.Table:
+        """[R] rows at a Site under all columns."""
+        rows = self.read(steps=[site.step], ranks=[site.rank], names=[_literal(site.name)], phases=[site.phase])
+        wanted = [site_of(row) == site for row in rows.select(_SITE_NAMES).to_pylist()]
+        return rows.filter(pa.array(wanted, pa.bool_()))
+
+    def _select(
+        self,
+        piece: _Piece,
+        steps: np.ndarray,
+        names: Sequence[str] | None,
+        phases: Collection[str] | None,
+        loaded: list[str],
+        *,
+        resolve: bool,
+    ) -> pa.Table:
+        shared = [name for name in loaded if name in SHARED_NAMES] if resolve else []
+        rows = self._load(piece, list(dict.fromkeys([*loaded, *_KEYS, "name", "phase", "same_as"])))
+        wanted_T = np.isin(rows["step"].to_numpy(), steps)
+        if names is not None:
+            wanted_T &= _matches(rows["name"], names)
+        if phases is not None:
+            wanted_T &= _among(rows["phase"], phases)
+        at_P = np.flatnonzero(wanted_T)
+        selected = rows.select(loaded).take(pa.array(at_P))
+        if shared:
+            source_P = _sources(rows, at_P)
+            for name in shared:
+                own_P = selected[name].is_valid().to_numpy()
+                values = rows[name].take(pa.array(np.where(own_P, at_P, source_P)))
+                selected = selected.set_column(loaded.index(name), RECORD_SCHEMA.field(name), values)
+        return selected.cast(_schema(loaded))
+
+    def _load(self, piece: _Piece, names: list[str]) -> pa.Table:
+        return piece.rows.select(names) if piece.part is None else self._files.again(piece.part, names)
+
+
+def site_of(row: Mapping[str, Any]) -> Site:
+    """The Site of a row of ``Run.records``, which must have step, micro, rank, phase, name, call and slot."""
+    return Site(
+        step=row["step"],
+        micro=row["micro"] or 0,
+        rank=row["rank"],
+        phase=row["phase"] or "",
+        name=row["name"] or "",
+        call=row["call"] or 0,
+        slot=row["slot"] or "",
+    )
+
+
+def _literal(name: str) -> str:
+    """The glob that matches ``name`` and nothing else."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _journal_rows(batches: list[pa.RecordBatch]) -> pa.Table:
+    tables = [pa.Table.from_batches([batch]) for batch in latest(batches)]
+    return pa.concat_tables([to_current(table, RECORD_SCHEMA, RECORD_SCHEMA.names) for table in tables])
+
+
+def _own(steps_S: np.ndarray, attempt: int, timeline: Timeline) -> np.ndarray:
+    return steps_S[timeline.own(attempt, steps_S)]
+
+
+def _steps(rows: pa.Table) -> np.ndarray:
+    """[S] int64, distinct and ascending."""
+    return np.unique(rows["step"].to_numpy())
+
+
+def _folder(rank: int) -> str:
+    return posixpath.join(layout.RECORDS_DIR, layout.rank_folder(rank))
+
+
+def _without_overwritten(pieces: list[_Piece]) -> list[_Piece]:
+    """Pieces of one rank, oldest first, without steps that were recorded again later."""
+    kept: list[_Piece] = []
+    later = np.empty(0, dtype=np.int64)
+    for piece in reversed(pieces):
+        kept.append(_Piece(piece.rank, np.setdiff1d(piece.steps, later), piece.part, piece.rows))
+        later = np.union1d(later, piece.steps)
+    return kept[::-1]
+
+
+def _matches(names: pa.ChunkedArray, globs: Sequence[str]) -> np.ndarray:
+    """[T] bool: whether a name fits one of the globs."""
+    fitting = [name for name in pc.unique(names).to_pylist() if any(fnmatchcase(name or "", glob) for glob in globs)]
+    return _among(names, fitting)
+
+
+def _among(texts: pa.ChunkedArray, wanted: Collection[str]) -> np.ndarray:
+    """[T] bool: whether a text is one of those."""
+    return pc.is_in(texts, pa.array(list(wanted), pa.string())).to_numpy()
+
+
+def _sources(rows: pa.Table, at_P: np.ndarray) -> np.ndarray:
+    """[P] int64: which of the T rows has the numbers of each selected one; itself where that row is not there."""
+    step_T, row_T = rows["step"].to_numpy(), rows["row"].to_numpy()
+    same_P = contiguous(rows["same_as"]).take(pa.array(at_P))
+    refers_P = same_P.is_valid().to_numpy(zero_copy_only=False)
+    order_T = np.lexsort((row_T, step_T))
+    _, step_index_T = np.unique(step_T, return_inverse=True)
+    key_T = (step_index_T.astype(np.int64) << 32 | row_T)[order_T]
+    wanted = step_index_T[at_P[refers_P]].astype(np.int64) << 32 | same_P.drop_null().to_numpy()
+    found = np.minimum(np.searchsorted(key_T, wanted), max(len(key_T) - 1, 0))
+    source_P = at_P.copy()
+    source_P[refers_P] = np.where(key_T[found] == wanted, order_T[found], at_P[refers_P])
+    return source_P
+
+
+def _schema(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([RECORD_SCHEMA.field(name) for name in names])

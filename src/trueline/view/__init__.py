@@ -1,1 +1,0 @@
-"""Runs and Findings made visible; owns no analysis."""
