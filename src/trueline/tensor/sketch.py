@@ -33,7 +33,7 @@ SMALL = 4096
 
 NORM_CHUNK = 163_840
 """Elements whose squares are added in float32 on the CPU; across chunks in float64. Relative error of the square below
-1e-6 for float32 and 1e-5 for 16-bit gradients (tests/unit/test_tensor_sketch.py), where a flat float32 norm over 9M
+1e-6 for float32 and 1e-5 for 16-bit gradients (tests/unit/tensor/test_sketch.py), where a flat float32 norm over 9M
 elements is wrong by 1e-3 (docs: The maths)."""
 
 LENGTHS: tuple[int, ...] = (4099, 2053, 1031, 521)

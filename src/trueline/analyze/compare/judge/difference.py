@@ -26,7 +26,8 @@ FEW = 8
 _BINS = 8
 """Of ULP distances, an octave: quantiles are at most 9 % too large."""
 _ARRAYS = 20
-"""Arrays of the size of a block in float64 that are alive at once, and a few sums (``tests/unit/test_stored.py``)."""
+"""Arrays of the size of a block in float64 that are alive at once, and a few sums
+(``tests/unit/analyze/compare/test_stored.py``)."""
 _LEAST, _MOST = -8 * _BINS, 1100 * _BINS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_import_msprobe import DUMP, imported, leaves
+from tests.unit.store.importers.test_msprobe import DUMP, imported, leaves
 
 import trueline
 

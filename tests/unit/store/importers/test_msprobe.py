@@ -17,7 +17,7 @@ from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.store.importers.msprobe import Options, import_msprobe
 from trueline.store.reader import Run
 
-DUMP = Path(__file__).parent / "fixtures" / "msprobe" / "mix"
+DUMP = Path(__file__).parents[2] / "fixtures" / "msprobe" / "mix"
 """Step 0 of ``parts`` below, as mindstudio-probe 26.2.0 dumped it: statistics with md5, level mix; paths shortened."""
 
 

@@ -12,7 +12,7 @@ from trueline.store.migrate import OLDEST_VERSION, to_current
 from trueline.store.reader import Run
 from trueline.store.rows import WORKER_SCHEMA
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.mark.parametrize("version", range(OLDEST_VERSION, SCHEMA_VERSION + 1))

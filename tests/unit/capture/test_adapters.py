@@ -17,7 +17,7 @@ from trueline.capture import adapters
 from trueline.capture.adapters.single import SingleAdapter
 from trueline.schema.errors import CaptureError
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 REGISTERED: dict[str, str] = PROJECT["entry-points"][adapters.GROUP]
 
 

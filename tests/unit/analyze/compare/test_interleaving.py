@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.test_sides import draw, merged, record, row
+from tests.unit.analyze.compare.test_sides import draw, merged, record, row
 
 from trueline.analyze.compare.arrange import arrange
 

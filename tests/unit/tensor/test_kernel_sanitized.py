@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-KERNEL = Path(__file__).parents[2] / "src/trueline/tensor/kernel"
-HARNESS = Path(__file__).parent / "fixtures/kernel_sanitized.c"
+KERNEL = Path(__file__).parents[3] / "src/trueline/tensor/kernel"
+HARNESS = Path(__file__).parents[1] / "fixtures/kernel_sanitized.c"
 
 
 def test_no_kernel_reads_beside_its_values_or_does_what_is_undefined(tmp_path):

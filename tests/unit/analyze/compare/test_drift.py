@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.test_calibrate import record
+from tests.unit.analyze.compare.test_calibrate import record
 
 import trueline
 from trueline.analyze.compare.judge.loss_gap import ALLOWED, drift_of, loss_curve, told_of_losses

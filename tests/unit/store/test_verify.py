@@ -21,7 +21,7 @@ from trueline.store.reader import Run
 from trueline.store.verify import verify
 from trueline.store.writer import RunWriter
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def write(path: Path, *, close: bool = True, steps: int = 4) -> Path:
