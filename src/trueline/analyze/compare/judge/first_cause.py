@@ -6,7 +6,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from trueline.analyze.compare.expect.propagation import RANDOM, function_of
 from trueline.analyze.compare.judge.optimizer_settings import settings_differ
@@ -129,17 +130,19 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
 
 def _update_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
-    claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {explain(step, first)}"
+    why = in_words(cause_of(step, first))
+    claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {why}"
     same = "Build both optimizers from one configuration, and compare their param_groups."
     return _finding("optimizer-differs", "error", claim, found[:1], next=(same, look(step, value_of(first))))
 
 
 def _first_divergence(found: Sequence[First]) -> Finding:
     step, first = found[0]
-    value, why, at = value_of(first), explain(step, first), step.frame(value_of(first))
+    value, cause, at = value_of(first), cause_of(step, first), step.frame(value_of(first))
     what = "value whose checksum differs" if _by_checksum(first) else "difference that rounding does not explain"
     claim = (
-        f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
+        f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; "
+        f"{in_words(cause)}"
     )
     there = {each.rank for each, row in found if each.rank is not None and value_of(row).site.name == value.site.name}
     return _finding(
@@ -148,8 +151,13 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         claim,
         found[:1],
         ranks=tuple(sorted(there)) or value.ranks,
-        evidence={"why": why, "where": at, "beyond": len(found), "arguments": differing_arguments(step, first)},
-        next=_next(step, first, why),
+        evidence={
+            "why": in_words(cause),
+            "where": at,
+            "beyond": len(found),
+            "arguments": differing_arguments(step, first),
+        },
+        next=_next(step, first, cause),
     )
 
 
@@ -158,21 +166,42 @@ def _by_checksum(row: Compared) -> bool:
     return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
 
 
-def explain(step: Step, row: Compared) -> str:
-    """What the call of a value was given, in words: what is left as the reason of its difference."""
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What is left as the reason of a call's difference, and what differs there: parameters or arguments, in words."""
+
+    reason: Literal["random", "parameters", "arguments", "backward", "computation"]
+    different: str = ""
+
+
+def cause_of(step: Step, row: Compared) -> Cause:
+    """What differs in what the call of a value was given, or that nothing does."""
     value = value_of(row)
     if function_of(value.api) in RANDOM:
-        return "it draws random numbers, and the two runs draw different ones."
-    names = list(_differing_params(step, row))
+        return Cause("random")
+    names = _differing_params(step, row)
     if names:
-        return f"its inputs agree, its weight {', '.join(names[:2])} does not."
+        return Cause("parameters", ", ".join(names[:2]))
     different = differing_arguments(step, row)
     if different:
-        told = "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in different.items())
-        return f"its inputs agree, its arguments do not: {told}."
-    if value.site.phase == "bwd":
-        return "the gradient it was given and its forward inputs agree."
-    return "its inputs and arguments agree, so what it computes does not."
+        return Cause("arguments", arguments_in_words(different))
+    return Cause("backward" if value.site.phase == "bwd" else "computation")
+
+
+def arguments_in_words(different: Mapping[str, tuple[str, str]]) -> str:
+    """Arguments that differ, in words."""
+    return "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in different.items())
+
+
+def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
+    """The cause in words; ``agree`` says of its inputs that they are none."""
+    return {
+        "random": "it draws random numbers, and the two runs draw different ones.",
+        "parameters": f"{agree}, its weight {cause.different} does not.",
+        "arguments": f"{agree}, its arguments do not: {cause.different}.",
+        "backward": "the gradient it was given and its forward inputs agree.",
+        "computation": "its inputs and arguments agree, so what it computes does not.",
+    }[cause.reason]
 
 
 def _differing_params(step: Step, row: Compared) -> list[str]:
@@ -310,14 +339,10 @@ def _finding(
     )
 
 
-def _next(step: Step, row: Compared, why: str) -> tuple[str, ...]:
+def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
     seen = look(step, value_of(row))
-    if "random" in why:
-        return ("Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).", seen)
-    if "its weight" in why:
-        return ("Load the same checkpoint into both runs, then compare again.", seen)
-    if "arguments do not" in why:
-        return ("Make the arguments the same, then compare again.", seen)
+    if cause.reason in _DO:
+        return (_DO[cause.reason], seen)
     if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
         return (seen,)
     return (seen, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
@@ -341,6 +366,12 @@ def _by(row: Compared) -> str:
     least = "" if row.distance.how == "tensor" else "at least about "
     return f"by {least}{row.distance.rel:.2g} of its norm{factor}"
 
+
+_DO = {
+    "random": "Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).",
+    "parameters": "Load the same checkpoint into both runs, then compare again.",
+    "arguments": "Make the arguments the same, then compare again.",
+}
 
 _TOLD = {
     "given": _input_differs,

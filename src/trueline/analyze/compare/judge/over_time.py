@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trueline.analyze.compare.expect.propagation import RANDOM, function_of
 from trueline.analyze.compare.judge.arguments import OtherArguments, first_other_arguments
-from trueline.analyze.compare.judge.first_cause import First, differing_arguments, explain, look
+from trueline.analyze.compare.judge.first_cause import (
+    First,
+    arguments_in_words,
+    cause_of,
+    differing_arguments,
+    in_words,
+    look,
+)
 from trueline.analyze.compare.judge.own_history import Unlike, unlike_own_past
 from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
 from trueline.analyze.compare.judge.step import Step, value_of
@@ -99,10 +105,10 @@ def _returned_row(step: Step, call: Call) -> Compared | None:
 
 def _given_otherwise(step: Step, other: OtherArguments, row: Compared) -> Finding:
     value, at = value_of(row), step.frame(value_of(row))
-    told = "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in other.arguments.items())
     claim = (
         f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is given other "
-        f"arguments than in the reference: {told}. They agreed at each of {counted(other.num_steps, 'step')} before."
+        f"arguments than in the reference: {arguments_in_words(other.arguments)}. They agreed at each of "
+        f"{counted(other.num_steps, 'step')} before."
     )
     return Finding(
         code="structure-differs",
@@ -178,6 +184,7 @@ def _unlike(step: Step, row: Compared, unlike: Unlike) -> Finding:
 
 def _why(step: Step, row: Compared) -> str:
     """What is left as the reason: what the call takes differs no more than before."""
-    if function_of(value_of(row).api) in RANDOM or differing_arguments(step, row):
-        return explain(step, row).replace("its inputs agree, its", "what it takes does not explain it, its")
+    cause = cause_of(step, row)
+    if cause.reason == "random" or differing_arguments(step, row):
+        return in_words(cause, agree="what it takes does not explain it")
     return "what it takes does not explain it, so what it computes is another thing from this step on."
