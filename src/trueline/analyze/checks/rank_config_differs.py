@@ -182,7 +182,8 @@ def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
         steps = None
     else:
         bits_TNK = rates_TNK.view(np.uint64)
-        steps = run.steps[np.any([differs(bits_TN, measured_TN) for bits_TN in np.moveaxis(bits_TNK, 2, 0)], axis=0)]
+        changed_T = np.any([differs(bits_TN, measured_TN) for bits_TN in np.moveaxis(bits_TNK, 2, 0)], axis=0)
+        steps = run.steps[changed_T].tolist()
     by_step: defaultdict[int, dict[int, Floats]] = defaultdict(dict)
     for (step, rank), rates in run.lists("lr", steps=steps, ranks=ranks).items():
         by_step[step][rank] = rates
