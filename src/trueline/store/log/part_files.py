@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,6 +21,9 @@ from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_part, footer_crc, read_columns
 from trueline.store.migrate import to_current
 
+READERS = min(8, os.cpu_count() or 1)
+"""Parts that are read at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
@@ -30,13 +36,19 @@ class PartFiles:
     _footers: dict[PartName, int] = field(default_factory=dict[PartName, int], repr=False, compare=False)
     """Of the parts that were read whole."""
 
-    def first(self, part: PartName, names: Sequence[str], problems: list[str]) -> pa.Table | None:
-        """Columns of a part that was found just now; None for a damaged one, which is named in ``problems``."""
+    def first(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[tuple[pa.Table | None, str]]:
+        """Columns of each part that was found just now; None for a damaged one, with what is wrong with it.
+
+        Several are read at once: checksums and Parquet are worked out of Python's lock.
+        """
+        with ThreadPoolExecutor(max_workers=READERS) as pool:
+            yield from pool.map(functools.partial(self._first, names), parts)
+
+    def _first(self, names: Sequence[str], part: PartName) -> tuple[pa.Table | None, str]:
         try:
-            return self._read(part, names, self._decoded)
+            return self._read(part, names, self._decoded), ""
         except (DamagedPart, OSError, pa.ArrowException) as error:
-            problems.append(f"{self._path(part)}: {why(error)}; the part was skipped")
-            return None
+            return None, f"{self._path(part)}: {why(error)}; the part was skipped"
 
     def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
         """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""

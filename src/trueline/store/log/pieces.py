@@ -108,11 +108,13 @@ class Pieces:
         """
         read: set[int] = set()
         merged: set[int] = set()
-        for part in sorted(parts, key=lambda part: (part.sequence, -part.last)):
+        ordered = sorted(parts, key=lambda part: (part.sequence, -part.last))
+        for part, (rows, problem) in zip(ordered, self._files.first(ordered, SCALAR_NAMES), strict=True):
             if merged.issuperset(part.numbers):
                 continue
-            rows = self._files.first(part, SCALAR_NAMES, self.problems)
-            if rows is not None:
+            if rows is None:
+                self.problems.append(problem)
+            else:
                 self._take(rows, part.attempt, part)
                 read.update(part.numbers)
                 merged.update(part.numbers if len(part.numbers) > 1 else ())

@@ -62,12 +62,12 @@ class RecordReader:
         for rank in sorted({rank for rank in folders if rank is not None} | set(journals)):
             folder = _folder(rank)
             parts = sorted(list_parts(fs, root, folder, problems).get(rank, []))
-            found = {part: self._files.first(part, ["step"], problems) for part in parts}
-            pieces = [
-                _Piece(rank, _own(_steps(rows), part.attempt, timeline), part)
-                for part, rows in found.items()
-                if rows is not None
-            ]
+            pieces: list[_Piece] = []
+            for part, (rows, problem) in zip(parts, self._files.first(parts, ["step"]), strict=True):
+                if rows is None:
+                    problems.append(problem)
+                else:
+                    pieces.append(_Piece(rank, _own(_steps(rows), part.attempt, timeline), part))
             journal = journals.get(rank)
             name_missing_parts(folder, rank, parts, journal, problems)
             if journal is not None and journal.batches:
