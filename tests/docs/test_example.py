@@ -1,8 +1,6 @@
 """The example script does what its docstring and the documentation say, watched from outside."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +9,11 @@ from tests.forked_scripts import run_watched
 from trueline.cli.main import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples/train_ddp.py"
-TRUELINE = [sys.executable, "-c", "from trueline.cli.main import main; main()"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def test_example_without_a_sampler_is_judged_as_documented(tmp_path: Path, judged) -> None:
-    words = [str(EXAMPLE), "--epochs", "2", "--no-sampler"]
-    command = [*TRUELINE, "run", "--out", str(tmp_path / "run"), "--", *TORCHRUN, *words]
-    trained = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert trained.returncode == 0, trained.stderr
-    assert "epoch 1: loss" in trained.stdout
+    printed = run_watched(EXAMPLE, "--epochs", "2", "--no-sampler", out=tmp_path / "run")
+    assert "epoch 1: loss" in printed[0]
     assert judged(tmp_path / "run") == (1, {"duplicate-data"})
 
 

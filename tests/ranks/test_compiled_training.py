@@ -16,7 +16,6 @@ BACKEND = {"backend": "aot_eager"}
 
 CASES = {
     "ddp.compile": lambda net: called(ddp(net), lambda model: model.compile(**BACKEND)),
-    "ddp.compile dynamic": lambda net: called(ddp(net), lambda model: model.compile(dynamic=True, **BACKEND)),
     "compiled ddp": lambda net: torch.compile(ddp(net), **BACKEND),
     "inside, one graph": lambda net: ddp(torch.compile(net, fullgraph=True, **BACKEND)),
     "in place inside": lambda net: ddp(called(net, lambda model: model.compile(**BACKEND))),

@@ -281,7 +281,7 @@ def test_arguments_that_are_no_tensors_and_the_call_stack_are_kept():
     assert first["args"] == '{"args":[{"in":"in0"}],"kwargs":{"scale":2.5}}'
     relu = next(row for row in rows if row["name"] == "first.relu")
     frames = recording.stacks[relu["stack"]]
-    assert "test_capture_record.py" in frames[0]
+    assert "test_record.py" in frames[0]
     assert frames[0].endswith("Block.forward")
     assert not any("torch/nn" in frame for frame in frames)
     known = len(recording.stacks)

@@ -105,7 +105,7 @@ def test_a_call_that_overflows_is_named_with_its_line_and_not_the_mask_before_it
     assert finding.sites[0] == "0.0/r0/fwd/Attention.mul#1:out0"
     assert finding.evidence["grade"] == "critical"
     assert finding.evidence["stack"][0].endswith("overflow")
-    assert "test_check_overflow_origin.py:" in finding.claim
+    assert "test_overflow_origin.py:" in finding.claim
     assert "from finite inputs" in finding.claim
     assert finding.evidence["path"][-1].startswith("0.0/r0/fwd/cross_entropy#0")
     (taken,) = finding.evidence["inputs"]
