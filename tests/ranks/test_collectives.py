@@ -13,7 +13,7 @@ from tests.unit.recording import Recording
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from trueline.capture.record.values import UNDER_WAY
+from trueline.schema.records import UNDER_WAY
 from trueline.testing.ranks import Ranks
 
 

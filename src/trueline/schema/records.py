@@ -22,6 +22,9 @@ STAT_NAMES: tuple[str, ...] = ("nan", "pos_inf", "neg_inf", "zero", "subnormal",
 UNCOUNTED = "not all elements are finite, and nothing was counted"
 """Part of the note of an imported value of which only that is known."""
 
+UNDER_WAY = "a collective that is still under way"
+"""The note of the result of a collective that nobody has waited for."""
+
 RECORD_COLUMNS: tuple[Column, ...] = (
     Column("step", "int64", "optimizer steps", "Optimizer step, from 0."),
     Column("rank", "int32", "", "Global rank."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -10,6 +11,19 @@ from trueline.schema.secrets import redacted, redacted_notes, redacted_words, so
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
+
+
+_COMPILED = " is compiled: what runs inside it is not seen"
+
+
+def note_of_compiled(name: str) -> str:
+    """The note that the recorder could not look into a module, by its qualified name, or a function."""
+    return f"{name}{_COMPILED}, only what goes in and comes out."
+
+
+def compiled_in(notes: Iterable[str]) -> frozenset[str]:
+    """The modules and functions of ``note_of_compiled``."""
+    return frozenset(note.partition(_COMPILED)[0] for note in notes if _COMPILED in note)
 
 
 def unknown_keys(model: BaseModel) -> list[str]:

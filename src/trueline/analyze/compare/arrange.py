@@ -11,9 +11,10 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.gather import gather, num_micro, read_ranks
 from trueline.analyze.compare.merge.join import joined
 from trueline.analyze.compare.merge.parameters import with_parameters
-from trueline.analyze.recorded.step_values import RankStep, compiled_in
+from trueline.analyze.recorded.step_values import RankStep
 from trueline.analyze.recorded.values import StepValues
 from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.run_manifest import compiled_in
 from trueline.store.reader import Run
 from trueline.store.records.record_summary import COPY_AGAIN, damaged_records
 from trueline.store.records.whole import place_of
@@ -112,7 +113,7 @@ def _joiner(
 
 def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> StepValues:
     values = read[rank].values if rank in read else []
-    return StepValues(run.path, step, (rank,), values, compiled_in(run))
+    return StepValues(run.path, step, (rank,), values, compiled_in(run.manifest.notes))
 
 
 def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:

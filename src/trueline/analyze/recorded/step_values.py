@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from trueline.analyze.recorded.tensors import Stored, stored
 from trueline.analyze.recorded.values import Loader, StepValues, Value
 from trueline.schema.errors import RunError
 from trueline.schema.records import STAT_NAMES, UNCOUNTED
+from trueline.schema.run_manifest import compiled_in
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.log import column_lists
@@ -26,9 +26,6 @@ _COLUMNS = (
     *("shape", "mesh", "same_as", "numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum"),
     *("sum_sq", "fingerprint", "exponents", "tensor", "note"),
 )
-
-
-_COMPILED = re.compile(r"(\S+) is compiled: what runs inside it is not seen")
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,7 @@ def read_step(run: Run, step: int, rank: int) -> StepValues:
 
     Raises ``RunError`` where a part is gone since the Run was opened.
     """
-    return StepValues(run.path, step, (rank,), read_rank_step(run, step, rank).values, compiled_in(run))
-
-
-def compiled_in(run: Run) -> frozenset[str]:
-    """The modules that the recorder could not look into, as ``capture.record.session`` notes them."""
-    return frozenset(found[1] for note in run.manifest.notes if (found := _COMPILED.match(note)) is not None)
+    return StepValues(run.path, step, (rank,), read_rank_step(run, step, rank).values, compiled_in(run.manifest.notes))
 
 
 def read_rank_step(run: Run, step: int, rank: int) -> RankStep:

@@ -24,7 +24,7 @@ from trueline.capture.record.buckets import Buckets, is_bookkeeping
 from trueline.capture.record.dispatched import dispatched
 from trueline.capture.record.guard import Fails, Guard
 from trueline.capture.record.modules import in_backward
-from trueline.capture.record.values import UNDER_WAY
+from trueline.schema.records import UNDER_WAY
 
 CHANGED = "changed before anybody waited for it where that is seen"
 

@@ -33,6 +33,7 @@ from trueline.capture.record.unwritten import Unwritten
 from trueline.capture.record.values import apart
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
+from trueline.schema.run_manifest import note_of_compiled
 
 _log = logging.getLogger("trueline")
 
@@ -379,7 +380,7 @@ class Session:
                 self._gradients.watch(param, self._calls.next("bwd", name, "param"), "grad")
 
     def _note_compiled(self, name: str) -> None:
-        self._note(f"{name} is compiled: what runs inside it is not seen, only what goes in and comes out.")
+        self._note(note_of_compiled(name))
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

@@ -17,10 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.record.arguments import Slots
-from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord
+from trueline.schema.records import SAFETENSORS_NAMES, UNDER_WAY, TensorRecord
 from trueline.tensor.measure import unmeasurable
-
-UNDER_WAY = "a collective that is still under way"
 
 PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 

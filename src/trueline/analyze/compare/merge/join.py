@@ -17,9 +17,7 @@ from trueline.analyze.compare.merge.positions import without_positions
 from trueline.analyze.compare.merge.row_order import reordered
 from trueline.analyze.compare.merge.shards import Plan, alike, chosen, merged_value, number_of, plans
 from trueline.analyze.recorded.values import StepValues, Value
-
-UNDER_WAY = "a collective that is still under way"
-"""What ``capture.record.values`` says of the result of a collective that nobody has waited for."""
+from trueline.schema.records import UNDER_WAY
 
 
 def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValues, StepValues]:
