@@ -93,7 +93,7 @@ def test_a_killed_job_goes_on_where_its_optimizer_counts(tmp_path):
     assert run.restarts == [5]
     told = printed_losses(first.stdout + again.stdout, 0)
     assert dict(zip(run.steps.tolist(), run.pivot("loss")[0][:, 0].tolist(), strict=True)) == told
-    assert run.record_steps.tolist() == run.steps.tolist()
+    assert set(run.record_steps.tolist()) >= set(range(5, 36)), "a kill costs what the writer's thread still had"
     assert any("goes on from step 5" in note for note in trueline.check(run).notes)
 
 
