@@ -18,7 +18,7 @@ from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.store.log import merge as merging
+from trueline.store.log import merge
 from trueline.store.reader import Run
 from trueline.store.verify import verify
 from trueline.store.writer import RunWriter
@@ -30,7 +30,7 @@ _UNSYNCED = ("journal/", "tensors/", "findings")
 SAID = Finding(code="rng-streams", severity="info", claim="Equal.")
 
 
-@mock.patch.object(merging, "FAN_IN", 2)
+@mock.patch.object(merge, "FAN_IN", 2)
 def write(path: Path, *, records: bool = True, tell: Callable[[object], None] = lambda _: None) -> int | None:
     """Write rows, a Finding and recorded steps as a job does, through what lets go of a Run that cannot be written.
 

@@ -19,7 +19,7 @@ from trueline.analyze.check_run import check
 from trueline.render.report.report import write_report
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.store.layout import WORKERS_DIR, PartName
-from trueline.store.log import merge as merging
+from trueline.store.log import merge
 from trueline.store.log.parts import encode_part
 from trueline.store.reader import Run
 from trueline.store.rows import WORKER_SCHEMA
@@ -47,7 +47,7 @@ def write(path: Path, *, steps: int, merges: bool) -> None:
             requires_grad=[True] * PARAMS, param_dtypes=["torch.float32"] * PARAMS, sketch_length=SKETCH,
         )  # fmt: skip
         writer.describe(manifest if rank == 0 else None, env)
-        pile = merging.Pile(str(path / WORKERS_DIR))
+        pile = merge.Pile(str(path / WORKERS_DIR))
         for sequence in range(steps // STEPS_A_PART):
             part = _seal(path / WORKERS_DIR, rank, sequence)
             if merges:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import shared_columns
 
 GROUPS, LENGTH = 16, 521
 WORKERS = (2, 8, 64, 256, 1024)
@@ -45,15 +45,15 @@ def derive_one(workers: int) -> tuple[int, float]:
     rng = np.random.default_rng(0)
     sketch = rng.standard_normal((GROUPS, LENGTH))
     norm = np.linalg.norm(sketch, axis=1)
-    own = derive.Own(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
-    packed = derive.pack(own, reduced_norm2=norm**2, sharded=False, replicas=1)
+    own = shared_columns.Own(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
+    packed = shared_columns.pack(own, reduced_norm2=norm**2, sharded=False, replicas=1)
     spent = {"plain": 1e-3, "sampled": 1e-2, "step": 1.0}
-    scalars = np.array([derive.scalars(own, step=0, spent=spent)] * workers)
+    scalars = np.array([shared_columns.scalars(own, step=0, spent=spent)] * workers)
     seconds = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        sums = derive.unpack(scalars, packed * workers, groups=GROUPS, k=LENGTH)
-        derive.columns(
+        sums = shared_columns.unpack(scalars, packed * workers, groups=GROUPS, k=LENGTH)
+        shared_columns.columns(
             own,
             sums,
             reduced_norm2=norm**2,

@@ -1,1 +1,1 @@
-"""How far measured rounding is from what `analyze.rounding` and `analyze.op_rounding` expect."""
+"""How far measured rounding is from what `compare.expect.rounding` and `compare.expect.ops` expect."""

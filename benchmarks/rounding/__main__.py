@@ -2,7 +2,7 @@
 
     python -m benchmarks.rounding
 
-Under a minute on one core. A band of `analyze.op_rounding.LAWS` is to hold 99 % of what is measured here.
+Under a minute on one core. A band of `compare.expect.ops.LAWS` is to hold 99 % of what is measured here.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ def three():
 
 def train(rank, world, out, plan, edits, fault=None):
     """``trained`` with a plan file that is looked at after every step, as the steps here take milliseconds."""
-    from trueline.capture.job import live_plan as live
+    from trueline.capture.job import live_plan
 
-    with mock.patch.object(live, "LOOK_S", 0.0):
+    with mock.patch.object(live_plan, "LOOK_S", 0.0):
         return trained(rank, world, out, plan, edits, fault)
 
 

@@ -228,10 +228,9 @@ def divergences(seed, world):
 
 
 def train_apart(rank, world, seed, out):
-    from trueline.capture.step import exact_cosines as exact
-    from trueline.capture.step import exchange
+    from trueline.capture.step import exact_cosines, exchange
 
-    exchange.PATIENCE_S = exact.PATIENCE_S = 0.3  # a rank that left is not worth more here
+    exchange.PATIENCE_S = exact_cosines.PATIENCE_S = 0.3  # a rank that left is not worth more here
     events, plan, syncs = divergences(seed, world)
     return train(rank, world, events, out, plan=plan, syncs=syncs)
 

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.handed_down import place_of_restart, settings, tell_unseen
-from trueline.capture.model import patches as seams
+from trueline.capture.model import patches
 from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import unwrap
 from trueline.capture.model.names import name_of_called
@@ -74,9 +74,9 @@ class Attachment:
 
     def wait(self) -> None:
         """Listen for optimizers, DDP modules and the first training forward pass."""
-        seams.optimizer_init.add(self._at_optimizer, after=True)
-        seams.ddp_init.add(self._at_ddp, after=True)
-        seams.module_call.add(self._at_call)
+        patches.optimizer_init.add(self._at_optimizer, after=True)
+        patches.ddp_init.add(self._at_ddp, after=True)
+        patches.module_call.add(self._at_call)
         register_optimizer_step_pre_hook(Hook(self._at_update))
         atexit.register(self._at_exit)
 
@@ -105,7 +105,7 @@ class Attachment:
             if self.watches:
                 self._fruitless.add(id(module))
             return
-        seams.module_call.remove(self._at_call)
+        patches.module_call.remove(self._at_call)
         try:
             watch = self._begin(model) if not self.watches else self._begin_another(model)
         except (TruelineError, OSError, RuntimeError) as error:
@@ -130,7 +130,7 @@ class Attachment:
             made.looked_for += 1
             self._listen()
         elif self.watches and self._listens_for <= 0:
-            seams.module_call.remove(self._at_call)
+            patches.module_call.remove(self._at_call)
 
     def _at_exit(self) -> None:
         """Say why nothing was watched, where that is known."""
@@ -148,8 +148,8 @@ class Attachment:
         self._fruitless.clear()
         self._listens_for = PATIENCE
         if any(one.looked_for < LOOKED_FOR and self._unwatched(one) for one in self._optimizers):
-            seams.module_call.remove(self._at_call)
-            seams.module_call.add(self._at_call)
+            patches.module_call.remove(self._at_call)
+            patches.module_call.add(self._at_call)
 
     def _begin(self, model: nn.Module) -> Watch:
         """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where

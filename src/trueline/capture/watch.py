@@ -24,7 +24,7 @@ from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.adapters.sharded import StagesAdapter
 from trueline.capture.job.environment import autocast_state
-from trueline.capture.model import patches as seams
+from trueline.capture.model import patches
 from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import unwrap, watched_parameters
 from trueline.capture.model.names import name_of
@@ -33,7 +33,7 @@ from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe
 from trueline.capture.probes.optimizer import updates_made
 from trueline.capture.record.start import require_fitting
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import shared_columns
 from trueline.capture.step.exchange import Team, make_team
 from trueline.capture.step.recorder import Recorder
 from trueline.capture.step.updates import Updates
@@ -110,7 +110,7 @@ class Watch:
             )
         plan = followed
         team.connect(side=plan.exact and adapter.alike)
-        team.room = derive.room(plan.max_groups) if adapter.alike else 0
+        team.room = shared_columns.room(plan.max_groups) if adapter.alike else 0
         if team.index == 0:
             manifest = _manifest(adapter, team, job=job, start=start, version=version, model=self.name)
             start = dataclasses.replace(start, manifest=manifest)
@@ -121,7 +121,7 @@ class Watch:
         self._handles = self._hook(model, adapter)
         self._closed = False
         self._notes = adapter.notes
-        seams.destroy_groups.add(self._before_destroy)
+        patches.destroy_groups.add(self._before_destroy)
         atexit.register(self._at_exit)
         _living.add(self)
         if (optimizer_running := self.updates.running()) is not None:
@@ -211,7 +211,7 @@ class Watch:
         self._closed = True
         _living.discard(self)
         atexit.unregister(self._at_exit)
-        seams.destroy_groups.remove(self._before_destroy)
+        patches.destroy_groups.remove(self._before_destroy)
         for handle in self._handles:
             handle.remove()
 

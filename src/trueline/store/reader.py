@@ -265,7 +265,7 @@ class Run(Shown):
         )
 
     def records_at(self, site: Site | str) -> pa.Table:
-        """The rows of ``records`` at a Site; ``store.record_reader.site_of`` goes the other way.
+        """The rows of ``records`` at a Site; ``records.record_reader.site_of`` goes the other way.
 
         Raises ``SiteError`` for a text that is no Site.
         """

@@ -1,7 +1,7 @@
 """RunWriter: one rank's share of a Run, crash-safe at every moment.
 
 A workers row is in the journal when ``write`` returns, and in a sealed Parquet part after 100 steps or 30 s (see
-``ledger``). What a step computes is written by a thread of its own (see ``record_writer``).
+``table_writer``). What a step computes is written by a thread of its own (see ``record_writer``).
 """
 
 from __future__ import annotations

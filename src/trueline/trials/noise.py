@@ -95,7 +95,7 @@ class OrderNoise:
     """What one kind of order makes of it, all relative to the norm of the sum and over all permutations.
 
     ``error_rel`` is against the sum in float64 and ``difference_rel`` between two permutations (root mean squares);
-    ``difference_most_rel`` is the largest between any two. The others are what the laws of ``analyze.rounding`` expect.
+    ``difference_most_rel`` is the largest between any two. The others are what ``compare.expect.rounding`` expects.
     """
 
     order: Order

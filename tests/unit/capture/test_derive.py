@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import shared_columns
 from trueline.capture.step.shared_columns import Own
 
 G, K = 3, 521
@@ -24,14 +24,16 @@ def team(gradients_NGK, *, reduced=None, used=None, local_norm=None):
         Own(local_norm=np.linalg.norm(g, axis=1), local=g, reduced=r, used=u)
         for g, r, u in zip(gradients_NGK, reduced, used, strict=True)
     ]
-    flat = sum(derive.pack(own, reduced_norm2=(own.reduced**2).sum(axis=1), sharded=False, replicas=1) for own in owns)
-    scalars = np.array([derive.scalars(own, step=4, spent=SPENT) for own in owns])
-    return owns, derive.unpack(scalars, flat, groups=G, k=K)
+    flat = sum(
+        shared_columns.pack(own, reduced_norm2=(own.reduced**2).sum(axis=1), sharded=False, replicas=1) for own in owns
+    )
+    scalars = np.array([shared_columns.scalars(own, step=4, spent=SPENT) for own in owns])
+    return owns, shared_columns.unpack(scalars, flat, groups=G, k=K)
 
 
 def columns(own, sums):
     arrived = own.used if own.reduced is None else own.reduced
-    return derive.columns(
+    return shared_columns.columns(
         own,
         sums,
         reduced_norm2=(arrived**2).sum(axis=1),
@@ -123,7 +125,7 @@ def test_where_the_mean_was_used_the_reduction_need_not_be_seen():
         assert row.keys() == whole.keys()
         for name, value in whole.items():
             np.testing.assert_allclose(row[name], value, atol=1e-12)
-        assert derive.is_mean(row) == (True, True)
+        assert shared_columns.is_mean(row) == (True, True)
 
 
 def test_a_factor_where_the_reduction_was_not_seen_is_no_verdict_on_it():
@@ -135,14 +137,14 @@ def test_a_factor_where_the_reduction_was_not_seen_is_no_verdict_on_it():
     assert max(row["group_reduce_shape_residual"]) < 1e-12
     assert row["reduced_norm"] == pytest.approx(whole["reduced_norm"])
     assert row["cosine_mean"] == pytest.approx(whole["cosine_mean"])
-    assert derive.is_mean(row) == (False, True)
+    assert shared_columns.is_mean(row) == (False, True)
 
 
 def test_something_else_than_the_mean_shows_without_the_reduction():
     g = random(4)
     owns, sums = team(g, used=[g.mean(axis=0), g.mean(axis=0), np.zeros((G, K)), g[3]])
     rows = [columns(own, sums) for own in unseen(owns)]
-    assert [derive.is_mean(row) for row in rows] == [(True, True), (True, True), (False, False), (False, False)]
+    assert [shared_columns.is_mean(row) for row in rows] == [(True, True), (True, True), (False, False), (False, False)]
     for row in rows[2:]:
         assert min(row["group_reduce_shape_residual"]) > max(row["group_reduce_floor"])
 
@@ -152,7 +154,7 @@ def test_a_worker_that_is_not_finite_leaves_the_sums_usable():
     g[1, 0, 0] = math.nan
     owns, sums = team(g, reduced=[np.zeros((G, K))] * 3)
     assert np.isfinite(sums.local).all()
-    assert sums.scalars[:, derive.SCALARS.index("finite")].tolist() == [1.0, 0.0, 1.0]
+    assert sums.scalars[:, shared_columns.SCALARS.index("finite")].tolist() == [1.0, 0.0, 1.0]
     assert "group_reduce_residual" not in columns(owns[0], sums)
     assert "cosine_others" not in columns(owns[1], sums)
 
@@ -177,7 +179,9 @@ def test_the_reduction_floor_covers_real_rounding_in_every_dtype():
                 total = total + (one.astype(dtype) / dtype(workers)).astype(dtype)
             mean_norm = np.linalg.norm(g, axis=2).mean(axis=0)
             residual = np.linalg.norm(total.astype(np.float64) - g.mean(axis=0), axis=1) / mean_norm
-            floor = derive._reduce_floor(mean_norm, numel=np.full(G, float(K)), k=K, dtype=name, roundings=workers + 2)
+            floor = shared_columns._reduce_floor(
+                mean_norm, numel=np.full(G, float(K)), k=K, dtype=name, roundings=workers + 2
+            )
             assert (residual < floor).all()
             assert (floor < 1).all()
 
@@ -185,7 +189,7 @@ def test_the_reduction_floor_covers_real_rounding_in_every_dtype():
 def test_underflow_in_float16_is_part_of_the_floor():
     g = np.full((2, G, K), 1e-9)
     mean_norm = np.linalg.norm(g, axis=2).mean(axis=0)
-    floor = derive._reduce_floor(mean_norm, numel=np.full(G, float(K)), k=K, dtype="torch.float16", roundings=4)
+    floor = shared_columns._reduce_floor(mean_norm, numel=np.full(G, float(K)), k=K, dtype="torch.float16", roundings=4)
     assert (floor > 1).all(), "values that float16 flushes to zero cannot be judged"
 
 
@@ -203,12 +207,12 @@ def test_the_standard_error_of_the_mean_cosine_is_honest():
             Own(local_norm=np.linalg.norm(g[i], keepdims=True), local=sketches[i], reduced=None, used=None)
             for i in range(workers)
         ]
-        flat = sum(derive.pack(own, reduced_norm2=None, sharded=False, replicas=1) for own in owns)
-        scalars = np.array([derive.scalars(own, step=0, spent=SPENT) for own in owns])
-        sums = derive.unpack(scalars, flat, groups=1, k=K)
+        flat = sum(shared_columns.pack(own, reduced_norm2=None, sharded=False, replicas=1) for own in owns)
+        scalars = np.array([shared_columns.scalars(own, step=0, spent=SPENT) for own in owns])
+        sums = shared_columns.unpack(scalars, flat, groups=1, k=K)
         unit = g / np.linalg.norm(g, axis=1, keepdims=True)
         truth = ((unit @ unit.T).sum() - workers) / workers / (workers - 1)
-        row = derive.cosines(owns[0], sums, reduced_norm=float(np.linalg.norm(g.mean(axis=0))))
+        row = shared_columns.cosines(owns[0], sums, reduced_norm=float(np.linalg.norm(g.mean(axis=0))))
         ratios.append((row["cosine_mean"] - truth) / row["cosine_se"])
     spread = float(np.std(ratios))
     assert 0.5 < spread < 1.2, f"errors are {spread:.2f} stated standard errors"
@@ -216,11 +220,15 @@ def test_the_standard_error_of_the_mean_cosine_is_honest():
 
 def test_workers_whose_parts_are_of_different_iterations_are_told():
     def scalars(*places):
-        rows = [derive.scalars(derive.NOTHING, step=step, spent=SPENT, passes=passes) for step, passes in places]
+        rows = [
+            shared_columns.scalars(shared_columns.NOTHING, step=step, spent=SPENT, passes=passes)
+            for step, passes in places
+        ]
         return np.array(rows)
 
-    assert derive.apart(scalars((4, 9), (4, 9))) is None
+    assert shared_columns.apart(scalars((4, 9), (4, 9))) is None
     assert (
-        derive.apart(scalars((4, 9), (5, 9))) == "workers were at the steps 4, 5; some left out or repeated an update"
+        shared_columns.apart(scalars((4, 9), (5, 9)))
+        == "workers were at the steps 4, 5; some left out or repeated an update"
     )
-    assert "after the reduced backward passes 9, 10" in derive.apart(scalars((4, 9), (4, 10)))
+    assert "after the reduced backward passes 9, 10" in shared_columns.apart(scalars((4, 9), (4, 10)))

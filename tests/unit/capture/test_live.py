@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trueline.capture.job import live_plan as live
+from trueline.capture.job import live_plan
 from trueline.capture.job.live_plan import Live
 from trueline.capture.job.triggers import MAX_RECORDINGS, Triggers, nonfinite_in, seen_in_row
 from trueline.schema.errors import PlanError
@@ -30,7 +30,7 @@ def clock(monkeypatch):
     def sleep(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(live_plan, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     return now
 
 
@@ -58,7 +58,7 @@ def edit(folder, content):
 
 
 def look(member, clock, step):
-    clock[0] += live.LOOK_S
+    clock[0] += live_plan.LOOK_S
     member.look(step, agrees=True)
 
 
@@ -128,7 +128,7 @@ def test_ranks_that_exchange_nothing_any_more_keep_their_plan(team, clock, tmp_p
     (first, _), reports = team
     edit(tmp_path, {"preset": "mix"})
     for _ in range(2):
-        clock[0] += live.LOOK_S
+        clock[0] += live_plan.LOOK_S
         first.look(1, agrees=False)
     assert first.announced == 0
     assert "no longer exchange sums" in reports[0][0].claim

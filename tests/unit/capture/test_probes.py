@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
-from trueline.capture.model import patches as seams
+from trueline.capture.model import patches
 from trueline.capture.model.layout import make_layout
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import DataLoaderProbe, describe_loader, rows_digest
@@ -193,9 +193,9 @@ def test_a_listener_that_fails_never_reaches_training():
     def fail(*_args, **_kwargs):
         raise ValueError("mine")
 
-    seams.backward.add(fail)
+    patches.backward.add(fail)
     torch.ones(1, requires_grad=True).sum().backward()
-    seams.backward.remove(fail)
+    patches.backward.remove(fail)
 
 
 # -- streams, optimizers, environment, layout

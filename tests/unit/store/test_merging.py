@@ -7,7 +7,7 @@ import pytest
 
 from trueline.schema.start import Start
 from trueline.store.layout import PartName
-from trueline.store.log import merge as merging
+from trueline.store.log import merge
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 
@@ -34,7 +34,7 @@ def assert_whole(path, num_steps, problems=()):
 
 @pytest.fixture(autouse=True)
 def three_at_a_time(monkeypatch):
-    monkeypatch.setattr(merging, "FAN_IN", 3)
+    monkeypatch.setattr(merge, "FAN_IN", 3)
 
 
 def test_parts_become_one_and_those_one_again(tmp_path):
@@ -91,7 +91,7 @@ def test_a_later_start_counts_on_behind_merged_parts(merged):
 
 
 def test_parts_that_are_large_together_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(merging, "MAX_BYTES", 1000)
+    monkeypatch.setattr(merge, "MAX_BYTES", 1000)
     writer = RunWriter(tmp_path, rank=0, seal_steps=1)
     write(writer, range(5))
     writer.close()

@@ -58,8 +58,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trueline.analyze.evidence import Floats, Ints, capitalized, counted, ranks_text, since_text, sites_of
-from trueline.analyze.stats import permutation as parts
-from trueline.analyze.stats import persistence as lasting
+from trueline.analyze.stats import permutation, persistence
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
 from trueline.analyze.stats.autocorrelation import Memory
@@ -136,9 +135,9 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
     short: list[str] = []
     for members in groups:
         nats = math.log(2) * (len(members) // 2)
-        needed = 1 + steps_needed(threshold, nats=nats, num_bets=len(lasting.MEMORIES))
+        needed = 1 + steps_needed(threshold, nats=nats, num_bets=len(persistence.MEMORIES))
         have = max(len(compared_among(series, values, members)[0]) for values in (series.loss, series.log_norm))
-        dealt = steps_needed(threshold, nats=math.log(parts.NUM_DEALS + 1), num_bets=len(parts.HIGH_BETS))
+        dealt = steps_needed(threshold, nats=math.log(permutation.NUM_DEALS + 1), num_bets=len(permutation.HIGH_BETS))
         if have >= needed or len(series.parts) >= dealt:
             return
         measured = np.isfinite(series.loss[:, list(members)]) | np.isfinite(series.log_norm[:, list(members)])
@@ -169,13 +168,13 @@ def _lasting(series: WorkerSeries, members: tuple[int, ...], quantity: str, thre
         return None
     alarm = replace(alarm, first=max(alarm.first - 1, 0))  # a bet rests on the steps before
     window_RM = values_RM[alarm.first : alarm.last + 1]
-    rest = [m for m in range(len(members)) if m != lasting.farthest(window_RM)]
+    rest = [m for m in range(len(members)) if m != persistence.farthest(window_RM)]
     if len(members) > 2 and _lasting_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold, memory) is None:
         return None
     steps = rows[alarm.first : alarm.last + 1].tolist()
-    dealt = parts.spread_ratio(parts_of(series, members), steps) if quantity == "losses" else None
+    dealt = permutation.spread_ratio(parts_of(series, members), steps) if quantity == "losses" else None
     known = dealt is not None and dealt.num_steps >= _FEW_STEPS
-    effect = dealt if known else lasting.lasting_spread(window_RM) or dealt
+    effect = dealt if known else persistence.lasting_spread(window_RM) or dealt
     if effect is None:
         return None
     excess = _excess(
@@ -200,38 +199,38 @@ def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, memory: Memory) ->
 
 
 def _lasting_alarm(values_RM: Floats, allowance_RM: Floats, threshold: float, memory: Memory) -> Alarm | None:
-    log_e = lasting.log_e_values(scores(values_RM), allowance_TN=allowance_RM, memory=memory)
+    log_e = persistence.log_e_values(scores(values_RM), allowance_TN=allowance_RM, memory=memory)
     return alarm_of(log_e, threshold=threshold)
 
 
 def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float) -> _Excess | None:
     """Parts that are alike within batches, for no worker in particular, and not for the furthest one alone."""
     dealt = parts_of(series, members)
-    found = whole_alarm(series, members, bets=parts.HIGH_BETS, threshold=threshold)
+    found = whole_alarm(series, members, bets=permutation.HIGH_BETS, threshold=threshold)
     if found is None:
         return None
     alarm, rows = found
     steps = rows[alarm.first : alarm.last + 1].tolist()
     if len(members) > 2:
         means_RM = np.array([[float(np.nanmean(array)) for array in dealt[t]] for t in steps])
-        odd = lasting.farthest(means_RM)
+        odd = persistence.farthest(means_RM)
         rest = {t: tuple(array for m, array in enumerate(arrays) if m != odd) for t, arrays in dealt.items()}
         memory = memory_among(series, "loss", members)
-        if parts_alarm(rest, series.steps, bets=parts.HIGH_BETS, threshold=threshold, memory=memory) is None:
+        if parts_alarm(rest, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, memory=memory) is None:
             return None
-    effect = parts.spread_ratio(dealt, steps)
+    effect = permutation.spread_ratio(dealt, steps)
     return None if effect is None else _excess("losses of parts dealt out anew", "info", effect, (series, rows, alarm))
 
 
 def _excess(
     statistic: str,
     severity: Severity,
-    effect: parts.SpreadRatio | lasting.LastingSpread,
+    effect: permutation.SpreadRatio | persistence.LastingSpread,
     place: tuple[WorkerSeries, Ints, Alarm],
 ) -> _Excess:
     series, rows, alarm = place
     first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
-    explained = _WITHIN if isinstance(effect, parts.SpreadRatio) else _WITHOUT
+    explained = _WITHIN if isinstance(effect, permutation.SpreadRatio) else _WITHOUT
     return _Excess(statistic, severity, effect.ratio, effect.low, effect.high, explained, first, crossed, last, alarm)
 
 

@@ -72,8 +72,7 @@ import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, capitalized, counted, ranks_text, since_text, sites_of
 from trueline.analyze.samples.repeats_in_step import told_by_digests
-from trueline.analyze.stats import closest_pairs as pairs
-from trueline.analyze.stats import permutation as parts
+from trueline.analyze.stats import closest_pairs, permutation
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.stats.alarms import steps_needed
 from trueline.analyze.workers.comparable import alike_groups, num_part_detectors
@@ -265,8 +264,8 @@ def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tup
         raise CannotTell("no group has two workers that may be compared")
     dealt = steps_needed(
         promise.log_threshold("parts", among=num_part_detectors(series)),
-        nats=math.log(parts.NUM_DEALS + 1),
-        num_bets=len(parts.LOW_BETS),
+        nats=math.log(permutation.NUM_DEALS + 1),
+        num_bets=len(permutation.LOW_BETS),
     )
     if len(series.parts) >= dealt:
         return
@@ -277,7 +276,7 @@ def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tup
         if len(members) > MAX_PAIRED_WORKERS or number < 2:
             continue
         threshold = promise.log_threshold("pairs", among=num_pair_detectors(series))
-        needed = steps_needed(threshold, nats=math.log(number), num_bets=len(pairs.CLOSENESS))
+        needed = steps_needed(threshold, nats=math.log(number), num_bets=len(closest_pairs.CLOSENESS))
         have = max(len(rows) for _, rows, _ in pair_columns(series, members))
         if have >= needed:
             return

@@ -35,9 +35,8 @@ as good as thrown away. With s_i the rank's share of the tokens, averaged over s
 *Are workers averaged with equal weight?* A gradient that is a mean over n tokens does not grow with n, one that is a
 sum over them does: the slope of log gradient norms on log token counts is between -1/2 and 0, or between 1/2 and 1,
 and the loss follows with slopes of 0 or 1 (`analyze/workers/loss_weighting.py`). A slope counts only if its interval,
-at a level of
-0.001, is on one side of the middle. If neither says so, or they contradict each other, or the reduction is code that
-may weight by itself, the answer is that it cannot tell.
+at a level of 0.001, is on one side of the middle. If neither says so, or they contradict each other, or the reduction
+is code that may weight by itself, the answer is that it cannot tell.
 
 *Since when?* Lasting imbalance: the least-squares change point of the rank's log count less the mean of the others',
 with the steps that it may be (95 %; `analyze/stats/change_point.py`). Wild counts: where the bets begin to win.

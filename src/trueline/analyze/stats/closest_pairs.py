@@ -89,7 +89,7 @@ def log_e_values(distances_TP: Floats) -> Floats:
 def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
     """[P] natural log of the highest that each pair's e-detector (averaged over the bets) is in T steps, at most 460.
 
-    The logs of the e-values are divided by ``memory_ratio`` (see ``analyze.memory``). In blocks of steps, so that 64
+    The logs of the e-values are divided by ``memory_ratio`` (see ``autocorrelation``). In blocks of steps, so that 64
     workers and 10,000 steps fit in memory.
     """
     num_pairs = math.comb(values_TNC.shape[1], 2)

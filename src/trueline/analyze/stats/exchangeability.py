@@ -65,7 +65,7 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memor
 
     ``allowance`` is a lasting shift, in spreads, that is no fault (see ``series.allowance``): a bet λ is charged
     |λ| * allowance, which keeps its expectation at most 1 when a worker's scores are shifted by no more than that.
-    ``memory`` [..., N] (1 or more; see ``analyze.memory``) divides the logs.
+    ``memory`` [..., N] (1 or more; see ``autocorrelation``) divides the logs.
     """
     measured = np.isfinite(scores_TN)
     alone = np.count_nonzero(measured, axis=-1) < 2

@@ -31,11 +31,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trueline.analyze.stats.exchangeability import Bools, Floats
-
-Ints = NDArray[np.int64]
+from trueline.analyze.stats.exchangeability import Bools, Floats, Ints
 
 LEVEL_STEPS = 16
 """Steps whose median is the level. Training moves slowly against it, a spike of up to half as many does not move it."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.stats import permutation as parts
+from trueline.analyze.stats import permutation
 from trueline.analyze.stats.alarms import Alarm, alarm_of
 from trueline.analyze.stats.autocorrelation import Memory, longest, memory_of
 from trueline.analyze.stats.exchangeability import Floats, Ints
@@ -24,7 +24,7 @@ NUM_PART_DETECTORS = 5
 by place (``dispersion-low``); batches too far apart, and lasting differences in the loss and in the gradient norm
 (``dispersion-high``)."""
 
-_ALL_BETS = parts.LOW_BETS + parts.HIGH_BETS
+_ALL_BETS = permutation.LOW_BETS + permutation.HIGH_BETS
 
 
 def alike_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
@@ -72,7 +72,7 @@ def _own_memory(series: WorkerSeries, of: Remembered, members: tuple[int, ...], 
     return memory_of(series.compared(values_TN)[declared.index(members)][:, list(members)])
 
 
-def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> parts.Parts:
+def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> permutation.Parts:
     """The parts of ``members``, by index of the step, at which none of them reads again what only it has read before
     (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal seen again is no new evidence.
     """
@@ -81,18 +81,18 @@ def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> parts.Parts:
 
 
 def parts_alarm(
-    dealt: parts.Parts,
+    dealt: permutation.Parts,
     steps_T: Ints,
     *,
     bets: tuple[float, ...],
     threshold: float,
     memory: Memory,
-    allowance: float = parts.ALLOWANCE,
+    allowance: float = permutation.ALLOWANCE,
 ) -> tuple[Alarm, Ints] | None:
     """The alarm of the detector that re-deals parts, and the indices of the steps that its own indices count: those
     that say something. None where it stays below ``threshold``. ``memory`` is that of the workers' losses.
     """
-    return _alarm(parts.log_e_values(dealt, steps_T, bets=bets, allowance=allowance) / memory.ratio, threshold)
+    return _alarm(permutation.log_e_values(dealt, steps_T, bets=bets, allowance=allowance) / memory.ratio, threshold)
 
 
 def whole_alarm(
@@ -104,7 +104,7 @@ def whole_alarm(
 
 @kept
 def _evidence(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
-    log_e_TB = parts.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
+    log_e_TB = permutation.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
     return log_e_TB / memory_among(series, "loss", members).ratio
 
 

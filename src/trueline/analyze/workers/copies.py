@@ -1,8 +1,8 @@
 """Workers that compute on the same samples: agreement place by place, pairs that stay close, all too close together.
 
-Each is an e-detector with its share of the promise (``parts``, ``pairs``); what is reported passed a filter of its size
-besides, which only ever makes findings fewer. Letters: T steps, R of them, N workers, M of them, C columns, P pairs, K
-of them, B bets.
+Each is an e-detector with its share of the promise (``permutation``, ``closest_pairs``); what is reported passed a
+filter of its size besides, which only ever makes findings fewer. Letters: T steps, R of them, N workers, M of them, C
+columns, P pairs, K of them, B bets.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trueline.analyze.samples.consumed import share_in_common
-from trueline.analyze.stats import closest_pairs as pairs
-from trueline.analyze.stats import permutation as parts
+from trueline.analyze.stats import closest_pairs, permutation
 from trueline.analyze.stats.alarm_budget import Promise, Statistic
 from trueline.analyze.stats.alarms import Alarm, alarm_of
 from trueline.analyze.stats.autocorrelation import Memory
@@ -81,7 +80,7 @@ def copies_among(series: WorkerSeries, promise: Promise, members: tuple[int, ...
     """All sets of ``members`` (one declared group) that are too close; all of them together, or sets of them."""
     found = same_places(series, promise, members)
     named = {rank for close in found for rank in close.ranks}
-    found += [close for close in closest_pairs(series, promise, members) if not named & set(close.ranks)]
+    found += [close for close in connected_pairs(series, promise, members) if not named & set(close.ranks)]
     everyone = whole_batches(series, promise, members, found)
     return (everyone,) if everyone else tuple(found)
 
@@ -95,11 +94,11 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
     alarmed = _places_alarm(dealt, series, threshold, memory)
     if alarmed is None:
         return []
-    bare = parts.without_profile(dealt)
+    bare = permutation.without_profile(dealt)
     if _places_alarm(bare, series, threshold, memory) is None:
         return []
     alarm, rows = alarmed
-    correlation_MM, number = parts.place_correlations(bare, rows[alarm.first : alarm.last + 1].tolist())
+    correlation_MM, number = permutation.place_correlations(bare, rows[alarm.first : alarm.last + 1].tolist())
     upper = np.where(np.triu(np.ones(correlation_MM.shape, dtype=np.bool_), k=1), np.nan_to_num(correlation_MM), -1.0)
     limit = max(float(upper.max(initial=0.0)) / 2, _CHANCE_ERRORS / math.sqrt(max(number, 1)), _LEAST_CORRELATION)
     found: list[Copies] = []
@@ -120,16 +119,21 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
     def apart(close: Copies) -> tuple[Ints, Floats]:
         places = [members.index(series.ranks.index(rank)) for rank in close.ranks]
         own = {t: [arrays[place] for place in places] for t, arrays in bare.items()}
-        return rows, parts.log_odds(parts.by_place(own), rows.tolist(), series.steps)
+        return rows, permutation.log_odds(permutation.by_place(own), rows.tolist(), series.steps)
 
     return [_dated(close, series, memory, *apart(close)) for close in _connected(found)]
 
 
 def _places_alarm(
-    dealt: parts.Parts, series: WorkerSeries, threshold: float, memory: Memory
+    dealt: permutation.Parts, series: WorkerSeries, threshold: float, memory: Memory
 ) -> tuple[Alarm, Ints] | None:
     return parts_alarm(
-        parts.by_place(dealt), series.steps, bets=parts.HIGH_BETS, threshold=threshold, memory=memory, allowance=1.0
+        permutation.by_place(dealt),
+        series.steps,
+        bets=permutation.HIGH_BETS,
+        threshold=threshold,
+        memory=memory,
+        allowance=1.0,
     )
 
 
@@ -139,22 +143,22 @@ def _fisher(correlation: float, number: int) -> tuple[float, float]:
     return math.tanh(z - half), math.tanh(z + half)
 
 
-def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
+def connected_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
     """The sets of copies, one for each set of workers that pairs connect."""
     if not 3 <= len(members) <= MAX_PAIRED_WORKERS:
         return []
     among = num_pair_detectors(series)
     threshold = promise.log_threshold("pairs", among=among)
-    every = pairs.pairs_of(len(members))
+    every = closest_pairs.pairs_of(len(members))
     found: list[Copies] = []
     memory = memory_among(series, "loss", members)  # of three workers or more, that of all they show
     columns = pair_columns(series, members)
     for statistic, rows, values_RMC in columns:
-        above = _above(pairs.heights(values_RMC, memory_ratio=memory.ratio), threshold)
+        above = _above(closest_pairs.heights(values_RMC, memory_ratio=memory.ratio), threshold)
         off = _far_off(series, promise, members, rows, statistic) if above else {}
         for p, alarm in _pair_alarms(values_RMC, above, off, threshold, memory):
             window = slice(alarm.first, alarm.last + 1)
-            measured = pairs.closeness(values_RMC[window], *every[p])
+            measured = closest_pairs.closeness(values_RMC[window], *every[p])
             if measured <= CLOSE and _third_allows(series, members, every[p], rows[window]):
                 first, second = every[p]
                 ranks = (series.ranks[members[first]], series.ranks[members[second]])
@@ -165,7 +169,7 @@ def closest_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ..
     def apart(close: Copies) -> tuple[Ints, Floats]:
         rows, values_RMC = next(found[1:] for found in columns if found[0] == close.statistic)
         own = [p for p, pair in enumerate(every) if {series.ranks[members[m]] for m in pair} <= set(close.ranks)]
-        return rows, pairs.nearness(values_RMC, own)
+        return rows, closest_pairs.nearness(values_RMC, own)
 
     return [_dated(close, series, memory, *apart(close)) for close in _connected(found)]
 
@@ -184,7 +188,7 @@ def _pair_alarms(
     other pair wins N / (N - 2) times too much at every step. Where only the pair is left there is nothing to compare
     it with, and its bets neither win nor lose.
     """
-    every = pairs.pairs_of(values_RMC.shape[1])
+    every = closest_pairs.pairs_of(values_RMC.shape[1])
     by_absent: dict[frozenset[int], list[int]] = {}
     for p in above:
         by_absent.setdefault(frozenset(off) - set(every[p]), []).append(p)
@@ -193,7 +197,7 @@ def _pair_alarms(
         rest_RMC = values_RMC.copy()
         for place in absent:
             rest_RMC[off[place] :, place] = np.nan
-        log_e_RKB = pairs.log_e_of_pairs(rest_RMC, chosen) / memory.ratio
+        log_e_RKB = closest_pairs.log_e_of_pairs(rest_RMC, chosen) / memory.ratio
         alarms = {p: alarm_of(log_e_RKB[:, k], threshold=threshold) for k, p in enumerate(chosen)}
         found |= {p: alarm for p, alarm in alarms.items() if alarm is not None}
     return [(p, found[p]) for p in above if p in found]
@@ -239,7 +243,7 @@ def whole_batches(
         return None
     threshold = promise.log_threshold("parts", among=num_part_detectors(series))
     dealt = parts_of(series, members)
-    alarmed = whole_alarm(series, members, bets=parts.LOW_BETS, threshold=threshold)
+    alarmed = whole_alarm(series, members, bets=permutation.LOW_BETS, threshold=threshold)
     if alarmed is None:
         return None
     copies = {rank for close in found for rank in close.ranks[1:]}
@@ -247,10 +251,10 @@ def whole_batches(
     if copies and len(kept) > 1:
         rest = {t: tuple(arrays[m] for m in kept) for t, arrays in dealt.items()}
         memory = memory_among(series, "loss", members)
-        if parts_alarm(rest, series.steps, bets=parts.LOW_BETS, threshold=threshold, memory=memory) is None:
+        if parts_alarm(rest, series.steps, bets=permutation.LOW_BETS, threshold=threshold, memory=memory) is None:
             return None
     alarm, rows = alarmed
-    spread = parts.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())
+    spread = permutation.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())
     if spread is None:
         return None
     close = _copies(
@@ -263,7 +267,7 @@ def whole_batches(
         (spread.low, spread.high),
     )
     memory = memory_among(series, "loss", members)
-    return _dated(close, series, memory, rows, parts.log_odds(dealt, rows.tolist(), series.steps))
+    return _dated(close, series, memory, rows, permutation.log_odds(dealt, rows.tolist(), series.steps))
 
 
 def num_pair_detectors(series: WorkerSeries) -> int:
@@ -287,7 +291,7 @@ def _third_allows(series: WorkerSeries, members: tuple[int, ...], pair: tuple[in
         return True
     one, other = (members[m] for m in pair)
     first, last = int(series.steps[indices[0]]), int(series.steps[indices[-1]])
-    spread = parts.spread_ratio(parts_of(series, (one, other)), indices.tolist())
+    spread = permutation.spread_ratio(parts_of(series, (one, other)), indices.tolist())
     near = spread is None or spread.low <= CLOSE
     return near and not apart_by_digest(series, one, other, first=first, last=last)
 

@@ -1,7 +1,7 @@
 """Which worker is unlike the others, since when: detection, naming one after the other, and who is off of two.
 
 Every worker's loss, log gradient norm and cosine, of the whole gradient and of each parameter group, has an e-detector
-(``exchangeability``) with a share of the promise (``promise``). Where any alarms:
+(``exchangeability``) with a share of the promise (``alarm_budget``). Where any alarms:
 
 1. The worker that is furthest above its threshold is named. If one worker is off, the others become unlike too, in the
    other direction, but less so: a worker that is last at every step wins ln N nats a step, the N - 1 others at most

@@ -26,7 +26,7 @@ MICRO_STEPS = 17
 
 SHARES = {"loss": 0.5, "norm": 0.25, "groups": 0.25}
 """Fraction of the promise of spikes that each kind of series may use up. Spikes keep a promise of their own, as large
-as that of the checks that compare workers (``analyze.promise``): ``Plan.false_alarms`` expected in 10,000 steps."""
+as that of the checks that compare workers (``stats.alarm_budget``): ``Plan.false_alarms`` expected in 10,000 steps."""
 
 
 def _absent() -> Floats:

@@ -37,7 +37,7 @@ def _absent() -> Floats:
 @dataclass(frozen=True, eq=False)
 class WorkerSeries:
     """The series of N workers over T steps; what is left out is not measured. Two are the same only if they are one
-    object, and nothing in it may change once it was judged (``kept``).
+    object, and nothing in it may change once it was judged (``memoize``).
 
     ``allowance`` is the lasting shift, in spreads, that is no fault at a step (see ``shard_allowance``).
     """

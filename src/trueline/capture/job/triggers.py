@@ -76,7 +76,7 @@ class Triggers:
 
 
 def seen_in_row(columns: Mapping[str, Any], *, lossy: bool, by_hand: bool) -> set[str]:
-    """The codes of what a row's reduction columns contradict (``derive.columns``), by the floors that they bring.
+    """The codes of what a row's reduction columns contradict (``shared_columns.columns``), by the floors they bring.
 
     A hook that is lossy on purpose, or a reduction by the user's own code, is judged only by what replicas then use.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from trueline.capture.model.layout import Apart, Layout, clean_name, local, unwrap
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import shared_columns
 from trueline.schema.errors import CaptureError
 from trueline.schema.run_manifest import ParamChange, ParamState
 
@@ -67,7 +67,7 @@ class Parameters:
 
     def hear(self, wants_N: Any, *, known: int) -> None:
         """What every worker would like, told with a sum that all have before step ``known``."""
-        digest = derive.agreed(wants_N)
+        digest = shared_columns.agreed(wants_N)
         if digest is not None:
             self._agreed.append((known, digest))
 

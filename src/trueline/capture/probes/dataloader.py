@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from trueline.capture.model import patches as seams
+from trueline.capture.model import patches
 
 ROWS_LOOKED_AT = 64
 """Rows, evenly spaced, that go into the digest of an in-memory dataset."""
@@ -34,11 +34,11 @@ class DataLoaderProbe:
         self._dataset: Any = None
         self._last: DataLoader[Any] | None = None
         self._count: dict[int, int] = {}
-        seams.loader_iter.add(self._at_iter)
+        patches.loader_iter.add(self._at_iter)
 
     def detach(self) -> None:
         """Stop listening."""
-        seams.loader_iter.remove(self._at_iter)
+        patches.loader_iter.remove(self._at_iter)
 
     def at_training_step(self) -> None:
         """A training forward pass begins: the loader iterated last, if none is known yet, is the training loader."""

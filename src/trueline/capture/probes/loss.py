@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
-from trueline.capture.model import patches as seams
+from trueline.capture.model import patches
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.descent import losses_in, row_of
 from trueline.capture.probes.loss_choice import PER_TOKEN, choose
@@ -64,9 +64,9 @@ class LossProbe:
         self._output: list[tuple[Pass, Tensor]] = []
         self._backward: list[tuple[Pass, Tensor]] = []
         self._unscaled: Tensor | None = None
-        seams.backward.add(self._at_backward)
-        seams.backward.add(self._after_backward, after=True)
-        seams.scale.add(self._at_scale)
+        patches.backward.add(self._at_backward)
+        patches.backward.add(self._after_backward, after=True)
+        patches.scale.add(self._at_scale)
 
     def begin(self) -> None:
         """Forget the step before."""
@@ -96,9 +96,9 @@ class LossProbe:
 
     def detach(self) -> None:
         """Stop listening."""
-        seams.backward.remove(self._at_backward)
-        seams.backward.remove(self._after_backward)
-        seams.scale.remove(self._at_scale)
+        patches.backward.remove(self._at_backward)
+        patches.backward.remove(self._after_backward)
+        patches.scale.remove(self._at_scale)
 
     def result(self, kept: Kept) -> dict[str, Tensor]:
         """What ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and ``tokens``,

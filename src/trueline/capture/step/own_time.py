@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import shared_columns
 
 try:
     from resource import RUSAGE_THREAD, getrusage
@@ -71,9 +71,9 @@ class OwnTime:
         return {"step_s": step_s, "own_s": own_s}
 
 
-def worst(scalars: derive.Array) -> dict[str, float]:
-    """Of what all ranks told (``derive.scalars``), the most that watching used and the shortest step, as
+def worst(scalars: shared_columns.Array) -> dict[str, float]:
+    """Of what all ranks told (``shared_columns.scalars``), the most that watching used and the shortest step, as
     ``Schedule.spent`` takes them.
     """
-    plain, sampled, step = (scalars[:, derive.SCALARS.index(name)] for name in ("plain", "sampled", "step_s"))
+    plain, sampled, step = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plain", "sampled", "step_s"))
     return {"plain_s": float(plain.max()), "sampled_s": float(sampled.max()), "step_s": float(step.min())}

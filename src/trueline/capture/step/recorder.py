@@ -35,9 +35,7 @@ from trueline.capture.probes.parts import STEPS_AT_START, PartProbe
 from trueline.capture.probes.replicas import buffer_digests, param_digests
 from trueline.capture.probes.streams import rng_digests
 from trueline.capture.record.start import Idle, make_session, require_fitting
-from trueline.capture.step import exchange
-from trueline.capture.step import own_columns as rows
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import exchange, own_columns, shared_columns
 from trueline.capture.step.contributions import Contributions, Pass
 from trueline.capture.step.exact_cosines import exact_cosines
 from trueline.capture.step.exchange import Team
@@ -341,7 +339,7 @@ class Recorder:
             if self.layout.fits():
                 copy = HostCopy({"closing_digests": param_digests(self.layout)})
                 if copy.arrives(within_s=exchange.PATIENCE_S):
-                    self._outlet.write({"step": last} | rows.digest_columns(copy.host))
+                    self._outlet.write({"step": last} | own_columns.digest_columns(copy.host))
 
     def _gather(self, *, seen: bool = True) -> None:
         if self._measures:
@@ -394,8 +392,8 @@ class Recorder:
             with self.guarded("gradients"):
                 sums = record.part_of_sum(workers=self.team.size)
         with self.guarded("exchange"):
-            scalars = derive.scalars(
-                record.own or derive.NOTHING,
+            scalars = shared_columns.scalars(
+                record.own or shared_columns.NOTHING,
                 step=record.step,
                 spent=self._time.latest,
                 passes=record.passes,
@@ -438,9 +436,9 @@ class Recorder:
         columns = (
             record.row
             | {"num_micro": num_micro}
-            | rows.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
+            | own_columns.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
         )
-        columns |= rows.digest_columns(host) | self._loss_columns(host, record.step, micros=num_micro or 0)
+        columns |= own_columns.digest_columns(host) | self._loss_columns(host, record.step, micros=num_micro or 0)
         if record.keeps_sketch and record.own is not None:
             columns["sketch"] = record.own.local.astype(np.float32).ravel()
         self._outlet.write(columns)
@@ -458,10 +456,10 @@ class Recorder:
         if result is None:
             return
         scalars = result[0]
-        if (apart := derive.apart(scalars)) is not None:
+        if (apart := shared_columns.apart(scalars)) is not None:
             self._break("exchange", RuntimeError(apart))
             return
-        plan, seen, wants = (scalars[:, derive.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
+        plan, seen, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
         self._live.hear(int(plan.max()), known=record.known)
         self._live.triggers.hear(seen.tolist(), step=record.step, known=record.known)
         self._parameters.hear(wants, known=record.known)
@@ -469,18 +467,18 @@ class Recorder:
         if not record.beat:
             self._follow_budget(scalars, record)
 
-    def _write_shared(self, record: StepRecord, scalars: derive.Array, flat: derive.Array) -> None:
+    def _write_shared(self, record: StepRecord, scalars: shared_columns.Array, flat: shared_columns.Array) -> None:
         reduction = self._adapter.reduction()
         columns = record.columns_of(scalars, flat, reduction)
         if not columns:
             return
-        straight, mean = derive.is_mean(columns)
+        straight, mean = shared_columns.is_mean(columns)
         self._recheck.heard(straight=straight, mean=mean)
         lossy = reduction.lossy or not reduction.known
         self._live.triggers.see(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
         self._outlet.write({"step": record.step} | columns)
 
-    def _follow_budget(self, scalars: derive.Array, record: StepRecord) -> None:
+    def _follow_budget(self, scalars: shared_columns.Array, record: StepRecord) -> None:
         if not self._schedule.counts(record.step):
             return
         self._schedule.spent(**worst(scalars))

@@ -10,8 +10,7 @@ import numpy as np
 from trueline.capture.adapters.base import Reduction
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.model.layout import Layout
-from trueline.capture.step import own_columns as rows
-from trueline.capture.step import shared_columns as derive
+from trueline.capture.step import own_columns, shared_columns
 from trueline.capture.step.contributions import Kept
 from trueline.capture.step.exchange import Pending
 from trueline.capture.step.shared_columns import Array, Own
@@ -53,26 +52,26 @@ class StepRecord:
         return self.step + 2 * self.interval
 
     def part_of_sum(self, *, workers: int) -> Array:
-        """What this worker adds to the sum (``derive.pack``), from what has reached the host."""
+        """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
         shards = self.layout.shards
-        own = rows.own_measurement(self.copy.host, self.layout)
-        self.reduced_norm2 = rows.reduced_norm2(self.copy.host, self.layout)
+        own = own_columns.own_measurement(self.copy.host, self.layout)
+        self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.layout)
         replicas = workers // shards if shards > 1 else 1
-        part = derive.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
+        part = shared_columns.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
         self.own = own
         return part
 
     def columns_of(self, scalars: Array, flat: Array, reduction: Reduction) -> dict[str, object]:
-        """The columns that the sum over workers adds to the row (``derive.columns``); none where they did not all
-        measure, or not by one Layout.
+        """The columns that the sum over workers adds to the row (``shared_columns.columns``); none where they did not
+        all measure, or not by one Layout.
         """
         layout = self.layout
-        told = derive.agreed(scalars[:, derive.SCALARS.index("layout")])
+        told = shared_columns.agreed(scalars[:, shared_columns.SCALARS.index("layout")])
         if self.own is None or told != layout.digest:
             return {}
-        return derive.columns(
+        return shared_columns.columns(
             self.own,
-            derive.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
+            shared_columns.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
             reduced_norm2=self.reduced_norm2,
             sharded=layout.shards > 1,
             numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),

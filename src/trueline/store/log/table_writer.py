@@ -38,7 +38,7 @@ class Ledger:
     """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
 
     ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to. With ``merges``
-    parts that pile up become one (see ``merging``).
+    parts that pile up become one (see ``merge``).
     """
 
     def __init__(

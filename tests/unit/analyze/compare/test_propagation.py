@@ -14,7 +14,7 @@ from trueline.analyze.compare.expect.propagation import Operand, backward_rel, f
 
 REL = 1e-6
 BAND = (0.12, 3.4)
-"""Measured over predicted, with room above for rounding before ``divergence.LIMIT``, which is 8 for stored values.
+"""Measured over predicted, with room above for rounding before ``judge.values.LIMIT``, which is 8 for stored values.
 Chosen, not measured."""
 
 BACKWARD_BAND = (0.05, 3.4)

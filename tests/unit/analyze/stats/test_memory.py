@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from trueline.analyze.checks import dispersion_high, worker_loss_outlier
-from trueline.analyze.stats import closest_pairs as pairs
-from trueline.analyze.stats import exchangeability
-from trueline.analyze.stats import persistence as lasting
+from trueline.analyze.stats import closest_pairs, exchangeability, persistence
 from trueline.analyze.stats.alarm_budget import Promise
 from trueline.analyze.stats.autocorrelation import NONE, Memory, longest, memory_of
 from trueline.analyze.workers.comparable import memory_among
@@ -121,18 +119,18 @@ def test_logs_of_e_values_are_divided_by_the_ratio() -> None:
 
 def test_pairs_are_divided_too() -> None:
     values = np.random.default_rng(0).standard_normal((60, 5, 1))
-    log_e_TKB = pairs.log_e_of_pairs(values, range(10)) / 3.0
+    log_e_TKB = closest_pairs.log_e_of_pairs(values, range(10)) / 3.0
     state, best = np.zeros(log_e_TKB.shape[1:]), np.zeros(10)
     for log_e in log_e_TKB:
         state = (state + 1) * np.exp(log_e)
         best = np.maximum(best, state.mean(axis=1))
-    np.testing.assert_allclose(pairs.heights(values, memory_ratio=3.0), np.log(best))
+    np.testing.assert_allclose(closest_pairs.heights(values, memory_ratio=3.0), np.log(best))
 
 
 def test_the_past_of_a_lasting_order_ends_where_memory_does() -> None:
     z = np.random.default_rng(0).standard_normal((40, 2))
-    log_e = lasting.log_e_values(z, memory=Memory(2.0, 7))
-    steps = lasting.MEMORIES[0] * 2.0
+    log_e = persistence.log_e_values(z, memory=Memory(2.0, 7))
+    steps = persistence.MEMORIES[0] * 2.0
     for t in (0, 7, 8, 39):
         ages = [t - 8 - s for s in range(t - 7)]
         weights = np.exp(-np.array(ages, dtype=np.float64) / steps)

@@ -2,7 +2,7 @@
 
 What a call took is known by then: a difference that was measured and explained, or one that is only expected where
 nothing was measured. What it returns is expected to differ by that, passed on as ``propagation`` says, and by the
-call's own rounding on both sides (``op_rounding``). A value that no recorded call made is expected to be equal.
+call's own rounding on both sides (``ops``). A value that no recorded call made is expected to be equal.
 
 Gradients run through the same calls the other way: what a call's backward returns for an input depends on the gradient
 that it got and on the inputs of the forward call.

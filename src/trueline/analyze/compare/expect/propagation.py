@@ -108,7 +108,7 @@ _MODULES = {
 
 
 def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:
-    """How many terms the sums of a call have, as ``op_rounding.LAWS`` means it for its class; at least 1."""
+    """How many terms the sums of a call have, as ``ops.LAWS`` means it for its class; at least 1."""
     if not ins:
         return 1
     ins = factors_first(function, ins)
@@ -124,7 +124,7 @@ def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int
 
 
 def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
-    """The condition of a call as ``op_rounding.LAWS`` means it for its class, from what was measured; 1 elsewhere."""
+    """The condition of a call as ``ops.LAWS`` means it for its class, from what was measured; 1 elsewhere."""
     kind = _class_of(function)
     ins = factors_first(function, ins)
     if not out.rms or not ins or not ins[0].rms:

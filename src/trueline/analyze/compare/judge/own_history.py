@@ -11,9 +11,9 @@ is held against the same value's d at the steps before: a jump is d minus the lo
 there. How large jumps are while nothing is wrong, the pair of runs shows itself: each earlier step's d over that of
 the other earlier steps, of all values of the pass, and the jumps of those calls of this step that ran before, which
 cannot be the consequence of this one. (The first step is a past for the others and no jump: parameters are equal there
-or differ by a rounding, as never again.) If the next jump is exchangeable with these, ``spikes.log_tail`` says how
-likely one as large is; and adding up over all values and steps that are judged bounds how often a healthy pair is
-blamed.
+or differ by a rounding, as never again.) If the next jump is exchangeable with these, ``peaks_over_threshold.log_tail``
+says how likely one as large is; and adding up over all values and steps that are judged bounds how often a healthy pair
+is blamed.
 
 What is assumed and not proven is that jumps are exchangeable. ``benchmarks/compare/late`` measures what comes of it.
 

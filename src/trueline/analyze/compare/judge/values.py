@@ -1,7 +1,7 @@
 """Each value of a step beside its twin: equal, within rounding, beyond it, or differing because its inputs do.
 
 Values are gone through in the order of execution, on the side that recorded more: what it has and the other lacks still
-tells how differences are passed on. See ``expected`` for what rounding explains.
+tells how differences are passed on. See ``expectation`` for what rounding explains.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class _Side:
         return {index: plan.batch.dim for index, plan in self.plan.items() if plan.batch.how == "split"}
 
     def plans(self, index: int) -> list[Plan]:
-        """See ``merging.plans``."""
+        """See ``shards.plans``."""
         return plans(self._gathering, self._entries[index])
 
     def options(self, index: int) -> list[_Option]:

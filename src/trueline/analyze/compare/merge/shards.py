@@ -32,7 +32,7 @@ order that may depend on the number of threads."""
 @dataclass(frozen=True, slots=True)
 class Way:
     """How parts become one value of ``shape``; ``dim`` is the one that they are cut along. Each has ``runs`` there that
-    take turns with those of the others, as many as the dims before have elements, or more (see ``interleaving``).
+    take turns with those of the others, as many as the dims before have elements, or more (see ``batch_layout``).
     """
 
     how: How
