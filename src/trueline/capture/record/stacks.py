@@ -15,6 +15,7 @@ MAX_FRAMES = 32
 """Frames that a stack keeps, the innermost ones."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
@@ -76,6 +77,12 @@ def frame_of_update(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_globals.get("__name__") != "torch.optim.optimizer":
         frame = frame.f_back
     return frame
+
+
+def is_users(file: str) -> bool:
+    """Whether ``file`` is the user's own: of no installed package, not Python's, and not Trueline's."""
+    installed = any(part in file for part in _SITE)
+    return _is_shown(file) and not installed and not file.startswith((_PACKAGE, "<"))
 
 
 def _is_shown(file: str) -> bool:

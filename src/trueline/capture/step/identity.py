@@ -15,13 +15,11 @@ from trueline.capture.job.environment import describe_rank, param_lists
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes import optimizer as optimizer_probe
+from trueline.capture.record.stacks import is_users
 from trueline.capture.step.exchange import Team
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
-
-_NOT_USERS = {"site-packages", "dist-packages", Path(__file__).parents[1]}
-"""Folders of code that is not the user's: installed packages, and this one."""
 
 
 class Identity:
@@ -98,10 +96,7 @@ class Identity:
         """Note what ended the training on this rank, and where in the user's own code; not what it says, which may be
         a secret.
         """
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-        own = [
-            frame for frame in frames if not _NOT_USERS & {*Path(frame.filename).parts, *Path(frame.filename).parents}
-        ]
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         raised = {"raised": f"{type(error).__name__}{where}", "raised_ns": time.time_ns()}
         self.env = self.env.model_copy(update=raised)

@@ -1,0 +1,27 @@
+"""What ended a training is told with the user's own line, whoever raised it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from trueline.capture.step.exchange import Team
+from trueline.capture.step.identity import Identity
+from trueline.tensor.digest import digest_rows
+
+
+def by_pythons_library():
+    json.loads("{")
+
+
+def by_trueline():
+    digest_rows(None)
+
+
+@pytest.mark.parametrize("raises", [by_pythons_library, by_trueline])
+def test_the_line_is_the_users_own(raises):
+    identity = Identity(None, adapter=SimpleNamespace(), team=Team(ranks=(0,), rank=0, group=None))
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        raises()
+    identity.note_raised(caught.value)
+    assert identity.env.raised == f"{caught.type.__name__} at test_raised.py:{raises.__code__.co_firstlineno + 1}"
