@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from trueline.analyze.recorded.values import is_returned
 from trueline.schema.errors import CannotTell
 from trueline.schema.site import Site
 from trueline.store.reader import Run
@@ -73,7 +74,7 @@ class StepRows:
 
     def is_out(self, index: int) -> bool:
         """Whether a row is of a value that its call returned."""
-        return _RETURNED.fullmatch(self.slot[index]) is not None
+        return is_returned(self.slot[index])
 
     def largest(self, index: int) -> float | None:
         """The largest magnitude of the finite numbers of a row; None where none is finite or measured."""
@@ -138,9 +139,6 @@ def nonfinite_steps(run: Run) -> list[int]:
         found += [int(step) for step in np.unique(step_R[telling_R])]
     return found
 
-
-_RETURNED = re.compile(r"out(\d.*|\.\D.*)")
-"""Slots of ``capture.record.arguments.outputs``: ``out0``, ``out0.2``, ``out.logits``."""
 
 _TO_WRITE = re.compile(r"out(\.\d.*)?")
 """Slots of the argument ``out``, a tensor or a list of them."""

@@ -55,11 +55,12 @@ class Value:
     @property
     def returned(self) -> bool:
         """Whether the call of this value returned it (else it took it). Of a gradient: of the forward call."""
-        return _is_returned(self.site.slot)
+        return is_returned(self.site.slot)
 
 
 @functools.cache
-def _is_returned(slot: str) -> bool:
+def is_returned(slot: str) -> bool:
+    """Whether a slot is of what a call returned."""
     return _RETURNED.fullmatch(slot) is not None
 
 

@@ -369,12 +369,10 @@ class Recorder:
             self._start_sum(self._record)
 
     def _gather_gradients(self, *, seen: bool) -> None:
-        if not seen:
-            pass
-        elif self._adapter.local_is_grad:
+        if seen and self._adapter.local_is_grad:
             params = self.layout.params
             self.gradients.see("local", [(param, local(param.grad)) for param in params if param.grad is not None])
-        else:
+        elif seen:
             self.gradients.see_used(shard=self._adapter.shard if self._adapter.shards > 1 else None)
         self._staged |= self.gradients.payload()
 
