@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from trueline.testing.entry import Fault, Reference, Shows, family
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.training import fit
+from trueline.testing.witness import trains_differently
 
 STEPS = 3
 GLOBAL_BATCH = 8
@@ -71,6 +73,13 @@ def shares(seat: Seat, problem: CausalLM, *, steps: int = STEPS) -> Iterator[dic
     for step in range(steps):
         rows = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
         yield {name: column[rows].chunk(seat.world_size)[seat.rank] for name, column in columns.items()}
+
+
+def compared(
+    id: str, must_find: tuple[str, ...], shows: Shows = trains_differently, **common: Any
+) -> Callable[..., Fault]:
+    """A ``family`` on one process whose runs are compared with ``language_model`` on one process."""
+    return family(id, must_find, shows, **{"world_size": 1, "reference": Reference(language_model), **common})
 
 
 def adamw(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -67,6 +67,19 @@ class Control:
     train: Callable[[Seat], nn.Module]
     world_size: int = 2
     reference: Reference | None = None
+
+
+def family(id: str, must_find: tuple[str, ...], shows: Shows, **common: Any) -> Callable[..., Fault]:
+    """A maker of the variants of fault ``id``, which have ``must_find``, ``shows`` and the ``common`` fields.
+
+    It takes the name of the variant (empty: the plain one), what it says, how it trains, and fields of its own.
+    """
+
+    def variant(suffix: str, name: str, train: Callable[[Seat, bool], nn.Module], **own: Any) -> Fault:
+        fields = {"must_find": must_find, "shows": shows, **common, **own}
+        return Fault(f"{id}.{suffix}" if suffix else id, name, train, **fields)
+
+    return variant
 
 
 Entry = Fault | Control

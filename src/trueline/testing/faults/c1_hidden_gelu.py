@@ -12,11 +12,10 @@ import contextlib
 
 from torch import nn
 
-from trueline.testing.beside import ddp, in_halves, keep, language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import compared, ddp, in_halves, keep, language_model
+from trueline.testing.entry import Reference
 from trueline.testing.hidden import Hidden
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 LATE = 2
 ODD_RANK = 1
@@ -42,36 +41,17 @@ def one_rank(seat: Seat, faulty: bool) -> nn.Module:
     return language_model(seat, parallel=ddp, change=keep if faulty else in_halves, inside=contextlib.nullcontext)
 
 
+_fault = compared("C1", ("first-divergence",), site=SITE)
+
 ENTRIES = (
-    Fault(
-        "C1",
-        "tanh GELU hidden in one layer's kernel",
-        one_process,
-        ("first-divergence",),
-        trains_differently,
-        site=SITE,
-        world_size=1,
-        reference=Reference(language_model),
-    ),
-    Fault(
-        "C1.late",
-        "tanh GELU hidden in one layer's kernel from step 2 on",
-        late,
-        ("first-divergence",),
-        trains_differently,
-        site=SITE,
-        step=LATE,
-        world_size=1,
-        reference=Reference(language_model),
-    ),
-    Fault(
-        "C1.one-rank",
+    _fault("", "tanh GELU hidden in one layer's kernel", one_process),
+    _fault("late", "tanh GELU hidden in one layer's kernel from step 2 on", late, step=LATE),
+    _fault(
+        "one-rank",
         "tanh GELU hidden in one layer's kernel on rank 1",
         one_rank,
-        ("first-divergence",),
-        trains_differently,
         ranks=(ODD_RANK,),
-        site=SITE,
+        world_size=2,
         reference=Reference(lambda seat: language_model(seat, parallel=ddp), 2),
     ),
 )

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from trueline.testing.beside import ddp, language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import compared, ddp, language_model
 from trueline.testing.hidden import Hidden
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 SCALE = 1.25 / 16**0.5
 """The heads of the problem's model are 16 wide."""
@@ -38,24 +36,9 @@ def two_ranks(seat: Seat, faulty: bool) -> nn.Module:
     return language_model(seat, parallel=ddp, inside=hidden) if faulty else language_model(seat, parallel=ddp)
 
 
+_fault = compared("C2", ("first-divergence",), site=SITE)
+
 ENTRIES = (
-    Fault(
-        "C2",
-        "attention scale x 1.25 hidden in one layer's kernel",
-        one_process,
-        ("first-divergence",),
-        trains_differently,
-        site=SITE,
-        world_size=1,
-        reference=Reference(language_model),
-    ),
-    Fault(
-        "C2.ranks",
-        "attention scale x 1.25 hidden, two ranks beside one process",
-        two_ranks,
-        ("first-divergence",),
-        trains_differently,
-        site=SITE,
-        reference=Reference(language_model),
-    ),
+    _fault("", "attention scale x 1.25 hidden in one layer's kernel", one_process),
+    _fault("ranks", "attention scale x 1.25 hidden, two ranks beside one process", two_ranks, world_size=2),
 )

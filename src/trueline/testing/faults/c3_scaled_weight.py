@@ -13,10 +13,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from trueline.testing.beside import language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import compared, language_model
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 LINEAR = "blocks.1.mlp.0"
 
@@ -31,16 +29,9 @@ def scaled(seat: Seat, faulty: bool, *, factor: float) -> nn.Module:
     return language_model(seat, change=change)
 
 
-ENTRIES = tuple(
-    Fault(
-        identity,
-        f"one weight x {factor}",
-        partial(scaled, factor=factor),
-        ("first-divergence", "weight-differs"),
-        trains_differently,
-        site=f"/fwd/{LINEAR}.linear#0:out0",
-        world_size=1,
-        reference=Reference(language_model),
-    )
-    for identity, factor in (("C3", 1.001), ("C3.small", 1.00001))
+_fault = compared("C3", ("first-divergence", "weight-differs"), site=f"/fwd/{LINEAR}.linear#0:out0")
+
+ENTRIES = (
+    _fault("", "one weight x 1.001", partial(scaled, factor=1.001)),
+    _fault("small", "one weight x 1.00001", partial(scaled, factor=1.00001)),
 )

@@ -12,10 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trueline.testing.beside import language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import compared, language_model
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 
 def rewritten(seat: Seat, faulty: bool) -> nn.Module:
@@ -34,15 +32,6 @@ def rewritten(seat: Seat, faulty: bool) -> nn.Module:
     return language_model(seat, change=change)
 
 
-ENTRIES = (
-    Fault(
-        "C4",
-        "residual added after the norm in one layer",
-        rewritten,
-        ("structure-differs|first-divergence",),
-        trains_differently,
-        site="/fwd/blocks.1.add#1:",
-        world_size=1,
-        reference=Reference(language_model),
-    ),
-)
+_fault = compared("C4", ("structure-differs|first-divergence",), site="/fwd/blocks.1.add#1:")
+
+ENTRIES = (_fault("", "residual added after the norm in one layer", rewritten),)

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from trueline.testing.beside import language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import compared, language_model
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.witness import samples_differ
@@ -33,15 +32,6 @@ def other_tails(seat: Seat, faulty: bool) -> nn.Module:
     return language_model(seat, batch=change)
 
 
-ENTRIES = (
-    Fault(
-        "C5",
-        "token tails differ",
-        other_tails,
-        ("input-differs",),
-        samples_differ,
-        site="/fwd/",
-        world_size=1,
-        reference=Reference(language_model),
-    ),
-)
+_fault = compared("C5", ("input-differs",), shows=samples_differ, site="/fwd/")
+
+ENTRIES = (_fault("", "token tails differ", other_tails),)

@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.beside import language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import compared, language_model
+from trueline.testing.entry import Reference
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 WIDTH = 32
 EPS = 1e-5
@@ -52,25 +51,20 @@ def not_causal(seat: Seat, faulty: bool) -> nn.Module:
     return language_model(seat, change=change)
 
 
+_fault = compared("C6", ("first-divergence",))
+
 ENTRIES = (
-    Fault(
-        "C6",
+    _fault(
+        "",
         "eps 1e-2 in one RMSNorm",
         other_eps,
-        ("first-divergence",),
-        trains_differently,
         site="/fwd/blocks.1.norm_attn.rms_norm#0:out0",
-        world_size=1,
         reference=Reference(lambda seat: language_model(seat, change=with_rms_norm)),
     ),
-    Fault(
-        "C6.causal",
+    _fault(
+        "causal",
         "attention of one layer not causal",
         not_causal,
-        ("first-divergence",),
-        trains_differently,
         site="/fwd/blocks.1.scaled_dot_product_attention#0:out0",
-        world_size=1,
-        reference=Reference(language_model),
     ),
 )

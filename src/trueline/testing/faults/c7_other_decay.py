@@ -11,10 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trueline.testing.beside import adamw, language_model
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import adamw, compared, language_model
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 DECAY = 0.01
 
@@ -45,24 +43,9 @@ def decay_more(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -
                 param.mul_(1 - group["lr"] * 9 * DECAY)
 
 
+_fault = compared("C7", ("optimizer-differs",))
+
 ENTRIES = (
-    Fault(
-        "C7",
-        "another weight decay",
-        setting,
-        ("optimizer-differs",),
-        trains_differently,
-        world_size=1,
-        reference=Reference(language_model),
-    ),
-    Fault(
-        "C7.code",
-        "another weight decay, with the same settings",
-        in_code,
-        ("optimizer-differs",),
-        trains_differently,
-        within=1,
-        world_size=1,
-        reference=Reference(language_model),
-    ),
+    _fault("", "another weight decay", setting),
+    _fault("code", "another weight decay, with the same settings", in_code, within=1),
 )

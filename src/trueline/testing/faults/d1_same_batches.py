@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression, Rows, Vision
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
@@ -117,81 +117,21 @@ class _Stream(IterableDataset[Any]):
             yield self.rows[index]
 
 
-ALSO = ("shard-overlap", "dispersion-low")
+_fault = family("D1", ("duplicate-data",), same_batches, may_find=("shard-overlap", "dispersion-low"), ranks=(0, 1))
 
 ENTRIES = (
-    Fault(
-        "D1",
-        "no DistributedSampler, equal seeds",
-        no_sampler,
-        ("duplicate-data",),
-        same_batches,
-        ranks=(0, 1),
-        may_find=ALSO,
-    ),
-    Fault(
-        "D1.global-seed",
-        "no DistributedSampler, torch.manual_seed",
-        global_seed,
-        ("duplicate-data",),
-        same_batches,
-        ranks=(0, 1),
-        may_find=ALSO,
-    ),
-    Fault(
-        "D1.sequential",
-        "no DistributedSampler, no shuffling",
-        sequential,
-        ("duplicate-data",),
-        same_batches,
-        ranks=(0, 1),
-        may_find=ALSO,
-    ),
-    Fault(
-        "D1.one-replica",
-        "DistributedSampler with num_replicas=1",
-        one_replica,
-        ("duplicate-data",),
-        same_batches,
-        ranks=(0, 1),
-        may_find=ALSO,
-    ),
-    Fault(
-        "D1.stream",
-        "IterableDataset not split over ranks",
-        unsplit_stream,
-        ("duplicate-data",),
-        same_batches,
-        ranks=(0, 1),
-        may_find=ALSO,
-    ),
-    Fault(
-        "D1.second-epoch",
+    _fault("", "no DistributedSampler, equal seeds", no_sampler),
+    _fault("global-seed", "no DistributedSampler, torch.manual_seed", global_seed),
+    _fault("sequential", "no DistributedSampler, no shuffling", sequential),
+    _fault("one-replica", "DistributedSampler with num_replicas=1", one_replica),
+    _fault("stream", "IterableDataset not split over ranks", unsplit_stream),
+    _fault(
+        "second-epoch",
         "no DistributedSampler from the second epoch on",
         after_an_epoch,
-        ("duplicate-data",),
-        same_batches_from(8),
-        ranks=(0, 1),
+        shows=same_batches_from(8),
         step=8,
-        may_find=ALSO,
     ),
-    Fault(
-        "D1.order",
-        "the same batches in another order",
-        other_order,
-        ("duplicate-data",),
-        shared_samples,
-        ranks=(0, 1),
-        may_find=ALSO,
-    ),
-    Fault(
-        "D1.pairs",
-        "sampler given the node instead of the rank",
-        node_for_rank,
-        ("duplicate-data",),
-        same_batches,
-        ranks=(0, 1, 2, 3),
-        may_find=ALSO,
-        world_size=4,
-    ),
+    _fault("order", "the same batches in another order", other_order, shows=shared_samples),
+    _fault("pairs", "sampler given the node instead of the rank", node_for_rank, ranks=(0, 1, 2, 3), world_size=4),
 )

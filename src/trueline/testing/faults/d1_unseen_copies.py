@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, epochs, fit, wrapped
@@ -70,26 +70,22 @@ def _with_own_token(seat: Seat, problem: CausalLM, shard: int) -> Iterator[Any]:
         yield batch
 
 
+_fault = family("D1", ("dispersion-low",), trains_differently, within=None)
+
 ENTRIES = (
-    Fault(
-        "D1.unseen-pair",
+    _fault(
+        "unseen-pair",
         "two ranks of four read the same samples behind tokens of their own",
         a_pair,
-        ("dispersion-low",),
-        trains_differently,
-        ("shard-overlap", "worker-direction-outlier"),
+        may_find=("shard-overlap", "worker-direction-outlier"),
         ranks=COPIES,
-        within=None,
         world_size=4,
     ),
-    Fault(
-        "D1.unseen-all",
+    _fault(
+        "unseen-all",
         "both ranks read the same samples behind tokens of their own, under dropout",
         both,
-        ("dispersion-low",),
-        trains_differently,
-        ("shard-overlap",),
+        may_find=("shard-overlap",),
         ranks=(0, 1),
-        within=None,
     ),
 )

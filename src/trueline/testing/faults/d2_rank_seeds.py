@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression, Rows
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
@@ -85,60 +85,13 @@ class _ShuffledStream(IterableDataset[Any]):
             yield self.rows[int(index)]
 
 
+_fault = family("D2", ("shard-overlap",), shared_samples, ranks=(0, 1), within=None)
+
 ENTRIES = (
-    Fault(
-        "D2",
-        "sampler seed depends on the rank",
-        rank_in_seed,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(0, 1),
-        within=None,
-    ),
-    Fault(
-        "D2.four",
-        "sampler seed depends on the rank, four ranks",
-        rank_in_seed_four,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(0, 1, 2, 3),
-        within=None,
-        world_size=4,
-    ),
-    Fault(
-        "D2.no-sampler",
-        "no DistributedSampler, a seed per rank",
-        own_shuffles,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(0, 1),
-        within=None,
-    ),
-    Fault(
-        "D2.epoch",
-        "ranks disagree on the epoch",
-        other_epoch,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(0, 1),
-        within=None,
-    ),
-    Fault(
-        "D2.stream",
-        "stream shuffled by rank, then strided by rank",
-        own_stream_order,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(0, 1),
-        within=None,
-    ),
-    Fault(
-        "D2.large",
-        "sampler seed depends on the rank, before any overlap",
-        before_any_overlap,
-        ("shard-overlap",),
-        samples_differ,
-        ranks=(0, 1),
-        within=None,
-    ),
+    _fault("", "sampler seed depends on the rank", rank_in_seed),
+    _fault("four", "sampler seed depends on the rank, four ranks", rank_in_seed_four, ranks=(0, 1, 2, 3), world_size=4),
+    _fault("no-sampler", "no DistributedSampler, a seed per rank", own_shuffles),
+    _fault("epoch", "ranks disagree on the epoch", other_epoch),
+    _fault("stream", "stream shuffled by rank, then strided by rank", own_stream_order),
+    _fault("large", "sampler seed depends on the rank, before any overlap", before_any_overlap, shows=samples_differ),
 )

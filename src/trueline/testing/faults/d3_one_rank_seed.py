@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import epochs, fit, sgd, sharded_loader, wrapped
@@ -52,36 +52,10 @@ def _again(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
+_fault = family("D3", ("shard-overlap",), shared_samples, ranks=(0,), within=None, world_size=4)
+
 ENTRIES = (
-    Fault(
-        "D3",
-        "rank 0 alone has another sampler seed",
-        seed_of_rank_0,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(0,),
-        within=None,
-        world_size=4,
-    ),
-    Fault(
-        "D3.rank-2",
-        "rank 2 alone has another sampler seed",
-        seed_of_rank_2,
-        ("shard-overlap",),
-        shared_samples,
-        ranks=(2,),
-        within=None,
-        world_size=4,
-    ),
-    Fault(
-        "D3.set-epoch",
-        "rank 0 alone never calls set_epoch",
-        no_set_epoch,
-        ("shard-overlap",),
-        shared_samples_from(8),
-        ranks=(0,),
-        step=8,
-        within=None,
-        world_size=4,
-    ),
+    _fault("", "rank 0 alone has another sampler seed", seed_of_rank_0),
+    _fault("rank-2", "rank 2 alone has another sampler seed", seed_of_rank_2, ranks=(2,)),
+    _fault("set-epoch", "rank 0 alone never calls set_epoch", no_set_epoch, shows=shared_samples_from(8), step=8),
 )

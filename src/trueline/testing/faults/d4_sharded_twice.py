@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression, Rows
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, epochs, fit, sgd, sharded_loader, wrapped
@@ -158,55 +158,17 @@ class _Strided(IterableDataset[Any]):
                 yield sample
 
 
+_fault = family("D4", ("shard-overlap",), fewer_samples, within=None)
+
 ENTRIES = (
-    Fault("D4", "Subset by rank under a DistributedSampler", subset, ("shard-overlap",), fewer_samples, within=None),
-    Fault(
-        "D4.in-order", "Subset by rank, no shuffling", subset_in_order, ("shard-overlap",), fewer_samples, within=None
-    ),
-    Fault(
-        "D4.own-dataset",
-        "the user's own dataset sharded by rank",
-        selected_rows,
-        ("shard-overlap",),
-        fewer_samples,
-        within=None,
-    ),
-    Fault("D4.list", "list of samples sliced by rank", list_of_samples, ("shard-overlap",), fewer_samples, within=None),
-    Fault("D4.tensors", "TensorDataset sliced by rank", tensors, ("shard-overlap",), fewer_samples, within=None),
-    Fault(
-        "D4.declared",
-        "lazy dataset sharded by rank, size declared",
-        declared_size,
-        ("shard-overlap",),
-        fewer_samples,
-        within=None,
-    ),
-    Fault(
-        "D4.short", "Subset by rank, a run within one epoch", short_run, ("shard-overlap",), samples_differ, within=None
-    ),
-    Fault(
-        "D4.batches",
-        "batch sampler sharded over a DistributedSampler",
-        batches_sharded_again,
-        ("shard-overlap",),
-        fewer_samples,
-        within=None,
-    ),
-    Fault(
-        "D4.four",
-        "Subset by rank under a DistributedSampler, four ranks",
-        subset,
-        ("shard-overlap",),
-        samples_differ,
-        within=None,
-        world_size=4,
-    ),
-    Fault(
-        "D4.stream",
-        "stream strided by rank twice, size declared",
-        strided_stream,
-        ("shard-overlap",),
-        fewer_samples,
-        within=None,
-    ),
+    _fault("", "Subset by rank under a DistributedSampler", subset),
+    _fault("in-order", "Subset by rank, no shuffling", subset_in_order),
+    _fault("own-dataset", "the user's own dataset sharded by rank", selected_rows),
+    _fault("list", "list of samples sliced by rank", list_of_samples),
+    _fault("tensors", "TensorDataset sliced by rank", tensors),
+    _fault("declared", "lazy dataset sharded by rank, size declared", declared_size),
+    _fault("short", "Subset by rank, a run within one epoch", short_run, shows=samples_differ),
+    _fault("batches", "batch sampler sharded over a DistributedSampler", batches_sharded_again),
+    _fault("four", "Subset by rank under a DistributedSampler, four ranks", subset, shows=samples_differ, world_size=4),
+    _fault("stream", "stream strided by rank twice, size declared", strided_stream),
 )

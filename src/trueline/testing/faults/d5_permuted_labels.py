@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Vision
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
@@ -97,42 +97,37 @@ def _turned(batch: dict[str, torch.Tensor], draw: torch.Generator) -> dict[str, 
     return {name: column[order] for name, column in batch.items()}
 
 
-FOUND = ("worker-loss-outlier",)
 ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
-
-def _of_four(variant: str, name: str, train: Any) -> Fault:
-    return Fault(
-        f"D5{variant}", name, train, FOUND, trains_differently, ALSO, ranks=(BAD_RANK,), within=None, world_size=4
-    )
-
+_of_four = family(
+    "D5",
+    ("worker-loss-outlier",),
+    trains_differently,
+    may_find=ALSO,
+    ranks=(BAD_RANK,),
+    within=None,
+    world_size=4,
+)
+_of_two = family("D5", ("worker-loss-outlier",), trains_differently, may_find=(*ALSO, "dispersion-high"), within=None)
 
 ENTRIES = (
     _of_four("", "labels of one rank of four permuted", images),
-    _of_four(".noisy", "a third of the labels of one rank of four random", partial(images, spoil=noisy, steps=28)),
-    _of_four(".map", "another label map on one rank of four", partial(images, spoil=remapped, steps=28)),
-    _of_four(".harder", "harder data on one rank of four", partial(images, spoil=harder, steps=28)),
-    _of_four(".by-hand", "labels of one rank of four permuted, hand-written all-reduce", text),
-    _of_four(".fsdp", "labels of a causal LM permuted on one rank of four, FSDP2", partial(text, under_fsdp=True)),
-    Fault(
-        "D5.pair",
+    _of_four("noisy", "a third of the labels of one rank of four random", partial(images, spoil=noisy, steps=28)),
+    _of_four("map", "another label map on one rank of four", partial(images, spoil=remapped, steps=28)),
+    _of_four("harder", "harder data on one rank of four", partial(images, spoil=harder, steps=28)),
+    _of_four("by-hand", "labels of one rank of four permuted, hand-written all-reduce", text),
+    _of_four("fsdp", "labels of a causal LM permuted on one rank of four, FSDP2", partial(text, under_fsdp=True)),
+    _of_two(
+        "pair",
         "labels of one rank of two permuted: who is undecided",
         partial(images, bad=1, steps=36),
-        FOUND,
-        trains_differently,
-        (*ALSO, "dispersion-high"),
         ranks=(0, 1),
-        within=None,
     ),
-    Fault(
-        "D5.pair-later",
+    _of_two(
+        "pair-later",
         "labels of one rank of two permuted from one step on",
         partial(images, bad=1, first=LATER, steps=60),
-        FOUND,
-        trains_differently,
-        (*ALSO, "dispersion-high"),
         ranks=(1,),
         step=LATER,
-        within=None,
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import IGNORED, CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
@@ -81,51 +81,25 @@ def _masked(batches: Iterator[Any], masked: Any) -> Iterator[Any]:
         yield {**batch, "labels": labels_BL}
 
 
+_fault = family("D6", ("worker-silent",), silent_loss, ranks=(1,), step=TRIGGER)
+
 ENTRIES = (
-    Fault(
-        "D6",
+    _fault(
+        "",
         "one rank's labels all masked, mean loss",
         mean_of_nothing,
-        ("worker-nonfinite|worker-silent",),
-        nonfinite,
-        ranks=(1,),
-        step=TRIGGER,
+        must_find=("worker-nonfinite|worker-silent",),
+        shows=nonfinite,
         may_find=("worker-nonfinite", "worker-silent"),
     ),
-    Fault(
-        "D6.zeros",
-        "one rank's labels all masked once, clamped count",
-        zeros_once,
-        ("worker-silent",),
-        silent_loss,
-        ranks=(1,),
-        step=TRIGGER,
-    ),
-    Fault(
-        "D6.always",
-        "one rank's labels always masked, clamped count",
-        zeros_for_good,
-        ("worker-silent",),
-        silent_loss,
-        ranks=(1,),
-    ),
-    Fault(
-        "D6.by-hand",
+    _fault("zeros", "one rank's labels all masked once, clamped count", zeros_once),
+    _fault("always", "one rank's labels always masked, clamped count", zeros_for_good, step=0),
+    _fault(
+        "by-hand",
         "labels of one rank of four all masked, hand-written all-reduce",
         zeros_by_hand,
-        ("worker-silent",),
-        silent_loss,
         ranks=(2,),
-        step=TRIGGER,
         world_size=4,
     ),
-    Fault(
-        "D6.fsdp",
-        "one rank's labels all masked once, FSDP2",
-        zeros_sharded,
-        ("worker-silent",),
-        silent_loss,
-        ranks=(1,),
-        step=TRIGGER,
-    ),
+    _fault("fsdp", "one rank's labels all masked once, FSDP2", zeros_sharded),
 )

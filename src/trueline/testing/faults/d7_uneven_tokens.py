@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import IGNORED, CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, fit, wrapped
@@ -83,32 +83,14 @@ def _weighing_tokens(seat: Seat, called: nn.Module, batch: Any) -> Tensor:
     return total * seat.world_size / num_tokens
 
 
-FOUND = ("token-imbalance",)
 ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
-
-def _entry(variant: str, name: str, train: Any, *, ranks: tuple[int, ...] | None, world_size: int = 4) -> Fault:
-    return Fault(
-        f"D7{variant}",
-        name,
-        train,
-        FOUND,
-        trains_differently,
-        ALSO,
-        ranks=ranks,
-        within=None,
-        world_size=world_size,
-    )
-
+_fault = family("D7", ("token-imbalance",), trains_differently, may_find=ALSO, ranks=(1,), within=None, world_size=4)
 
 ENTRIES = (
-    _entry("", "an eighth of the tokens on one rank of four, equal weights", partial(an_eighth, steps=24), ranks=(1,)),
-    _entry(
-        ".pair",
-        "an eighth of the tokens on one rank of two, equal weights",
-        partial(an_eighth, steps=32),
-        ranks=(1,),
-        world_size=2,
+    _fault("", "an eighth of the tokens on one rank of four, equal weights", partial(an_eighth, steps=24)),
+    _fault(
+        "pair", "an eighth of the tokens on one rank of two, equal weights", partial(an_eighth, steps=32), world_size=2
     ),
-    _entry(".wild", "token counts that jump, equal weights", wild, ranks=(0, 1, 2, 3)),
+    _fault("wild", "token counts that jump, equal weights", wild, ranks=(0, 1, 2, 3)),
 )

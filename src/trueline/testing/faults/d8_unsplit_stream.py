@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, fit, sgd, wrapped
@@ -53,13 +53,6 @@ def unsplit(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, sgd(model), problem, iter(loader), steps=STEPS)
 
 
-ENTRIES = (
-    Fault(
-        "D8",
-        "a stream that two loader workers both read whole",
-        unsplit,
-        ("sample-repeats",),
-        trains_differently,
-        ranks=(0, 1),
-    ),
-)
+_fault = family("D8", ("sample-repeats",), trains_differently, ranks=(0, 1))
+
+ENTRIES = (_fault("", "a stream that two loader workers both read whole", unsplit),)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.seat import Seat
 from trueline.testing.training import STEPS, fit, sgd, wrapped
 from trueline.testing.witness import nonfinite
@@ -80,25 +80,14 @@ def padded_mask(seat: Seat, faulty: bool, *, preset: str) -> nn.Module:
     return fit(seat, model, optimizer, problem, problem.batches(seat), watch=watch)  # type: ignore[arg-type]
 
 
-FOUND = ("overflow-origin", "grad-explosion", "worker-nonfinite")
+_fault = family("N1", ("overflow-origin", "grad-explosion", "worker-nonfinite"), nonfinite, step=TRIGGER)
 
 ENTRIES = (
-    Fault(
-        "N1",
+    _fault(
+        "",
         "mask for padded rows on packed tokens, float16, every call recorded",
         partial(padded_mask, preset="mix"),
-        FOUND,
-        nonfinite,
-        step=TRIGGER,
         site="/bwd/Averages.matmul#",
     ),
-    Fault(
-        "N1.modules",
-        "the same, modules recorded",
-        partial(padded_mask, preset="modules"),
-        FOUND,
-        nonfinite,
-        step=TRIGGER,
-        site="/bwd/layers.",
-    ),
+    _fault("modules", "the same, modules recorded", partial(padded_mask, preset="modules"), site="/bwd/layers."),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, fit, under_autocast, wrapped
@@ -51,15 +51,8 @@ def half_overflow(seat: Seat, faulty: bool) -> nn.Module:
     )
 
 
-ENTRIES = (
-    Fault(
-        "N3",
-        "float16 overflow inside one linear",
-        half_overflow,
-        ("overflow-origin", "range-saturation", "worker-nonfinite"),
-        nonfinite,
-        step=TRIGGER,
-        within=2,
-        site=f"/fwd/{LINEAR}.linear#0:out0",
-    ),
-)
+FOUND = ("overflow-origin", "range-saturation", "worker-nonfinite")
+
+_fault = family("N3", FOUND, nonfinite, step=TRIGGER, within=2, site=f"/fwd/{LINEAR}.linear#0:out0")
+
+ENTRIES = (_fault("", "float16 overflow inside one linear", half_overflow),)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
@@ -111,48 +111,21 @@ def _spoiled(seat: Seat, problem: Regression, faulty: bool) -> Iterator[Any]:
         yield batch
 
 
-FOUND = ("overflow-origin", "worker-nonfinite")
-BAD = (BAD_RANK,)
+_fault = family("N4", ("overflow-origin", "worker-nonfinite"), nonfinite, ranks=(BAD_RANK,), step=TRIGGER)
 
 ENTRIES = (
-    Fault(
-        "N4.recorded",
-        "NaN in a sample of one rank, recorded",
-        ddp,
-        FOUND,
-        nonfinite,
-        ranks=BAD,
-        step=TRIGGER,
-        site="#0:in0",
-    ),
-    Fault(
-        "N4.recorded-by-hand",
+    _fault("recorded", "NaN in a sample of one rank, recorded", ddp, site="#0:in0"),
+    _fault(
+        "recorded-by-hand",
         "NaN in a sample of one rank, hand-written all-reduce, recorded",
         by_hand,
-        FOUND,
-        nonfinite,
-        ranks=BAD,
-        step=TRIGGER,
         site="/fwd/Sequential#0:in0",
     ),
-    Fault(
-        "N4.recorded-fsdp",
-        "logarithm of zero in the loss of one rank, FSDP2, recorded",
-        fsdp,
-        FOUND,
-        nonfinite,
-        ranks=BAD,
-        step=TRIGGER,
-        site="/fwd/log#0:out0",
-    ),
-    Fault(
-        "N4.masked-row",
+    _fault("recorded-fsdp", "logarithm of zero in the loss of one rank, FSDP2, recorded", fsdp, site="/fwd/log#0:out0"),
+    _fault(
+        "masked-row",
         "a row of attention masked throughout on one rank, recorded",
         masked_row,
-        FOUND,
-        nonfinite,
-        ranks=BAD,
-        step=TRIGGER,
         site="/fwd/MaskedAttention.softmax#0:out0",
     ),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import IGNORED, CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, fit, wrapped
@@ -56,14 +56,6 @@ def _late(batches: Iterator[Any]) -> Iterator[Any]:
         yield {"input_ids": ids_BL, "labels": labels_BL}
 
 
-ENTRIES = (
-    Fault(
-        "N5",
-        "gradient of a bfloat16 embedding spikes late",
-        embedding_spike,
-        ("grad-spike",),
-        trains_differently,
-        step=TRIGGER,
-        site="/grad/embed.0.weight#",
-    ),
-)
+_fault = family("N5", ("grad-spike",), trains_differently, step=TRIGGER, site="/grad/embed.0.weight#")
+
+ENTRIES = (_fault("", "gradient of a bfloat16 embedding spikes late", embedding_spike),)

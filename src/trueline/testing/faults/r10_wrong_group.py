@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import hybrid_mesh, sharded
@@ -103,70 +103,28 @@ def _pair_of(seat: Seat) -> dist.ProcessGroup:
 
 
 ALSO = ("replica-drift", "gradient-not-reduced")
-ALL = (0, 1, 2, 3)
+
+_fault = family("R10", ("reduction-mismatch",), replicas_differ, may_find=ALSO, ranks=(0, 1, 2, 3), world_size=4)
 
 ENTRIES = (
-    Fault(
-        "R10",
-        "DDP hook reduces over pairs",
-        in_hook,
-        ("reduction-mismatch",),
-        replicas_differ,
-        ALSO,
-        ranks=ALL,
-        world_size=4,
-    ),
-    Fault(
-        "R10.by-hand",
-        "hand-written all-reduce over pairs",
-        by_hand,
-        ("reduction-mismatch",),
-        replicas_differ,
-        ALSO,
-        ranks=ALL,
-        world_size=4,
-    ),
-    Fault(
-        "R10.left-out",
-        "one rank of four left out of the group",
-        one_left_out,
-        ("reduction-mismatch",),
-        replicas_differ,
-        ALSO,
-        ranks=ALL,
-        world_size=4,
-    ),
-    Fault(
-        "R10.one-parameter",
-        "one parameter reduced over pairs",
-        one_parameter,
-        ("reduction-mismatch",),
-        replicas_differ,
-        ALSO,
-        ranks=ALL,
-        site=MISROUTED,
-        world_size=4,
-    ),
-    Fault(
-        "R10.ddp-group",
+    _fault("", "DDP hook reduces over pairs", in_hook),
+    _fault("by-hand", "hand-written all-reduce over pairs", by_hand),
+    _fault("left-out", "one rank of four left out of the group", one_left_out),
+    _fault("one-parameter", "one parameter reduced over pairs", one_parameter, site=MISROUTED),
+    _fault(
+        "ddp-group",
         "DDP over pairs, watched over all",
         ddp_group,
-        ("reduction-mismatch|replica-drift",),
-        replicas_differ,
-        (*ALSO, "reduction-mismatch"),
-        ranks=ALL,
+        must_find=("reduction-mismatch|replica-drift",),
+        may_find=(*ALSO, "reduction-mismatch"),
         within=1,
-        world_size=4,
     ),
-    Fault(
-        "R10.mesh",
+    _fault(
+        "mesh",
         "FSDP2 mesh ends at the node, watched over all",
         mesh_of_node,
-        ("reduction-mismatch|replica-drift",),
-        replicas_differ,
-        (*ALSO, "reduction-mismatch"),
-        ranks=ALL,
+        must_find=("reduction-mismatch|replica-drift",),
+        may_find=(*ALSO, "reduction-mismatch"),
         within=1,
-        world_size=4,
     ),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import (
@@ -100,41 +100,20 @@ def never_reduced(seat: Seat, faulty: bool) -> nn.Module:
     )
 
 
-BOTH = ("gradient-not-reduced", "replica-drift")
-ALSO = ("reduction-mismatch",)
+_fault = family(
+    "R1", ("gradient-not-reduced", "replica-drift"), replicas_differ, may_find=("reduction-mismatch",), ranks=(0, 1)
+)
 
 ENTRIES = (
-    Fault("R1", "forward through the raw module", raw_module, BOTH, replicas_differ, ALSO, ranks=(0, 1)),
-    Fault(
-        "R1.later",
-        "unwrapped for an evaluation and not wrapped again",
-        unwrapped_later,
-        BOTH,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        step=TRIGGER,
-    ),
-    Fault("R1.no-sync", "every micro-step under no_sync", never_synced, BOTH, replicas_differ, ALSO, ranks=(0, 1)),
-    Fault(
-        "R1.one-parameter",
+    _fault("", "forward through the raw module", raw_module),
+    _fault("later", "unwrapped for an evaluation and not wrapped again", unwrapped_later, step=TRIGGER),
+    _fault("no-sync", "every micro-step under no_sync", never_synced),
+    _fault(
+        "one-parameter",
         "one parameter left out of a hand-written all-reduce",
         parameter_left_out,
-        BOTH,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
         site="blocks.1.mlp.0.weight",
     ),
-    Fault(
-        "R1.one-step",
-        "hand-written all-reduce skipped at one step",
-        step_left_out,
-        BOTH,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        step=TRIGGER,
-    ),
-    Fault("R1.never", "hand-written loop without all-reduce", never_reduced, BOTH, replicas_differ, ALSO, ranks=(0, 1)),
+    _fault("one-step", "hand-written all-reduce skipped at one step", step_left_out, step=TRIGGER),
+    _fault("never", "hand-written loop without all-reduce", never_reduced),
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
@@ -101,61 +101,19 @@ def _replace_head(model: nn.Module) -> None:
     model.head = nn.Linear(model.head.in_features, model.head.out_features, bias=False)
 
 
-ALSO = ("gradient-not-reduced", "reduction-mismatch")
+_fault = family(
+    "R2",
+    ("replica-drift",),
+    replicas_differ,
+    may_find=("gradient-not-reduced", "reduction-mismatch"),
+    ranks=(0, 1),
+    within=1,
+)
 
 ENTRIES = (
-    Fault(
-        "R2",
-        "head re-created after DDP",
-        new_head,
-        ("replica-drift",),
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        within=1,
-        site=HEAD,
-    ),
-    Fault(
-        "R2.cast",
-        "model cast and cast back after DDP",
-        cast_and_back,
-        ("replica-drift",),
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        step=TRIGGER,
-        within=1,
-    ),
-    Fault(
-        "R2.assign",
-        "load_state_dict(assign=True) after DDP",
-        assigned,
-        ("replica-drift",),
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        within=1,
-    ),
-    Fault(
-        "R2.added",
-        "adapter added after DDP",
-        added,
-        ("replica-drift",),
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        within=1,
-        site="low_rank",
-    ),
-    Fault(
-        "R2.ignored",
-        "parameter on DDP's ignore list",
-        ignored,
-        ("replica-drift",),
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        within=1,
-        site=HEAD,
-    ),
+    _fault("", "head re-created after DDP", new_head, site=HEAD),
+    _fault("cast", "model cast and cast back after DDP", cast_and_back, step=TRIGGER),
+    _fault("assign", "load_state_dict(assign=True) after DDP", assigned),
+    _fault("added", "adapter added after DDP", added, site="low_rank"),
+    _fault("ignored", "parameter on DDP's ignore list", ignored, site=HEAD),
 )

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import reduce_scatter_then, sharded
@@ -133,80 +133,26 @@ def by_hand_four(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_backward=reduce)
 
 
-FOUND = ("reduction-mismatch",)
-ALSO = ("replica-drift", "gradient-not-reduced")
+_fault = family(
+    "R3",
+    ("reduction-mismatch",),
+    replicas_differ,
+    may_find=("replica-drift", "gradient-not-reduced"),
+    ranks=(UNLUCKY_RANK,),
+    step=TRIGGER,
+)
 
 ENTRIES = (
-    Fault(
-        "R3",
-        "all-reduce zeroed on one rank, DDP hook",
-        behind_hook(zeros),
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(UNLUCKY_RANK,),
-        step=TRIGGER,
-    ),
-    Fault(
-        "R3.tail",
-        "tail of an all-reduce lost on one rank",
-        behind_hook(tail),
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(UNLUCKY_RANK,),
-        step=TRIGGER,
-    ),
-    Fault(
-        "R3.own",
-        "one rank keeps its own gradient in one bucket",
-        behind_hook(own),
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(UNLUCKY_RANK,),
-        step=TRIGGER,
-    ),
-    Fault(
-        "R3.noise",
-        "one rank gets foreign values in one bucket",
-        behind_hook(noise),
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(UNLUCKY_RANK,),
-        step=TRIGGER,
-    ),
-    Fault(
-        "R3.watched-first",
+    _fault("", "all-reduce zeroed on one rank, DDP hook", behind_hook(zeros)),
+    _fault("tail", "tail of an all-reduce lost on one rank", behind_hook(tail)),
+    _fault("own", "one rank keeps its own gradient in one bucket", behind_hook(own)),
+    _fault("noise", "one rank gets foreign values in one bucket", behind_hook(noise)),
+    _fault(
+        "watched-first",
         "all-reduce zeroed on one rank, hook registered under watch",
         behind_hook(zeros, watched_first=True),
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(UNLUCKY_RANK,),
-        step=TRIGGER,
     ),
-    Fault(
-        "R3.by-hand",
-        "hand-written all-reduce zeroed on one rank",
-        by_hand,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(UNLUCKY_RANK,),
-        step=TRIGGER,
-    ),
-    Fault(
-        "R3.stale",
-        "stale all-reduce result on one rank of four",
-        by_hand_four,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(2,),
-        step=TRIGGER,
-        world_size=4,
-    ),
-    Fault("R3.fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, FOUND, trains_differently, ALSO, step=TRIGGER),
+    _fault("by-hand", "hand-written all-reduce zeroed on one rank", by_hand),
+    _fault("stale", "stale all-reduce result on one rank of four", by_hand_four, ranks=(2,), world_size=4),
+    _fault("fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, shows=trains_differently, ranks=None),
 )

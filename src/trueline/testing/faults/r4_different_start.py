@@ -15,7 +15,7 @@ import copy
 import torch
 from torch import nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import hybrid_mesh, sharded
@@ -106,60 +106,19 @@ def bit_flip_four(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_step=flip)
 
 
-FOUND = ("replica-drift",)
+_fault = family("R4", ("replica-drift",), replicas_differ, ranks=(0, 1))
 
 ENTRIES = (
-    Fault("R4", "different initial weights, hand-written all-reduce", by_hand, FOUND, replicas_differ, ranks=(0, 1)),
-    Fault(
-        "R4.init-sync",
-        "different initial weights, DDP without broadcast",
-        no_broadcast,
-        FOUND,
-        replicas_differ,
-        ranks=(0, 1),
-    ),
-    Fault(
-        "R4.hybrid",
-        "different initial weights between HSDP replicas",
-        hybrid,
-        FOUND,
-        replicas_differ,
-        ranks=(0, 1, 2, 3),
-        world_size=4,
-    ),
-    Fault(
-        "R4.checkpoint",
-        "one rank resumed from an older checkpoint",
-        older_checkpoint,
-        FOUND,
-        replicas_differ,
-        ranks=(0, 1),
-    ),
-    Fault(
-        "R4.frozen",
-        "a frozen parameter differs between ranks",
-        frozen_apart,
-        FOUND,
-        replicas_differ,
-        ranks=(0, 1),
-        site="embed.weight",
-    ),
-    Fault(
-        "R4.bit-flip",
-        "a bit of one weight flips on one rank",
-        bit_flip,
-        FOUND,
-        replicas_differ,
-        ranks=(0, 1),
-        step=TRIGGER,
-        site="blocks.0.qkv.weight",
-    ),
-    Fault(
-        "R4.last-bit",
+    _fault("", "different initial weights, hand-written all-reduce", by_hand),
+    _fault("init-sync", "different initial weights, DDP without broadcast", no_broadcast),
+    _fault("hybrid", "different initial weights between HSDP replicas", hybrid, ranks=(0, 1, 2, 3), world_size=4),
+    _fault("checkpoint", "one rank resumed from an older checkpoint", older_checkpoint),
+    _fault("frozen", "a frozen parameter differs between ranks", frozen_apart, site="embed.weight"),
+    _fault("bit-flip", "a bit of one weight flips on one rank", bit_flip, step=TRIGGER, site="blocks.0.qkv.weight"),
+    _fault(
+        "last-bit",
         "the last bit of one weight flips on one rank of four",
         bit_flip_four,
-        FOUND,
-        replicas_differ,
         ranks=(2,),
         step=TRIGGER,
         site="2.weight",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
@@ -69,30 +69,17 @@ def _norm(model: nn.Module) -> float:
     return float(torch.cat(grads).norm())
 
 
-FOUND = ("replica-drift",)
-ALSO = ("gradient-not-reduced", "reduction-mismatch")
+_fault = family(
+    "R5",
+    ("replica-drift",),
+    replicas_differ,
+    may_find=("gradient-not-reduced", "reduction-mismatch"),
+    ranks=(0, 1),
+    within=1,
+)
 
 ENTRIES = (
-    Fault("R5", "clipping on one rank only", on_rank_0, FOUND, replicas_differ, ALSO, ranks=(0, 1), within=1),
-    Fault(
-        "R5.local-norm",
-        "reduced gradient clipped by the local norm",
-        by_local_norm,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        within=1,
-    ),
-    Fault(
-        "R5.threshold",
-        "another clipping threshold on one rank of four",
-        other_threshold,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(3,),
-        within=1,
-        world_size=4,
-    ),
+    _fault("", "clipping on one rank only", on_rank_0),
+    _fault("local-norm", "reduced gradient clipped by the local norm", by_local_norm),
+    _fault("threshold", "another clipping threshold on one rank of four", other_threshold, ranks=(3,), world_size=4),
 )

@@ -14,7 +14,7 @@ from itertools import islice
 from torch import nn
 from torch.amp import GradScaler
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import STEPS, adamw, batches_of, fit, fit_scaled, mean_gradients, sgd, wrapped
@@ -74,50 +74,29 @@ def local_overflow(seat: Seat, faulty: bool) -> nn.Module:
     return fit(seat, model, optimizer, problem, batches_of(seat, problem), after_backward=reduce)
 
 
-FOUND = ("replica-drift",)
 ALSO = ("gradient-not-reduced", "reduction-mismatch")
 
+_fault = family("R6", ("replica-drift",), replicas_differ, step=TRIGGER)
+
 ENTRIES = (
-    Fault(
-        "R6",
-        "gradient scaler resumed on one rank only",
-        resumed_scaler,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        within=1,
+    _fault(
+        "", "gradient scaler resumed on one rank only", resumed_scaler, may_find=ALSO, ranks=(0, 1), step=0, within=1
     ),
-    Fault(
-        "R6.skipped",
-        "one rank leaves out an update",
-        skipped_update,
-        ("updates-apart",),
-        replicas_differ,
-        ranks=(1,),
-        step=TRIGGER,
-        within=0,
-    ),
-    Fault(
-        "R6.extra",
+    _fault("skipped", "one rank leaves out an update", skipped_update, must_find=("updates-apart",), ranks=(1,)),
+    _fault(
+        "extra",
         "one rank of four takes an extra update",
         extra_update,
-        ("updates-apart",),
-        replicas_differ,
+        must_find=("updates-apart",),
         ranks=(1,),
-        step=TRIGGER,
-        within=0,
         world_size=4,
     ),
-    Fault(
-        "R6.overflow",
+    _fault(
+        "overflow",
         "one rank drops the reduced gradient once",
         local_overflow,
-        FOUND,
-        replicas_differ,
-        (*ALSO, "worker-silent"),
+        may_find=(*ALSO, "worker-silent"),
         ranks=(0, 1),
-        step=TRIGGER,
         within=1,
     ),
 )

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 from itertools import islice
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.training import STEPS, adamw, batches_of, fit_accumulating, sgd, wrapped
@@ -104,37 +103,12 @@ def backward_outside(seat: Seat, faulty: bool) -> nn.Module:
     return model
 
 
-FOUND = ("gradient-not-reduced",)
-ALSO: tuple[Any, ...] = ("replica-drift", "reduction-mismatch")
+_fault = family(
+    "R7", ("gradient-not-reduced",), replicas_differ, may_find=("replica-drift", "reduction-mismatch"), ranks=(0, 1)
+)
 
 ENTRIES = (
-    Fault(
-        "R7",
-        "branch unused in the last micro-step",
-        reduced_from_hooks,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        site="branch",
-    ),
-    Fault(
-        "R7.epoch-end",
-        "step taken while under no_sync",
-        step_at_the_end,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-        step=TRIGGER,
-    ),
-    Fault(
-        "R7.backward-outside",
-        "forward under no_sync, backward outside",
-        backward_outside,
-        FOUND,
-        replicas_differ,
-        ALSO,
-        ranks=(0, 1),
-    ),
+    _fault("", "branch unused in the last micro-step", reduced_from_hooks, site="branch"),
+    _fault("epoch-end", "step taken while under no_sync", step_at_the_end, step=TRIGGER),
+    _fault("backward-outside", "forward under no_sync, backward outside", backward_outside),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import Vision
 from trueline.testing.seat import Seat
 from trueline.testing.training import batches_of, fit, mean_gradients, sgd, wrapped
@@ -58,23 +58,9 @@ def _broadcast_buffers(model: nn.Module) -> None:
         dist.broadcast(buffer, 0)
 
 
+_fault = family("R9", ("replica-drift",), buffers_differ, within=1, site="running_")
+
 ENTRIES = (
-    Fault(
-        "R9",
-        "broadcast_buffers=False with BatchNorm",
-        no_broadcast,
-        ("replica-drift",),
-        buffers_differ,
-        within=1,
-        site="running_",
-    ),
-    Fault(
-        "R9.by-hand",
-        "hand-written loop that forgets the buffers",
-        by_hand,
-        ("replica-drift",),
-        buffers_differ,
-        within=1,
-        site="running_",
-    ),
+    _fault("", "broadcast_buffers=False with BatchNorm", no_broadcast),
+    _fault("by-hand", "hand-written loop that forgets the buffers", by_hand),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Problem, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
@@ -107,54 +107,28 @@ def _fresh(seat: Seat, problem: Problem, batch_size: int = 16) -> Iterator[Any]:
     return batches_of(seat, problem, num_samples=4096, batch_size=batch_size)
 
 
-FOUND = ("worker-scale",)
-
-
-def _of_four(variant: str, name: str, train: Any, *, truth: float) -> Fault:
-    return Fault(
-        f"S1{variant}",
-        name,
-        train,
-        FOUND,
-        trains_differently,
-        ranks=(BAD_RANK,),
-        truth=truth,
-        world_size=4,
-    )
-
+_of_four = family("S1", ("worker-scale",), trains_differently, ranks=(BAD_RANK,), truth=2.0, world_size=4)
+_of_two = family("S1", ("worker-scale",), trains_differently, may_find=("dispersion-high",), truth=2.0)
 
 ENTRIES = (
-    _of_four("", "loss of one rank of four times 2", partial(loss_times, steps=20), truth=2.0),
+    _of_four("", "loss of one rank of four times 2", partial(loss_times, steps=20)),
     _of_four(
-        ".tenth",
+        "tenth",
         "loss of one rank of four times 1.1",
         partial(loss_times, factor=1.1, steps=36, batch_size=64),
         truth=1.1,
     ),
-    _of_four(".hooks", "gradient of one rank of four times 2, loss unchanged", by_hooks, truth=2.0),
-    _of_four(".kept", "loss scale of 1,024 on one rank of four, loss unchanged", kept_scale, truth=2.0**10),
-    _of_four(".by-hand", "loss of one rank of four halved, hand-written all-reduce", halved_by_hand, truth=0.5),
-    _of_four(".fsdp", "loss of one rank of four times 2, FSDP2", fsdp, truth=2.0),
-    Fault(
-        "S1.pair",
-        "loss of one rank of two times 2: who is undecided",
-        partial(loss_times, steps=28),
-        FOUND,
-        trains_differently,
-        may_find=("dispersion-high",),
-        ranks=(0, 1),
-        truth=2.0,
-    ),
-    Fault(
-        "S1.pair-later",
+    _of_four("hooks", "gradient of one rank of four times 2, loss unchanged", by_hooks),
+    _of_four("kept", "loss scale of 1,024 on one rank of four, loss unchanged", kept_scale, truth=2.0**10),
+    _of_four("by-hand", "loss of one rank of four halved, hand-written all-reduce", halved_by_hand, truth=0.5),
+    _of_four("fsdp", "loss of one rank of four times 2, FSDP2", fsdp),
+    _of_two("pair", "loss of one rank of two times 2: who is undecided", partial(loss_times, steps=28), ranks=(0, 1)),
+    _of_two(
+        "pair-later",
         "loss of one rank of two times 2 from one step on",
         partial(loss_times, first=LATER, steps=58),
-        FOUND,
-        trains_differently,
-        may_find=("dispersion-high",),
         ranks=(BAD_RANK,),
         step=LATER,
         within=None,
-        truth=2.0,
     ),
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
@@ -138,9 +138,7 @@ def _mean_in_fp32(model: nn.Module, world_size: int) -> None:
         param.grad = (mean / world_size).to(param.dtype)
 
 
-FOUND = ("rank-config-differs",)
 ALSO = ("replica-drift",)
-BOTH = (0, 1)
 
 
 def always(faulty: object, healthy: object) -> bool:
@@ -148,52 +146,25 @@ def always(faulty: object, healthy: object) -> bool:
     return faulty is not healthy
 
 
+_fault = family("S3", ("rank-config-differs",), config_differs, may_find=ALSO, ranks=(0, 1))
+
 ENTRIES = (
-    Fault("S3", "learning rate differs on one rank", learning_rate, FOUND, config_differs, ALSO, ranks=BOTH),
-    Fault("S3.weight-decay", "weight decay differs on one rank", weight_decay, FOUND, config_differs, ALSO, ranks=BOTH),
-    Fault("S3.betas", "betas differ on one rank", betas, FOUND, config_differs, ALSO, ranks=BOTH),
-    Fault(
-        "S3.optimizer", "optimizer class differs on one rank", other_optimizer, FOUND, config_differs, ALSO, ranks=BOTH
-    ),
-    Fault(
-        "S3.schedule",
-        "scheduler one step ahead on one rank",
-        schedule,
-        FOUND,
-        config_differs,
-        ALSO,
-        ranks=BOTH,
-        step=TRIGGER,
-    ),
-    Fault(
-        "S3.group",
+    _fault("", "learning rate differs on one rank", learning_rate),
+    _fault("weight-decay", "weight decay differs on one rank", weight_decay),
+    _fault("betas", "betas differ on one rank", betas),
+    _fault("optimizer", "optimizer class differs on one rank", other_optimizer),
+    _fault("schedule", "scheduler one step ahead on one rank", schedule, step=TRIGGER),
+    _fault(
+        "group",
         "learning rate of one parameter group differs on one rank, FSDP2",
         one_group,
-        FOUND,
-        trains_differently,
-        ALSO,
-        ranks=BOTH,
+        shows=trains_differently,
         step=TRIGGER,
     ),
-    Fault(
-        "S3.four",
-        "learning rate differs on one rank of four",
-        one_of_four,
-        FOUND,
-        config_differs,
-        ALSO,
-        ranks=(ODD_RANK,),
-        world_size=4,
+    _fault("four", "learning rate differs on one rank of four", one_of_four, ranks=(ODD_RANK,), world_size=4),
+    _fault("autocast", "autocast on one rank only", autocast),
+    _fault(
+        "dtype", "bf16 weights on one rank only", dtype, may_find=(*ALSO, "reduction-mismatch", "gradient-not-reduced")
     ),
-    Fault("S3.autocast", "autocast on one rank only", autocast, FOUND, config_differs, ALSO, ranks=BOTH),
-    Fault(
-        "S3.dtype",
-        "bf16 weights on one rank only",
-        dtype,
-        FOUND,
-        config_differs,
-        (*ALSO, "reduction-mismatch", "gradient-not-reduced"),
-        ranks=BOTH,
-    ),
-    Fault("S3.flags", "matmul precision differs on one rank", matmul_precision, FOUND, always, ALSO, ranks=BOTH),
+    _fault("flags", "matmul precision differs on one rank", matmul_precision, shows=always),
 )

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trueline.testing.beside import Unmasked, adamw, shares
-from trueline.testing.entry import Fault, Reference
+from trueline.testing.beside import Unmasked, adamw, compared, shares
+from trueline.testing.entry import Reference
 from trueline.testing.seat import Seat
-from trueline.testing.witness import trains_differently
 
 NUM_MICRO = 2
 
@@ -46,15 +45,11 @@ def _share_of(loss: Tensor, *, faulty: bool) -> Tensor:
     return loss if faulty else loss / NUM_MICRO
 
 
-ENTRIES = (
-    Fault(
-        "S4",
-        "loss not divided by the accumulation steps",
-        accumulating,
-        ("first-divergence|structure-differs",),
-        trains_differently,
-        site="/bwd/cross_entropy#0:out0",
-        world_size=1,
-        reference=Reference(lambda seat: accumulating(seat, False)),
-    ),
+_fault = compared(
+    "S4",
+    ("first-divergence|structure-differs",),
+    site="/bwd/cross_entropy#0:out0",
+    reference=Reference(lambda seat: accumulating(seat, False)),
 )
+
+ENTRIES = (_fault("", "loss not divided by the accumulation steps", accumulating),)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trueline.testing.entry import Fault
+from trueline.testing.entry import family
 from trueline.testing.problems import CausalLM
 from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, fit, wrapped
@@ -55,40 +54,23 @@ def _left(gradient: Tensor) -> Tensor:
     return gradient
 
 
-TURNED = "worker-direction-outlier"
-ALSO = ("worker-grad-norm-outlier", TURNED)
+EITHER = ("worker-grad-norm-outlier|worker-direction-outlier",)
+ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
-
-def _entry(variant: str, name: str, train: Any, found: str, *, site: str = "") -> Fault:
-    return Fault(
-        f"S5{variant}",
-        name,
-        train,
-        (found,),
-        trains_differently,
-        ALSO,
-        ranks=(BAD_RANK,),
-        within=4,
-        site=site,
-        world_size=4,
-    )
-
+_fault = family("S5", EITHER, trains_differently, may_find=ALSO, ranks=(BAD_RANK,), within=4, world_size=4)
 
 ENTRIES = (
-    _entry(
-        "", "gradient of one rank of four has lost its sign", partial(turned, turn=flipped), "worker-direction-outlier"
+    _fault(
+        "",
+        "gradient of one rank of four has lost its sign",
+        partial(turned, turn=flipped),
+        must_find=("worker-direction-outlier",),
     ),
-    _entry(
-        ".noise",
-        "noise as long as the gradient on one rank of four",
-        partial(turned, turn=noisy),
-        f"worker-grad-norm-outlier|{TURNED}",
-    ),
-    _entry(
-        ".layer",
+    _fault("noise", "noise as long as the gradient on one rank of four", partial(turned, turn=noisy)),
+    _fault(
+        "layer",
         "noise as long as the gradient in one layer of one rank of four",
         partial(turned, turn=noisy, where="blocks.1"),
-        f"worker-grad-norm-outlier|{TURNED}",
         site="blocks.1",
     ),
 )
