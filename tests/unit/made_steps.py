@@ -12,7 +12,7 @@ from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.values import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.recorded.values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 

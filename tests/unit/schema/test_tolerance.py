@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from trueline.analyze.compare.judge.floors import floor_of, kind_key, site_key
-from trueline.analyze.recorded.values import Value
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.tolerance import KindFloor, Tolerance

@@ -11,8 +11,7 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.gather import gather, num_micro, read_ranks
 from trueline.analyze.compare.merge.join import joined
 from trueline.analyze.compare.merge.parameters import with_parameters
-from trueline.analyze.recorded.step_values import RankStep
-from trueline.analyze.recorded.values import StepValues
+from trueline.analyze.recorded.step_values import RankStep, StepValues
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.run_manifest import compiled_in
 from trueline.store.reader import Run

@@ -25,8 +25,8 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.positions import UNORDERED
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import Comparison, Judged, StepSummary
+from trueline.analyze.recorded.step_values import Value
 from trueline.analyze.recorded.tensors import Stored, layouts
-from trueline.analyze.recorded.values import Value
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.stats import TensorStats
 from trueline.schema.tolerance import Tolerance

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.recorded.values import is_returned
+from trueline.analyze.recorded.step_values import is_returned
 from trueline.schema.errors import CannotTell
 from trueline.schema.site import Site
 from trueline.store.reader import Run

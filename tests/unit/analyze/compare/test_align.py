@@ -9,7 +9,7 @@ import pytest
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.match.needleman_wunsch import aligned
-from trueline.analyze.recorded.values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.schema.errors import AlignmentError
 from trueline.schema.site import Site
 

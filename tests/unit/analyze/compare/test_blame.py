@@ -15,7 +15,7 @@ from trueline.analyze.compare.judge.step import Step
 from trueline.analyze.compare.judge.values import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.recorded.values import StepValues
+from trueline.analyze.recorded.step_values import StepValues
 
 
 def run_of(**optimizer: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import ROUNDING, Making, by_statistics, chain, judged, judgements
 
-from trueline.analyze.recorded.values import StepValues
+from trueline.analyze.recorded.step_values import StepValues
 
 SMALL = 2 * ROUNDING
 

@@ -12,7 +12,7 @@ from tests.unit.made_steps import ROUNDING, Making, chain
 
 from trueline.analyze.compare.expect.expectation import UNRELATED, Expectation, Expected
 from trueline.analyze.compare.expect.operand import size_of
-from trueline.analyze.recorded.values import StepValues
+from trueline.analyze.recorded.step_values import StepValues
 
 
 def expectations(

@@ -20,7 +20,7 @@ from trueline.analyze.compare.judge.values import Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.result import Comparison
-from trueline.analyze.recorded.values import StepValues
+from trueline.analyze.recorded.step_values import StepValues
 from trueline.testing.beside import in_halves
 from trueline.testing.hidden import Hidden
 from trueline.testing.problems import CausalLM

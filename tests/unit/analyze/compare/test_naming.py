@@ -10,8 +10,8 @@ import pytest
 from trueline.analyze.compare.match.fused_modules import fused
 from trueline.analyze.compare.match.name_maps import BUILT_IN
 from trueline.analyze.compare.match.names import NameMap, plain_name, vocabularies
+from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.analyze.recorded.tensors import Held
-from trueline.analyze.recorded.values import StepValues, Value
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats

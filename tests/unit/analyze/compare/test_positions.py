@@ -10,7 +10,7 @@ from tests.unit.made_steps import Making
 
 from trueline.analyze.compare.compare import measure_with
 from trueline.analyze.compare.merge.positions import OF_SHARES, UNORDERED, without_positions
-from trueline.analyze.recorded.values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value
 
 Arrays = dict[str, Any]
 WIDTH = 3

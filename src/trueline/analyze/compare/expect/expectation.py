@@ -26,7 +26,7 @@ from trueline.analyze.compare.expect.propagation import (
     reduction_length,
 )
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, rounding_rel
-from trueline.analyze.recorded.values import CallKey, StepValues, Value, key_of
+from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
 
 Origin = Literal["call", "given", "param", "gradient", "wiring"]

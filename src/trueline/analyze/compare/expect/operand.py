@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.recorded.values import Value
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.formats import FORMATS
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trueline.analyze.compare.judge.first_cause import different_arguments, is_fraction
 from trueline.analyze.compare.judge.step import Step
-from trueline.analyze.recorded.values import Call
+from trueline.analyze.recorded.step_values import Call
 
 Arguments = Mapping[str, tuple[str, str]]
 Key = tuple[int | None, tuple[int, str, str, int]]

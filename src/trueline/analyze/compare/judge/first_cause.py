@@ -14,7 +14,7 @@ from trueline.analyze.compare.judge.optimizer_settings import settings_differ
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import NONFINITE, Compared
 from trueline.analyze.evidence import counted, named_some
-from trueline.analyze.recorded.values import Call, Value
+from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.finding import Finding, by_weight
 from trueline.store.reader import Run
 

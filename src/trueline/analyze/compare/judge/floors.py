@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.match.names import plain_name
-from trueline.analyze.recorded.values import Value
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.tolerance import Tolerance
 
 

@@ -19,7 +19,7 @@ from trueline.analyze.compare.judge.parameter_continuity import Changed, changed
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import Compared
 from trueline.analyze.evidence import counted, named_some
-from trueline.analyze.recorded.values import Call
+from trueline.analyze.recorded.step_values import Call
 from trueline.schema.finding import Finding
 
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from trueline.analyze.compare.judge.distance import stats_distance
 from trueline.analyze.compare.judge.step import Step
-from trueline.analyze.recorded.values import Value
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.stats import TensorStats
 
 _EXACT = ("numel", "dtype", "nan", "pos_inf", "neg_inf", "zero", "min", "max")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trueline.analyze.compare.judge.values import Compared
 from trueline.analyze.compare.match.align import Alignment
-from trueline.analyze.recorded.values import Call, Value
+from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.errors import RunError
 from trueline.store.reader import Run
 

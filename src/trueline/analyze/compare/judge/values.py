@@ -18,7 +18,7 @@ from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.floors import floor_of
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.result import Judgement
-from trueline.analyze.recorded.values import CallKey, StepValues, Value, key_of
+from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
 from trueline.schema.tolerance import Tolerance
 

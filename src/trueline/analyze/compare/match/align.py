@@ -10,7 +10,7 @@ from typing import NamedTuple
 from trueline.analyze.compare.match.calls import Side, Twins, matched, values_beside
 from trueline.analyze.compare.match.names import NameMap, vocabularies
 from trueline.analyze.compare.match.unmatched import Reasons, is_inside, nothing_aligned
-from trueline.analyze.recorded.values import Call, StepValues, Value
+from trueline.analyze.recorded.step_values import Call, StepValues, Value
 
 
 class Pair(NamedTuple):

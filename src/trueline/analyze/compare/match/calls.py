@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trueline.analyze.compare.expect.ops import op_class_of
 from trueline.analyze.compare.match.needleman_wunsch import aligned
-from trueline.analyze.recorded.values import Call, StepValues, Value
+from trueline.analyze.recorded.step_values import Call, StepValues, Value
 
 Twins = list[tuple[Call | None, Call | None]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trueline.analyze.compare.match.name_maps import BUILT_IN, REGEX, Merge, Rename, Rules
-from trueline.analyze.recorded.values import Value
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import InputError
 from trueline.schema.reading import read_table, reading, shortened, shown
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from trueline.analyze.compare.match.calls import Side
 from trueline.analyze.compare.match.names import ROOT
-from trueline.analyze.recorded.values import OF_BATCH, StepValues, Value
+from trueline.analyze.recorded.step_values import OF_BATCH, StepValues, Value
 from trueline.schema.errors import AlignmentError
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from trueline.analyze.compare.merge.gather import Gathered
 from trueline.analyze.compare.merge.shards import Plan, share_shape
-from trueline.analyze.recorded.values import Value
+from trueline.analyze.recorded.step_values import Value
 
 _EXECUTED = ("fwd", "save")
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from trueline.analyze.compare.match.calls import updated
 from trueline.analyze.compare.match.names import plain_name
-from trueline.analyze.recorded.step_values import RankStep, read_rank_step
-from trueline.analyze.recorded.values import OF_BATCH, StepValues, Value
+from trueline.analyze.recorded.step_values import OF_BATCH, RankStep, StepValues, Value, read_rank_step
 from trueline.schema.errors import CannotTell
 from trueline.schema.run_manifest import compiled_in
 from trueline.store.reader import Run

@@ -16,7 +16,7 @@ from trueline.analyze.compare.merge.gather import Gathered, Gathering
 from trueline.analyze.compare.merge.positions import without_positions
 from trueline.analyze.compare.merge.row_order import reordered
 from trueline.analyze.compare.merge.shards import Plan, alike, chosen, merged_value, number_of, plans
-from trueline.analyze.recorded.values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.schema.records import UNDER_WAY
 
 

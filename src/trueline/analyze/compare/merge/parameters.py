@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from trueline.analyze.compare.merge.shards import alike
-from trueline.analyze.recorded.values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value
 
 _WITH = ("param", "grad", "opt")
 """Phases in which a parameter is seen at the update."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from trueline.analyze.compare.expect.propagation import function_of
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.analyze.recorded.values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value
 
 UNORDERED = "unordered"
 """The flag of a value whose rows are those of the whole, in an order that each share had by itself."""

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.recorded.step_values import Loader, StepValues, Value
 from trueline.analyze.recorded.tensors import InOrder
-from trueline.analyze.recorded.values import Loader, StepValues, Value
 
 _MAX_BYTES = 256 * 2**20
 """Of an input that is read to find the order of its rows."""

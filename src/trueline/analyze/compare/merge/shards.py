@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import Literal
 
 from trueline.analyze.compare.merge.gather import Gathered, Gathering, Part, numbers_of
+from trueline.analyze.recorded.step_values import OF_BATCH, Loader, Value
 from trueline.analyze.recorded.tensors import Scaled, Shape, SideBySide, Sum, in_groups, placed
-from trueline.analyze.recorded.values import OF_BATCH, Loader, Value
 from trueline.schema.stats import MergeError, TensorStats
 from trueline.store.records.whole import whole_of
 
