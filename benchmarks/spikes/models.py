@@ -13,7 +13,7 @@ from torch.nn import functional
 import trueline
 from trueline.analyze.checks import grad_explosion
 from trueline.analyze.recorded.gradient_growth import growths
-from trueline.analyze.recorded.steps import StepRows
+from trueline.analyze.recorded.step_values import StepValues, read_step
 from trueline.store.reader import Run
 from trueline.testing.problems import CausalLM, Regression, Vision
 
@@ -122,17 +122,17 @@ def _measured(make: Callable[[], Made], *, half: bool) -> tuple[float, float, in
         if not loss.isfinite():
             return float("nan"), float("nan"), 0
         run = Run(Path(folder) / "run")
-        steps = [StepRows(run, step, 0) for step in run.record_steps.tolist()]
-        grown = [each.ratio for rows in steps for each in growths(rows, NO_END) if each.num_layers >= 3]
+        steps = [read_step(run, step, 0) for step in run.record_steps.tolist()]
+        grown = [each.ratio for step in steps for each in growths(step, NO_END) if each.num_layers >= 3]
         return max(grown, default=1.0), min(map(_room, steps)), len(grad_explosion.check(run))
 
 
-def _room(rows: StepRows) -> float:
+def _room(step: StepValues) -> float:
     """Doublings that the largest gradient of a step has left."""
     ends = {"float16": 65_504.0, "float32": torch.finfo(torch.float32).max}
     left = [
-        ends[rows.dtype[row]] / largest
-        for row in range(len(rows))
-        if rows.phase[row] == "bwd" and rows.dtype[row] in ends and (largest := rows.largest(row))
+        ends[value.dtype] / value.largest
+        for value in step.values
+        if value.site.phase == "bwd" and value.dtype in ends and value.largest
     ]
     return float(torch.tensor(left).double().min().log2())

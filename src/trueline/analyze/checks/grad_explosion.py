@@ -51,7 +51,8 @@ import numpy as np
 
 from trueline.analyze.evidence import MAX_SITES, ranks_text
 from trueline.analyze.recorded.gradient_growth import Growth, growths
-from trueline.analyze.recorded.steps import StepRows, chunks, require_statistics
+from trueline.analyze.recorded.step_values import StepValues, Value, read_step
+from trueline.analyze.recorded.steps import chunks, require_statistics
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
@@ -76,8 +77,12 @@ _LARGEST = {name: FORMATS[name].largest for name in ("float16", "bfloat16", "flo
 class _Found:
     """The chain of one rank's step that grew most."""
 
-    rows: StepRows
+    step: StepValues
     growth: Growth
+
+    @property
+    def rank(self) -> int:
+        return self.step.ranks[0]
 
 
 def check(run: Run) -> list[Finding]:
@@ -85,7 +90,7 @@ def check(run: Run) -> list[Finding]:
     require_statistics(run)
     infos: list[Finding] = []
     for step in _suspects(run):
-        found = [each for rank in run.record_ranks if (each := _worst(StepRows(run, step, rank))) is not None]
+        found = [each for rank in run.record_ranks if (each := _worst(read_step(run, step, rank))) is not None]
         if found and _scaler(run, found):
             infos = infos or [_finding(found, scaled=True)]
         elif found:
@@ -113,33 +118,35 @@ def _suspects(run: Run) -> list[int]:
     return found
 
 
-def _worst(rows: StepRows) -> _Found | None:
-    large = [each for each in growths(rows, _LARGEST) if each.num_layers >= LAYERS and each.ratio >= FOLD]
-    return _Found(rows, max(large, key=lambda each: each.weight)) if large else None
+def _worst(step: StepValues) -> _Found | None:
+    large = [each for each in growths(step, _LARGEST) if each.num_layers >= LAYERS and each.ratio >= FOLD]
+    return _Found(step, max(large, key=lambda each: each.weight)) if large else None
 
 
 def _scaler(run: Run, found: Sequence[_Found]) -> bool:
     """Whether a gradient scaler is at work on every rank that shows it."""
-    envs = [run.env.get(each.rows.rank) for each in found]
+    envs = [run.env.get(each.rank) for each in found]
     autocast = all(env is not None and "torch.float16" in str(env.autocast) for env in envs)
-    return autocast or all(any("_amp_foreach_non_finite_check" in api for api in each.rows.api) for each in found)
+    return autocast or all(
+        any("_amp_foreach_non_finite_check" in value.api for value in each.step.values) for each in found
+    )
 
 
 def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:
     first = found[0]
     same = [each for each in found if each.growth.key == first.growth.key]
-    rows, growth = first.rows, first.growth
-    ranks = tuple(each.rows.rank for each in same)
-    dtype = rows.dtype[growth.rows[-1]]
+    step, growth = first.step.step, first.growth
+    ranks = tuple(each.rank for each in same)
+    dtype = growth.gradients[-1].dtype
     over = growth.beyond is not None
-    sites = [rows.site(row) for each in same for row in _told(each.growth) for rows in (each.rows,)]
+    sites = [str(value.site) for each in same for value in _telling(each.growth)]
     return Finding(
         code=CODE,
         severity="info" if scaled else "error" if over else "warning",
         claim=_claim(first, ranks, dtype) + (" A gradient scaler is at work: it skips such a step." if scaled else ""),
         ranks=ranks,
-        step_first=rows.step,
-        step_last=rows.step,
+        step_first=step,
+        step_last=step,
         sites=tuple(dict.fromkeys(sites))[:MAX_SITES],
         measured=growth.ratio,
         expected=1.0,
@@ -149,8 +156,11 @@ def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:
             "dtype": dtype,
             "largest_number": _LARGEST[dtype],
             "fold_per_layer": growth.ratio ** (1 / growth.num_layers),
-            "layers": [{"site": rows.site(row), "largest": value} for row, value in _pairs(growth)],
-            "beyond": rows.site(growth.beyond) if growth.beyond is not None else None,
+            "layers": [
+                {"site": str(value.site), "largest": largest}
+                for value, largest in zip(growth.gradients, growth.largest, strict=True)
+            ],
+            "beyond": None if growth.beyond is None else str(growth.beyond.site),
         },
         next=(
             "Look at what these layers share: masks and lengths, the scale of attention, the initialisation, a "
@@ -160,25 +170,24 @@ def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:
     )
 
 
-def _told(growth: Growth) -> tuple[int, ...]:
-    """The rows to name: where it overflowed, or the last before that; then the layers, last first."""
+def _telling(growth: Growth) -> tuple[Value, ...]:
+    """The gradients to name: where it overflowed, or the last before that; then the layers, last first."""
     beyond = () if growth.beyond is None else (growth.beyond,)
-    return (*beyond, growth.rows[-1], growth.rows[0])
-
-
-def _pairs(growth: Growth) -> list[tuple[int, float]]:
-    return list(zip(growth.rows, growth.largest, strict=True))
+    return (*beyond, growth.gradients[-1], growth.gradients[0])
 
 
 def _claim(found: _Found, ranks: tuple[int, ...], dtype: str) -> str:
-    rows, growth = found.rows, found.growth
-    where = f"on {ranks_text(ranks)} at step {rows.step}"
-    names = [f"{rows.name[row]}#{rows.call[row]}" for row in (growth.rows[0], growth.rows[-1])]
+    growth = found.growth
+    where = f"on {ranks_text(ranks)} at step {found.step.step}"
     text = (
         f"Gradients grew {growth.ratio:,.0f}-fold over {growth.num_layers} layers, from {growth.largest[0]:,.5g} at "
-        f"{names[0]} to {growth.largest[-1]:,.5g} at {names[1]}"
+        f"{_named(growth.gradients[0])} to {growth.largest[-1]:,.5g} at {_named(growth.gradients[-1])}"
     )
     if growth.beyond is None:
         return f"{text}, {where}: twice that overflows {dtype}."
-    beyond = f"{rows.name[growth.beyond]}#{rows.call[growth.beyond]}"
-    return f"{text}, and were not finite at {beyond}, {where} ({dtype} ends at {_LARGEST[dtype]:,.5g})."
+    end = f"{dtype} ends at {_LARGEST[dtype]:,.5g}"
+    return f"{text}, and were not finite at {_named(growth.beyond)}, {where} ({end})."
+
+
+def _named(value: Value) -> str:
+    return f"{value.site.name}#{value.site.call}"

@@ -62,13 +62,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, counted, ranks_text
-from trueline.analyze.recorded.nonfinite_advice import Argument, Taken, backward_advice, forward_advice
-from trueline.analyze.recorded.nonfinite_origin import Flow, Origin, plain_name
+from trueline.analyze.recorded.nonfinite_advice import FaultyCall, backward_advice, forward_advice
+from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow, Origin
 from trueline.analyze.recorded.nonfinite_reach import Reached, reached
-from trueline.analyze.recorded.steps import CallKey, StepRows, nonfinite_steps
+from trueline.analyze.recorded.step_values import Call, CallKey, StepValues, Value, key_of, read_step
+from trueline.analyze.recorded.steps import nonfinite_steps
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "overflow-origin"
@@ -89,17 +89,29 @@ _MAX_PATH = 6
 class _Found:
     """What one rank's step shows: its first origin that reaches something."""
 
-    flow: Flow
+    flow: NonfiniteFlow
     reached: Reached
     num_more: int
 
     @property
-    def rows(self) -> StepRows:
-        return self.flow.rows
+    def step(self) -> StepValues:
+        return self.flow.step
+
+    @property
+    def rank(self) -> int:
+        return self.step.ranks[0]
 
     @property
     def origin(self) -> Origin:
         return self.reached.origin
+
+    @property
+    def value(self) -> Value:
+        return self.origin.value
+
+    @property
+    def call(self) -> Call | None:
+        return self.flow.made_by(self.origin)
 
     @property
     def foreign(self) -> bool:
@@ -107,10 +119,9 @@ class _Found:
         return self.origin.kind in ("received", "reduced")
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Any, ...]:
         """What is equal on ranks that show the same."""
-        row = self.origin.row
-        return self.origin.kind, *self.rows.key(row), self.rows.slot[row]
+        return self.origin.kind, *key_of(self.value), self.value.site.slot
 
 
 def check(run: Run) -> list[Finding]:
@@ -138,7 +149,7 @@ def check(run: Run) -> list[Finding]:
 def _found_at(run: Run, step: int) -> list[_Found]:
     found: list[_Found] = []
     for rank in run.record_ranks:
-        flow = Flow(StepRows(run, step, rank))
+        flow = NonfiniteFlow(read_step(run, step, rank))
         origins = reached(flow)
         if origins:
             found.append(_Found(flow, origins[0], len(origins) - 1))
@@ -154,68 +165,66 @@ def _own(found: Sequence[_Found]) -> list[_Found]:
     )
     if not own:
         return []
-    first = min(own, key=lambda each: (each.rows.micro[each.origin.row], each.origin.at))
-    return [each for each in own if each.place == first.place]
+    first = min(own, key=lambda each: (each.value.site.micro, each.origin.at))
+    return [each for each in own if each.signature == first.signature]
 
 
 def _was_sent(received: _Found, found: Sequence[_Found]) -> bool:
     """Whether another rank put what is not finite into the collective that a value was received by."""
-    key = received.origin.call
-    others = [each.flow.calls.get(key) for each in found if each is not received] if key is not None else []
-    flows = [each for each in found if each is not received]
-    return any(
-        call is not None and any(each.rows.bad[i] for i in call.ins) for each, call in zip(flows, others, strict=False)
-    )
+    others = [each.flow for each in found if each is not received]
+    sent = ((flow, flow.made_by(received.origin)) for flow in others)
+    return any(call is not None and any(map(flow.bad, call.ins)) for flow, call in sent)
 
 
 def _is_scaling(run: Run, found: Sequence[_Found]) -> bool:
     """Whether a gradient scaler that looks for its scale explains the origin."""
     for each in found:
-        rows, origin = each.rows, each.origin
-        scaler = any("_amp_foreach_non_finite_check" in api for api in rows.api)
-        env = run.env.get(rows.rank)
+        scaler = any("_amp_foreach_non_finite_check" in value.api for value in each.step.values)
+        env = run.env.get(each.rank)
         if not scaler and not (env is not None and "torch.float16" in str(env.autocast)):
             return False
-        if origin.kind not in ("backward", "unseen gradient", "reduced", "received") or rows.phase[origin.row] == "fwd":
+        in_backward = each.origin.kind in ("backward", "unseen gradient", "reduced", "received")
+        if not in_backward or each.value.site.phase == "fwd":
             return False
     return True
 
 
 def _grade(run: Run, found: _Found) -> Grade:
-    rows, origin = found.rows, found.origin
-    if origin.kind in ("made", "turned", "backward", "param"):
+    kind, value = found.origin.kind, found.value
+    if kind in ("made", "turned", "backward", "param"):
         return "critical"
-    if origin.kind in ("received", "reduced"):
+    if kind in ("received", "reduced"):
         return "critical" if set(run.record_ranks) == set(range(run.world_size)) else "high"
-    if origin.kind == "given":
+    if kind == "given":
         plan = run.manifest.plan
         everything = plan.get("names", ["*"]) == ["*"] and not plan.get("between")
-        calls = "op" in rows.kind and not any("compiled" in flags for flags in rows.flags)
-        if (rows.kind[origin.row] == "module" and not rows.module[origin.row]) or (everything and calls):
+        seen = found.step.values
+        calls = any(each.kind == "op" for each in seen) and not any("compiled" in each.flags for each in seen)
+        if (value.kind == "module" and not value.module) or (everything and calls):
             return "critical"
-        used = found.flow.calls.get(origin.call) if origin.call is not None else None
-        return "high" if used is not None and any(rows.bad[i] for i in used.outs) else "medium"
+        used = found.call
+        return "high" if used is not None and any(map(found.flow.bad, used.outs)) else "medium"
     return "high"
 
 
 def _finding(run: Run, found: Sequence[_Found], *, scaled: bool) -> Finding:
     first = found[0]
-    rows, origin = first.rows, first.origin
+    step = first.step.step
     grade = _grade(run, first)
-    ranks = tuple(each.rows.rank for each in found)
+    ranks = tuple(each.rank for each in found)
     end = {"loss": "the loss", "output": "the last output", "gradient": "gradients", "parameter": "a parameter"}
-    ended = "" if origin.kind == "param" else f"; they reached {end[first.reached.what]}"
+    ended = "" if first.origin.kind == "param" else f"; they reached {end[first.reached.what]}"
     skipped = ". A gradient scaler is at work: it skips such a step and lowers its scale" if scaled else ""
-    where = f"on {ranks_text(ranks)} at step {rows.step}"
+    where = f"on {ranks_text(ranks)} at step {step}"
     return Finding(
         code=CODE,
         severity="info" if scaled else _SEVERITY[grade],
         claim=capitalized(f"{_what(first)} {where}{_line(run, first)}{ended}{skipped}."),
         ranks=ranks,
-        step_first=rows.step,
-        step_last=rows.step,
+        step_first=step,
+        step_last=step,
         sites=_sites(found),
-        measured=float(sum(rows.counts[origin.row])),
+        measured=float(sum(first.value.counts)),
         expected=0.0,
         unit="elements that are not finite",
         false_alarm_rate=0.0,
@@ -226,59 +235,50 @@ def _finding(run: Run, found: Sequence[_Found], *, scaled: bool) -> Finding:
 
 def _what(found: _Found) -> str:
     """The fact in words, up to where it was seen."""
-    rows, origin = found.rows, found.origin
-    row = origin.row
-    much = _much(rows, row)
-    name = rows.name[row]
+    origin, value = found.origin, found.value
+    much = _much(value)
     if origin.kind == "made":
         return f"call {_call_text(origin.call)} returned {much} from finite inputs"
     if origin.kind == "turned":
-        before = _much(rows, origin.maker.row) if origin.maker is not None else "infinities"
+        before = _much(origin.maker.value) if origin.maker is not None else "infinities"
         return f"call {_call_text(origin.call)} returned {much} from a mask with {before}"
     if origin.kind == "param":
-        return f"parameter {name} held {much} before anything used it"
+        return f"parameter {value.site.name} held {much} before anything used it"
     if origin.kind == "given":
-        return f"input {rows.slot[row]} of {_call_text(origin.call)} held {much}, which no recorded call returned,"
+        return f"input {value.site.slot} of {_call_text(origin.call)} held {much}, which no recorded call returned,"
     if origin.kind == "backward":
         calls = [_call_text(call) for call in (origin.call, *origin.others)]
         made = f"the backward of {calls[0]}" if len(calls) == 1 else f"the sum of the backward of {and_text(calls)}"
-        return f"{made} passed on {much} for {_target(rows, row)} from a finite gradient"
+        return f"{made} passed on {much} for {_target(value)} from a finite gradient"
     if origin.kind == "unseen gradient":
-        return f"the gradient of {_target(rows, row)} had {much}, and its use was not recorded,"
+        return f"the gradient of {_target(value)} had {much}, and its use was not recorded,"
     if origin.kind == "received":
         return f"collective {_call_text(origin.call)} returned {much} from finite values"
-    return f"the gradient of {name} is finite after backward and had {much} when the optimizer got it"
+    return f"the gradient of {value.site.name} is finite after backward and had {much} when the optimizer got it"
 
 
-def _target(rows: StepRows, row: int) -> str:
-    if rows.kind[row] == "param":
-        return rows.name[row]
-    return f"{rows.slot[row]} of {rows.name[row]}#{rows.call[row]}"
+def _target(value: Value) -> str:
+    site = value.site
+    return site.name if value.kind == "param" else f"{site.slot} of {site.name}#{site.call}"
 
 
 def _call_text(call: CallKey | None) -> str:
     return "a call" if call is None else f"{call[2]}#{call[3]}"
 
 
-def _much(rows: StepRows, row: int) -> str:
+def _much(value: Value) -> str:
     """``12 +inf and 3 NaN of 4,096 elements``."""
-    kinds = zip(rows.counts[row], ("NaN", "+inf", "-inf"), strict=True)
+    kinds = zip(value.counts, ("NaN", "+inf", "-inf"), strict=True)
     parts = [f"{count:,} {kind}" for count, kind in kinds if count]
-    return f"{and_text(parts)} of {counted(rows.numel[row] or 0, 'element')}"
-
-
-def _row_of(found: _Found) -> int:
-    """The row that has the stack: of the call that is named, else of the value."""
-    call = found.flow.calls.get(found.origin.call) if found.origin.call is not None else None
-    return found.origin.row if call is None else call.first
+    return f"{and_text(parts)} of {counted(value.numel, 'element')}"
 
 
 def _frames(run: Run, found: _Found) -> tuple[str, ...]:
-    number = found.rows.stack[_row_of(found)]
+    number = (found.value if found.call is None else found.call.first).stack
     if number is None:
         return ()
     try:
-        return run.stack_frames(found.rows.rank, number)
+        return run.stack_frames(found.rank, number)
     except RunError:
         return ()
 
@@ -293,52 +293,49 @@ def _line(run: Run, found: _Found) -> str:
 def _sites(found: Sequence[_Found]) -> tuple[str, ...]:
     """The origin on each rank, then what used it, then what it reached, of the first."""
     first = found[0]
-    use = [_call_site(first, first.origin.call)] if first.origin.kind in ("param", "given", "backward") else []
-    own = [each.rows.site(each.origin.row) for each in found]
-    sites = [*own[: MAX_SITES - 2], *use, first.rows.site(first.reached.path[-1])]
-    return tuple(dict.fromkeys(site for site in sites if site))[:MAX_SITES]
-
-
-def _call_site(found: _Found, key: CallKey | None) -> str:
-    call = found.flow.calls.get(key) if key is not None else None
-    return "" if call is None else found.rows.site((call.outs or call.ins)[0])
+    used = first.call if first.origin.kind in ("param", "given", "backward") else None
+    use = [] if used is None else (used.outs or used.ins)[:1]
+    own = [each.value for each in found]
+    shown = [*own[: MAX_SITES - 2], *use, first.reached.path[-1]]
+    return tuple(dict.fromkeys(str(value.site) for value in shown))[:MAX_SITES]
 
 
 def _evidence(run: Run, found: Sequence[_Found], grade: Grade) -> dict[str, Any]:
     first = found[0]
-    rows, origin = first.rows, first.origin
-    call = first.flow.calls.get(origin.call) if origin.call is not None else None
-    gradients = first.flow.gradients.get(origin.call, []) if origin.call is not None else []
-    looked = gradients if origin.kind == "backward" else [] if call is None else call.ins
-    takes = [i for i in looked if rows.is_out(i) == (origin.kind == "backward")]
+    origin, value, call = first.origin, first.value, first.call
+    if origin.kind == "backward":
+        gradients = first.flow.gradients.get(origin.call, []) if origin.call is not None else []
+        inputs = [each for each in gradients if each.returned]
+    else:
+        inputs = [] if call is None else call.ins
     path = first.reached.path
     evidence: dict[str, Any] = {
         "grade": grade,
         "origin": origin.kind,
-        "site": rows.site(origin.row),
-        "counts": dict(zip(("nan", "pos_inf", "neg_inf"), rows.counts[origin.row], strict=True)),
-        "dtype": rows.dtype[origin.row],
+        "site": str(value.site),
+        "counts": dict(zip(("nan", "pos_inf", "neg_inf"), value.counts, strict=True)),
+        "dtype": value.dtype,
         "stack": list(_frames(run, first)[:5]),
-        "inputs": [{"site": rows.site(i), "dtype": rows.dtype[i], "largest_finite": rows.largest(i)} for i in takes],
+        "inputs": [{"site": str(i.site), "dtype": i.dtype, "largest_finite": i.largest} for i in inputs],
         "reached": first.reached.what,
-        "path": [rows.site(i) for i in path[:_MAX_PATH]],
+        "path": [str(each.site) for each in path[:_MAX_PATH]],
         "path_length": len(path),
         "num_other_origins": first.num_more,
         **_counted_calls(first.flow),
     }
     if origin.maker is not None:
-        evidence["mask"] = rows.site(origin.maker.row)
+        evidence["mask"] = str(origin.maker.value.site)
     if origin.kind == "param":
         evidence["last_finite_step"] = _last_finite(run, first)
     return evidence
 
 
-def _counted_calls(flow: Flow) -> dict[str, int]:
+def _counted_calls(flow: NonfiniteFlow) -> dict[str, int]:
     """Calls that took values that are not finite: how many returned such, and how many returned finite ones."""
     propagated = absorbed = 0
     for call in flow.calls.values():
-        if any(flow.rows.bad[i] for i in call.ins) and call.outs:
-            if any(flow.rows.bad[i] for i in call.outs):
+        if any(map(flow.bad, call.ins)) and call.outs:
+            if any(map(flow.bad, call.outs)):
                 propagated += 1
             else:
                 absorbed += 1
@@ -347,19 +344,18 @@ def _counted_calls(flow: Flow) -> dict[str, int]:
 
 def _last_finite(run: Run, found: _Found) -> int | None:
     """The last recorded step before in which the parameter was finite."""
-    name = found.rows.name[found.origin.row]
-    before = [step for step in run.record_steps.tolist() if step < found.rows.step]
+    name = found.value.site.name
+    before: list[int] = [step for step in run.record_steps.tolist() if step < found.step.step]
     for step in reversed(before[-_HALVINGS:]):
-        rows = StepRows(run, step, found.rows.rank)
-        seen = [i for i in range(len(rows)) if rows.phase[i] == "param" and rows.name[i] == name]
-        if seen and not any(rows.bad[i] for i in seen):
-            return int(step)
+        values = read_step(run, step, found.rank)
+        seen = [each for each in values.values if each.site.phase == "param" and each.site.name == name]
+        if seen and not any(values.nonfinite[each.index] for each in seen):
+            return step
     return None
 
 
 def _next(found: _Found) -> tuple[str, ...]:
-    rows, origin = found.rows, found.origin
-    site = Site.parse(rows.site(origin.row))
+    origin, site = found.origin, found.value.site
     values = (
         f'Record the values around it: `trueline run --plan FILE` with preset = "mix", depth = "tensor", '
         f'steps = [{site.step}, {site.step + 1}], names = ["{site.name}*"].'
@@ -367,24 +363,25 @@ def _next(found: _Found) -> tuple[str, ...]:
     if origin.kind == "param":
         return ("Load an earlier checkpoint and look for the step that wrote the value: an update, a file, or memory.",)
     if origin.kind == "turned":
-        return (f"Look at the mask for a row that leaves nothing to attend to. {forward_advice(_taken(found))}", values)
+        return (
+            f"Look at the mask for a row that leaves nothing to attend to. {forward_advice(_faulty_call(found))}",
+            values,
+        )
     if origin.kind in ("given", "unseen gradient"):
         return ('Record all names with preset = "mix", so that what made the value is seen.',)
     if origin.kind in ("received", "reduced"):
         return ("Look at the largest finite values that ranks sent: their sum may not fit into the dtype.",)
-    call = _taken(found)
+    call = _faulty_call(found)
     return (backward_advice(call) if origin.kind == "backward" else forward_advice(call), values)
 
 
-def _taken(found: _Found) -> Taken:
+def _faulty_call(found: _Found) -> FaultyCall:
     """The call that is to blame, with what it took in its forward pass."""
-    rows, origin = found.rows, found.origin
-    call = found.flow.calls.get(origin.call) if origin.call is not None else None
-    first = origin.row if call is None else call.first
-    takes = [] if call is None else call.ins
-    return Taken(
-        function=plain_name(rows.api[first]),
-        dtype=rows.dtype[origin.row].removeprefix("torch."),
-        arguments=[Argument(rows.slot[i], rows.min[i], rows.max[i], rows.numel[i]) for i in takes],
-        described=rows.args[first] or "",
+    call = found.call
+    first = found.value if call is None else call.first
+    return FaultyCall(
+        function=first.function,
+        dtype=found.value.dtype.removeprefix("torch."),
+        inputs=[] if call is None else call.ins,
+        args=first.args or "",
     )

@@ -47,6 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.evidence import MAX_SITES, Bools, counted, named_some, ranks_text, steps_text
+from trueline.analyze.recorded.step_values import function_name
 from trueline.analyze.recorded.steps import chunks, require_statistics
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
@@ -130,7 +131,7 @@ def _near_the_top(rows: _Rows) -> list[_Hit]:
     hits: list[_Hit] = []
     for index in np.flatnonzero(near_R & (texts["phase"] == "fwd") & (texts["kind"] == "op")).tolist():
         api, slot = str(texts["api"][index]), str(texts["slot"][index])
-        is_product = slot.startswith("out") and api.rpartition(".")[2].strip("_") in _PRODUCTS
+        is_product = slot.startswith("out") and function_name(api) in _PRODUCTS
         if is_product and not _took_as_large(rows, index, near_R):
             value, dtype = float(rows.largest[index]), str(texts["dtype"][index])
             left = math.log2(_JUDGED[dtype].largest / value)

@@ -1,6 +1,6 @@
 """How gradients grow from layer to layer on their way back, in one recorded step.
 
-Layers are told by their names: those that differ in one number (``blocks.3.mlp`` and ``blocks.4.mlp``), or the calls
+Layers are known by their names: those that differ in one number (``blocks.3.mlp`` and ``blocks.4.mlp``), or the calls
 of one name, are one chain, in the order in which backward came to them. So like is compared with like: the gradient of
 the output of one kind of layer, of one slot and dtype.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.analyze.recorded.steps import StepRows
+from trueline.analyze.recorded.step_values import StepValues, Value
 
 Key = tuple[Any, ...]
 
@@ -24,20 +24,20 @@ _NUMBER = re.compile(r"\d+")
 class Growth:
     """A chain that ended at the end of its dtype's range; ``key`` is equal on ranks that show the same.
 
-    ``rows`` are the layers in which the largest magnitude grew without a break, first the one nearest to the loss, and
-    ``largest`` their values. ``beyond`` is the row of the next layer, which is not finite; None where the last of
-    ``rows`` is within a factor of two of the largest number of its dtype.
+    ``gradients`` are those of the layers in which the largest magnitude grew without a break, first the one nearest to
+    the loss, and ``largest`` their largest magnitudes. ``beyond`` is that of the next layer, which is not finite; None
+    where the last of ``gradients`` is within a factor of two of the largest number of its dtype.
     """
 
     key: Key
-    rows: tuple[int, ...]
+    gradients: tuple[Value, ...]
     largest: tuple[float, ...]
-    beyond: int | None
+    beyond: Value | None
 
     @property
     def num_layers(self) -> int:
         """Layers by which it grew."""
-        return len(self.rows) - 1
+        return len(self.gradients) - 1
 
     @property
     def ratio(self) -> float:
@@ -46,16 +46,17 @@ class Growth:
 
     @property
     def weight(self) -> tuple[bool, float]:
-        """Which of several chains to tell of: one that overflowed, the one that grew most."""
+        """Which of several chains to report: one that overflowed, the one that grew most."""
         return self.beyond is not None, self.ratio
 
 
-def growths(rows: StepRows, largest_number: dict[str, float]) -> Iterator[Growth]:
+def growths(step: StepValues, largest_number: dict[str, float]) -> Iterator[Growth]:
     """Every chain of a step that ends beyond, or within a factor of two of, the largest number of its dtype."""
-    for key, chain in _chains(rows).items():
-        values = [0.0 if rows.bad[row] else rows.largest(row) or 0.0 for row in chain]
-        end = next((i for i, row in enumerate(chain) if rows.bad[row]), len(chain))
-        limit = largest_number.get(rows.dtype[chain[0]])
+    for key, chain in _chains(step).items():
+        bad = [step.nonfinite[value.index] for value in chain]
+        values = [0.0 if kinds else value.largest or 0.0 for value, kinds in zip(chain, bad, strict=True)]
+        end = next((i for i, kinds in enumerate(bad) if kinds), len(chain))
+        limit = largest_number.get(chain[0].dtype)
         if limit is None or end == 0 or (end == len(chain) and values[end - 1] <= limit / 2):
             continue
         begin = end - 1
@@ -65,21 +66,19 @@ def growths(rows: StepRows, largest_number: dict[str, float]) -> Iterator[Growth
         yield Growth(key, tuple(chain[begin:end]), tuple(values[begin:end]), beyond)
 
 
-def _chains(rows: StepRows) -> dict[Key, list[int]]:
-    """The rows of gradients by chain, in the order of backward."""
-    chains: defaultdict[Key, list[int]] = defaultdict(list)
-    for row in range(len(rows)):
-        is_gradient = rows.kind[row] == "param" or (rows.kind[row] in ("module", "op") and rows.is_out(row))
-        if rows.phase[row] == "bwd" and is_gradient and rows.numel[row]:
-            for place in _places(rows, row):
-                key = (rows.micro[row], rows.kind[row], rows.api[row], rows.slot[row], rows.dtype[row], *place)
-                chains[key].append(row)
+def _chains(step: StepValues) -> dict[Key, list[Value]]:
+    """Gradients by chain, in the order of backward."""
+    chains: defaultdict[Key, list[Value]] = defaultdict(list)
+    for value in step.values:
+        is_gradient = value.kind == "param" or (value.kind in ("module", "op") and value.returned)
+        if value.site.phase == "bwd" and is_gradient and value.numel:
+            for place in _chains_of(value.site.name, value.site.call):
+                chains[value.site.micro, value.kind, value.api, value.site.slot, value.dtype, *place].append(value)
     return {key: chain for key, chain in chains.items() if len(chain) > 2}
 
 
-def _places(rows: StepRows, row: int) -> Iterator[tuple[str, int]]:
-    """The chains that a row is in: one for each number in its name, and one for the calls of that name."""
-    name, call = rows.name[row], rows.call[row]
+def _chains_of(name: str, call: int) -> Iterator[tuple[str, int]]:
+    """The chains that a gradient is in: one for each number in its name, and one for the calls of that name."""
     for found in _NUMBER.finditer(name):
         yield f"{name[: found.start()]}*{name[found.end() :]}", call
     yield name, -1

@@ -7,61 +7,48 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.formats import FORMATS, FloatFormat
 
 _NOT_KNOWN = FORMATS["float32"]
 
 
 @dataclass(frozen=True)
-class Argument:
-    """A tensor that a call took: its slot, the smallest and largest of its numbers (None: not measured), and how many
-    it has.
-    """
-
-    slot: str
-    low: float | None
-    high: float | None
-    numel: int | None
-
-    @property
-    def text(self) -> str:
-        """``in0 (from 0 to 3.2)``."""
-        if self.low is None or self.high is None:
-            return self.slot
-        return f"{self.slot} (from {self.low:.4g} to {self.high:.4g})"
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A call, as far as advice needs it: ``function`` by its plain name, ``dtype`` of what it made (without 'torch.'),
-    the tensors that it took, and its arguments as JSON.
+class FaultyCall:
+    """A call, as far as advice needs it: ``function`` by its plain name, ``dtype`` of what it made, the tensors that it
+    took, and its arguments as JSON.
     """
 
     function: str
     dtype: str
-    arguments: Sequence[Argument]
-    described: str = ""
+    inputs: Sequence[Value]
+    args: str = ""
 
     @property
     def format(self) -> FloatFormat:
         """Of the dtype."""
         return FORMATS.get(self.dtype, _NOT_KNOWN)
 
+    @property
+    def all_inputs(self) -> str:
+        """Every tensor that it took, with its range."""
+        return ", ".join(map(_ranged, self.inputs)) or "its inputs"
+
     def at(self, place: int) -> str:
-        """The argument at a place, with what is known of it: a tensor's range, or the number that was passed."""
+        """The argument at a position, with what is known of it: a tensor's range, or the number that was passed."""
         slot = f"in{place}"
-        found = next((one for one in self.arguments if one.slot == slot), None)
+        found = next((value for value in self.inputs if value.site.slot == slot), None)
         if found is not None:
-            return found.text
+            return _ranged(found)
         given = self._given(place)
         return slot if given is None else f"its argument {given}"
 
     def _given(self, place: int) -> Any:
         try:
-            positional: Any = json.loads(self.described)["args"]
+            positional: Any = json.loads(self.args)["args"]
             return positional[place] if not isinstance(positional[place], (dict, list)) else None
         except (ValueError, KeyError, IndexError, TypeError):
             return None
@@ -75,10 +62,18 @@ class Taken:
         )
 
 
-Say = Callable[[Taken], str]
+def _ranged(value: Value) -> str:
+    """``in0 (from 0 to 3.2)``; without the range where none was measured."""
+    stats = value.stats
+    if stats is None or stats.min is None or stats.max is None:
+        return value.site.slot
+    return f"{value.site.slot} (from {stats.min:.4g} to {stats.max:.4g})"
 
 
-def _exp(call: Taken) -> str:
+Say = Callable[[FaultyCall], str]
+
+
+def _exp(call: FaultyCall) -> str:
     base = 2.0 if call.function == "exp2" else math.e
     most = math.log(call.format.largest) / math.log(base)
     return (
@@ -87,7 +82,7 @@ def _exp(call: Taken) -> str:
     )
 
 
-def _log(call: Taken) -> str:
+def _log(call: FaultyCall) -> str:
     edge = "-1" if call.function == "log1p" else "0"
     return (
         f"{call.function} is -inf at {edge} and NaN below: look at {call.at(0)}. {call.holds} Clamp it from below, or "
@@ -95,7 +90,7 @@ def _log(call: Taken) -> str:
     )
 
 
-def _div(call: Taken) -> str:
+def _div(call: FaultyCall) -> str:
     below = 0 if call.function.startswith("r") else 1
     return (
         "A quotient is infinite where it is divided by 0, NaN where that is 0/0, and overflows where the divisor is "
@@ -104,7 +99,7 @@ def _div(call: Taken) -> str:
     )
 
 
-def _root(call: Taken) -> str:
+def _root(call: FaultyCall) -> str:
     at_zero = "infinite at 0 and " if call.function != "sqrt" else ""
     return (
         f"{call.function} is {at_zero}NaN below 0: look at {call.at(0)}. {call.holds} Add an epsilon inside of it that "
@@ -112,14 +107,14 @@ def _root(call: Taken) -> str:
     )
 
 
-def _row(call: Taken) -> str:
+def _row(call: FaultyCall) -> str:
     return (
         f"{call.function} of a row that has nothing but -inf (all of it masked, or no element) is not finite: look at "
         f"the mask that {call.at(0)} came through, and leave such rows out or let each attend to itself."
     )
 
 
-def _loss(call: Taken) -> str:
+def _loss(call: FaultyCall) -> str:
     return (
         f"{call.function} is 0/0 where every label is ignored, and anything where one is out of range: look at the "
         f"labels {call.at(1)} beside the classes of the logits {call.at(0)}; divide by the number of labels that "
@@ -127,7 +122,7 @@ def _loss(call: Taken) -> str:
     )
 
 
-def _power(call: Taken) -> str:
+def _power(call: FaultyCall) -> str:
     base, exponent = (1, 0) if call.function == "rpow" else (0, 1)
     return (
         "A power is NaN for a negative base with a fraction as exponent, infinite for 0 with a negative one, and "
@@ -136,7 +131,7 @@ def _power(call: Taken) -> str:
     )
 
 
-def _norm(call: Taken) -> str:
+def _norm(call: FaultyCall) -> str:
     return (
         f"A norm squares first, which overflows {call.dtype} above {math.sqrt(call.format.largest):.4g}: look at "
         f"{call.at(0)}. Scale before, or compute it in float32."
@@ -144,7 +139,7 @@ def _norm(call: Taken) -> str:
 
 
 def _within(low: str, high: str) -> Say:
-    def say(call: Taken) -> str:
+    def say(call: FaultyCall) -> str:
         return (
             f"{call.function} is defined from {low} to {high} only: look at {call.at(0)}, which rounding may have left."
         )
@@ -152,7 +147,7 @@ def _within(low: str, high: str) -> Say:
     return say
 
 
-def _spread(call: Taken) -> str:
+def _spread(call: FaultyCall) -> str:
     return (
         f"{call.function} divides by the number of elements less 1, which is 0 for one element: look at the size of "
         f"{call.at(0)}, or pass correction=0. It squares, which overflows {call.dtype} above "
@@ -160,13 +155,12 @@ def _spread(call: Taken) -> str:
     )
 
 
-def _mean(call: Taken) -> str:
+def _mean(call: FaultyCall) -> str:
     return f"The mean of no element is 0/0, and a sum may overflow: look at {call.at(0)}. {call.holds}"
 
 
-def _sum_of_products(call: Taken) -> str:
-    told = ", ".join(one.text for one in call.arguments) or "what it takes"
-    return f"Sums of products exceed what {call.dtype} can hold: look at {told}. {call.holds}"
+def _sum_of_products(call: FaultyCall) -> str:
+    return f"Sums of products exceed what {call.dtype} can hold: look at {call.all_inputs}. {call.holds}"
 
 
 _FORWARD: dict[str, Say] = {
@@ -174,7 +168,7 @@ _FORWARD: dict[str, Say] = {
     **dict.fromkeys(("log", "log2", "log10", "log1p", "xlogy"), _log),
     **dict.fromkeys(("div", "truediv", "itruediv", "rtruediv", "rdiv", "divide", "true_divide", "remainder"), _div),
     **dict.fromkeys(("sqrt", "rsqrt"), _root),
-    "reciprocal": lambda call: _div(Taken("rdiv", call.dtype, call.arguments, call.described)),
+    "reciprocal": lambda call: _div(replace(call, function="rdiv")),
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "scaled_dot_product_attention"), _row),
     **dict.fromkeys(("cross_entropy", "cross_entropy_loss", "nll_loss", "ctc_loss"), _loss),
     **dict.fromkeys(("pow", "rpow", "ipow", "float_power"), _power),
@@ -202,24 +196,23 @@ _BACKWARD: dict[str, str] = {
 }
 
 
-def forward_advice(call: Taken) -> str:
+def forward_advice(call: FaultyCall) -> str:
     """What to look at where ``call`` returned a value that is not finite from finite ones."""
     say = _FORWARD.get(call.function)
     return say(call) if say is not None else _any(call)
 
 
-def backward_advice(call: Taken) -> str:
+def backward_advice(call: FaultyCall) -> str:
     """The same where its backward did."""
     where = _BACKWARD.get(call.function)
     if where is None:
         return _any(call)
-    told = ", ".join(one.text for one in call.arguments) or "what it took"
     return (
-        f"The gradient of {call.function} is not finite {where}: look at {told}. Keep away from there with an epsilon "
-        "or a clamp inside of the call; torch.where after it does not stop the gradient of what it drops."
+        f"The gradient of {call.function} is not finite {where}: look at {call.all_inputs}. Keep away from there with "
+        "an epsilon or a clamp inside of the call; torch.where after it does not stop the gradient of what it drops."
     )
 
 
-def _any(call: Taken) -> str:
-    told = ", ".join(one.text for one in call.arguments)
-    return f"Compare what it took{f', {told},' if told else ''} with what the dtype can hold: {call.holds}"
+def _any(call: FaultyCall) -> str:
+    inputs = f", {call.all_inputs}," if call.inputs else ""
+    return f"Compare its inputs{inputs} with what the dtype can hold: {call.holds}"

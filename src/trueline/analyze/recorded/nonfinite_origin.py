@@ -1,18 +1,19 @@
 """Where values that are not finite come from within one recorded step of one rank, and what they reach.
 
-The rows of a step are gone through once, in the order of execution. A value that is not finite is marked with its
+The values of a step are gone through once, in the order of execution. One that is not finite is marked with its
 origin: where a call returned it, with that of the value that the call took; where nothing recorded made it, with
-itself. The same for gradients, which run through the calls the other way. A value is known by the row that measured
-it (``StepRows.root``).
+itself. The same for gradients, which run through the calls the other way. A value is known by the first sighting of it
+(``Value.root``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple
 
-from trueline.analyze.recorded.steps import NAN, NEG_INF, POS_INF, CallKey, StepRows
+from trueline.analyze.recorded.step_values import NAN, NEG_INF, POS_INF, Call, CallKey, StepValues, Value, key_of
 
 Kind = Literal["made", "turned", "given", "param", "backward", "unseen gradient", "received", "reduced"]
 """How an origin came about.
@@ -43,15 +44,15 @@ _PASSES_ON = frozenset(
 
 @dataclass(eq=False)
 class Origin:
-    """One row that is not finite, with nothing that is not finite before it.
+    """One value that is not finite, with nothing that is not finite before it.
 
-    ``row`` is the index of the row that shows it and ``at`` where in the order of the step it counts. ``call`` is the
-    call that made it or, of a value that was given, first used it; ``others`` are further calls that may have been it,
-    where a gradient is the sum over several uses. ``deliberate`` marks infinities that an argument asked for, or an
-    input of -inf only: masks. ``maker`` is where the infinities came from that were turned.
+    ``at`` is where in the order of the step it counts. ``call`` is the call that made it or, of a value that was given,
+    first used it; ``others`` are further calls that may have been it, where a gradient is the sum over several uses.
+    ``deliberate`` marks infinities that an argument asked for, or an input of -inf only: masks. ``maker`` is where the
+    infinities came from that were turned.
     """
 
-    row: int
+    value: Value
     kind: Kind
     at: int
     call: CallKey | None = None
@@ -61,269 +62,263 @@ class Origin:
 
 
 class Mark(NamedTuple):
-    """Of one value: its origin, the row that was marked, and the root of the value that it was made from."""
+    """Of one value: its origin, the sighting that was marked, and the root of the value that it was made from."""
 
     origin: Origin
-    row: int
+    value: Value
     parent: int | None
 
 
-@dataclass(eq=False)
-class Taken:
-    """The rows of one call so far."""
+class NonfiniteFlow:
+    """All origins of one step on one rank; ``marks`` has every value that is not finite, by root. ``gradients`` are by
+    the forward call that they belong to.
+    """
 
-    first: int
-    ins: list[int] = field(default_factory=list[int])
-    outs: list[int] = field(default_factory=list[int])
-
-
-class Flow:
-    """All origins of one step on one rank; ``marks`` has every value that is not finite, by root."""
-
-    def __init__(self, rows: StepRows) -> None:
-        self.rows = rows
+    def __init__(self, step: StepValues) -> None:
+        self.step = step
         self.marks: dict[int, Mark] = {}
-        self.calls: dict[CallKey, Taken] = {}
-        self.gradients: dict[CallKey, list[int]] = {}
-        """Rows of gradients by the forward call that they belong to."""
+        self.calls: dict[CallKey, Call] = {}
+        self.gradients: dict[CallKey, list[Value]] = {}
         self._alike: dict[tuple[object, ...], int] = {}
         self._in_place: list[CallKey] = []
         self._first_gradient: Origin | None = None
         self._first_sent: Origin | None = None
-        self._kinds = frozenset(rows.kind)
-        self._bad_params = [i for i in range(len(rows)) if rows.phase[i] == "param" and rows.bad[i]]
+        self._kinds = frozenset(value.kind for value in step.values)
+        self._bad_params = [value for value in step.values if value.site.phase == "param" and self.bad(value)]
         self._run()
+
+    def bad(self, value: Value) -> int:
+        """The kinds of numbers in a value that are not finite, as bits."""
+        return self.step.nonfinite[value.index]
+
+    def made_by(self, origin: Origin) -> Call | None:
+        """The call of an origin, if it was recorded."""
+        return None if origin.call is None else self.calls.get(origin.call)
 
     # -- the pass --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        rows = self.rows
         executed: CallKey | None = None
-        for i in range(len(rows)):
-            if rows.kind[i] == "param" and rows.phase[i] in ("param", "grad"):
-                if rows.bad[i]:
-                    self._at_update(i)
+        for value in self.step.values:
+            phase = value.site.phase
+            if value.kind == "param" and phase in ("param", "grad"):
+                if self.bad(value):
+                    self._at_update(value)
                 continue
-            if rows.phase[i] == "bwd":
+            if phase == "bwd":
                 # A call that runs during backward has its arguments on its first row; a gradient has none.
-                executed = rows.key(i) if rows.args[i] is not None or rows.key(i) == executed else None
+                executed = key_of(value) if value.args is not None or key_of(value) == executed else None
                 if executed is None:
-                    self._gradient(i)
+                    self._gradient(value)
                     continue
-            self._call_row(i)
+            self._of_call(value)
 
-    def _call_row(self, i: int) -> None:
-        rows, key = self.rows, self.rows.key(i)
+    def _of_call(self, value: Value) -> None:
+        key = key_of(value)
         call = self.calls.get(key)
         if call is None:
-            call = self.calls[key] = Taken(i)
-            if "inplace" in rows.flags[i]:
+            call = self.calls[key] = Call(*key)
+            if "inplace" in value.flags:
                 self._in_place.append(key)
-        out = rows.is_out(i)
-        (call.outs if out else call.ins).append(i)
-        if rows.bad[i] and rows.root[i] not in self.marks:
-            if out:
-                self._returned(i, key, call)
+        call.values.append(value)
+        if self.bad(value) and value.root not in self.marks:
+            if value.returned:
+                self._returned(value, call)
             else:
-                self._given(i, key)
+                self._given(value)
 
-    def _returned(self, i: int, key: CallKey, call: Taken) -> None:
+    def _returned(self, value: Value, call: Call) -> None:
         """A call returned the value: mark it with what the call took."""
-        rows = self.rows
-        causes = [self.marks[rows.root[j]] for j in call.ins if rows.bad[j]]
-        if rows.kind[i] == "module":
+        bad, key = self.bad(value), call.key
+        causes = [self.marks[taken.root] for taken in call.ins if self.bad(taken)]
+        if value.kind == "module":
             causes = self._inside(call.first) or causes
-        meant = self._asked_for(call.first)
+        meant = _asked_for(call)
         if not causes:
-            kind: Kind = "received" if rows.phase[i] == "comm" else "made"
-            deliberate = kind == "made" and bool(meant) and not rows.bad[i] & ~meant
-            self._mark(i, self._of_parameter(i, key) or Origin(i, kind, i, key, deliberate=deliberate))
+            kind: Kind = "received" if value.site.phase == "comm" else "made"
+            deliberate = kind == "made" and bool(meant) and not bad & ~meant
+            origin = self._of_parameter(value, key) or Origin(value, kind, value.index, key, deliberate=deliberate)
+            self._mark(value, origin)
             return
         cause = _first(causes)
         if cause.origin.deliberate:
             took = meant
             for other in causes:
-                took |= rows.bad[other.row]
-            if rows.bad[i] & ~took:
-                self._mark(i, self._turned(i, key, cause.origin), cause)
+                took |= self.bad(other.value)
+            if bad & ~took:
+                self._mark(value, _turned(value, key, cause.origin), cause)
                 return
-        self._mark(i, cause.origin, cause)
+        self._mark(value, cause.origin, cause)
 
-    def _turned(self, i: int, key: CallKey, maker: Origin) -> Origin:
-        if self.rows.kind[i] == "module" or plain_name(self.rows.api[i]) in _NEVER_MEANT:
-            return Origin(maker.row, maker.kind, maker.at, maker.call)
-        return Origin(i, "turned", i, key, maker=maker)
-
-    def _given(self, i: int, key: CallKey) -> None:
+    def _given(self, value: Value) -> None:
         """A call took a value that no recorded call returned."""
-        rows = self.rows
-        alike = self._alike.get(self._look(i))
+        key, phase = key_of(value), value.site.phase
+        alike = self._alike.get(_look(value))
         if alike is not None:  # a view or copy that was not seen, such as x.T
-            self._mark(i, self.marks[alike].origin, self.marks[alike])
+            self._mark(value, self.marks[alike].origin, self.marks[alike])
             return
-        before = self._first_gradient if rows.phase[i] in ("comm", "grad", "opt") else self._first_sent
-        if before is None and "op" not in self._kinds and rows.module[i]:
+        before = self._first_gradient if phase in ("comm", "grad", "opt") else self._first_sent
+        if before is None and "op" not in self._kinds and value.module:
             before = next((mark.origin for mark in self.marks.values() if not mark.origin.deliberate), None)
-        if before is not None and self._of_parameter(i, key) is None:  # what was between was not recorded
-            self._mark(i, before)
-            return
-        if rows.phase[i] == "comm" and rows.name[i].rpartition(".")[2] == "wait_tensor":
-            self._mark(i, Origin(i, "received", i, key))
-            return
-        if (changed := self._changed_in_place(i)) is not None:
-            self._returned(i, changed, self.calls[changed])
-            return
-        param = self._of_parameter(i, key)
-        # A mask that was made before the step, or a buffer, has nothing but -inf.
-        mask = rows.bad[i] == NEG_INF
-        self._mark(i, param or Origin(i, "given", i, key, deliberate=mask))
+        param = self._of_parameter(value, key)
+        if before is not None and param is None:  # what was between was not recorded
+            self._mark(value, before)
+        elif phase == "comm" and value.site.name.rpartition(".")[2] == "wait_tensor":
+            self._mark(value, Origin(value, "received", value.index, key))
+        elif (changed := self._changed_in_place(value)) is not None:
+            self._returned(value, changed)
+        else:
+            # A mask that was made before the step, or a buffer, has nothing but -inf.
+            mask = self.bad(value) == NEG_INF
+            self._mark(value, param or Origin(value, "given", value.index, key, deliberate=mask))
 
-    def _gradient(self, i: int) -> None:
-        """A gradient arrived, with one row for each place that its tensor was seen at."""
-        rows = self.rows
-        micro, _, name, call = rows.key(i)
-        self.gradients.setdefault((micro, "fwd", name, call), []).append(i)
-        if not rows.bad[i]:
+    def _gradient(self, value: Value) -> None:
+        """A gradient arrived, with one sighting for each place that its tensor was seen at."""
+        forward = _forward_key(value)
+        self.gradients.setdefault(forward, []).append(value)
+        if not self.bad(value) or value.root in self.marks:
             return
-        if rows.root[i] in self.marks:
-            return
-        places = self._places(i)
-        users = self._users([j for j in places if not rows.is_out(j) and rows.kind[j] in ("op", "module")])
+        sightings = self._sightings(value)
+        users = _users([each for each in sightings if not each.returned and each.kind in ("op", "module")])
         causes: list[Mark] = []
         able: list[CallKey] = []
         for key in users:
-            got = [j for j in self.gradients.get(key, []) if rows.is_out(j)]
+            got = [each for each in self.gradients.get(key, []) if each.returned]
             causes += self._marks_of(got)
-            causes += [mark for mark in self._marks_of(self._rows_of(key)) if not mark.origin.deliberate]
+            causes += [mark for mark in self._marks_of(self._values_of(key)) if not mark.origin.deliberate]
             able += [key] if got else []
         if not causes and not users:
-            causes = self._marks_of([value for j in places if (value := self._value(j)) is not None])
+            causes = self._marks_of([own for each in sightings if (own := self._forward_value(each)) is not None])
         if causes:
             cause = _first(causes)
-            self._mark(i, cause.origin, cause)
+            self._mark(value, cause.origin, cause)
         elif able:
             able = [key for key in able if not self._passes_on(key)] or able
-            at = next((j for j in places if rows.name[j] == able[0][2] and not rows.is_out(j)), i)
-            self._mark(i, Origin(at, "backward", i, able[0], tuple(able[1:])))
+            at = next((each for each in sightings if each.site.name == able[0][2] and not each.returned), value)
+            self._mark(value, Origin(at, "backward", value.index, able[0], tuple(able[1:])))
         else:
-            self._mark(i, Origin(i, "unseen gradient", i, (micro, "fwd", name, call)))
-        self._first_gradient = self._first_gradient or self.marks[rows.root[i]].origin
+            self._mark(value, Origin(value, "unseen gradient", value.index, forward))
+        self._first_gradient = self._first_gradient or self.marks[value.root].origin
 
-    def _at_update(self, i: int) -> None:
+    def _at_update(self, value: Value) -> None:
         """A parameter, or its gradient, at the update: it is not finite there, wherever that came from."""
-        rows = self.rows
-        name = rows.name[i]
-        if rows.phase[i] == "param":
+        name = value.site.name
+        if value.site.phase == "param":
             owner = name.rpartition(".")[0]
-            if not any(mark.origin.kind == "param" and mark.origin.row == i for mark in self.marks.values()):
-                used = [call.first for key, call in self.calls.items() if key[2] == owner or _owner(key) == owner]
-                self._mark(i, Origin(i, "param", min(used, default=i)))
-        elif rows.root[i] not in self.marks:
-            arrived = [j for key, found in self.gradients.items() if key[2] == name for j in found]
-            bad = [self.marks[rows.root[j]] for j in arrived if rows.bad[j]]
-            alike = self._alike.get(self._look(i))
+            if not any(mark.origin.kind == "param" and mark.origin.value is value for mark in self.marks.values()):
+                used = [call.first.index for key, call in self.calls.items() if owner in (key[2], _owner(key))]
+                self._mark(value, Origin(value, "param", min(used, default=value.index)))
+        elif value.root not in self.marks:
+            arrived = [each for key, found in self.gradients.items() if key[2] == name for each in found]
+            bad = self._marks_of(arrived)
+            alike = self._alike.get(_look(value))
             before = self._first_sent if arrived else self._first_gradient
             cause = bad[0] if bad else None if alike is None else self.marks[alike]
             if cause is not None:
-                self._mark(i, cause.origin, cause)
-            elif before is not None:
-                self._mark(i, before)
+                self._mark(value, cause.origin, cause)
             else:
-                self._mark(i, Origin(i, "reduced", i))
+                self._mark(value, before or Origin(value, "reduced", value.index))
 
     # -- parts of it -----------------------------------------------------------------------------------------------
 
-    def _mark(self, i: int, origin: Origin, cause: Mark | None = None) -> None:
-        root = self.rows.root[i]
-        self.marks[root] = Mark(origin, i, None if cause is None else self.rows.root[cause.row])
-        if self.rows.phase[i] == "comm" and not origin.deliberate:
+    def _mark(self, value: Value, origin: Origin, cause: Mark | None = None) -> None:
+        self.marks[value.root] = Mark(origin, value, None if cause is None else cause.value.root)
+        if value.site.phase == "comm" and not origin.deliberate:
             self._first_sent = self._first_sent or origin
-        self._alike[self._look(i)] = root
+        self._alike[_look(value)] = value.root
 
-    def _look(self, i: int) -> tuple[object, ...]:
-        rows = self.rows
-        return rows.dtype[i], rows.numel[i], rows.counts[i], str(rows.min[i]), str(rows.max[i])
-
-    def _inside(self, first: int) -> list[Mark]:
+    def _inside(self, first: Value) -> list[Mark]:
         """What became not finite since a module began: what happened to it in between may not have been recorded."""
-        return [mark for mark in self.marks.values() if mark.row > first]
+        return [mark for mark in self.marks.values() if mark.value.index > first.index]
 
-    def _asked_for(self, first: int) -> int:
-        """The kinds of values, as bits, that the arguments of a call spell out."""
-        args = self.rows.args[first] or ""
-        return sum(kind for text, kind in _SAID.items() if text in args)
-
-    def _of_parameter(self, i: int, key: CallKey) -> Origin | None:
-        """The parameter that explains a row of a call, if the update found one of its module to be not finite."""
-        rows = self.rows
-        owners = {key[2], _owner(key), rows.module[i]} if rows.kind[i] == "op" else {key[2]}
-        own = [p for p in self._bad_params if rows.name[p].rpartition(".")[0] in owners]
-        if rows.kind[i] == "op":
-            if rows.is_out(i):
-                return None
-            fits = [p for p in own if rows.shape[p] == rows.shape[i] and rows.counts[p] == rows.counts[i]]
+    def _of_parameter(self, value: Value, key: CallKey) -> Origin | None:
+        """The parameter that explains a value of a call, if the update found one of its module to be not finite."""
+        is_op = value.kind == "op"
+        if is_op and value.returned:
+            return None
+        owners = {key[2], _owner(key), value.module} if is_op else {key[2]}
+        own = [param for param in self._bad_params if param.site.name.rpartition(".")[0] in owners]
+        if is_op:
+            fits = [param for param in own if (param.shape, param.counts) == (value.shape, value.counts)]
             # Tied weights belong to another module; those of FSDP are whole here and a shard at the update.
-            fits = fits or [p for p in self._bad_params if self._look(p) == self._look(i)]
+            fits = fits or [param for param in self._bad_params if _look(param) == _look(value)]
             own = fits or (own if len(own) == 1 else [])
-        return Origin(own[0], "param", i, key) if own else None
+        return Origin(own[0], "param", value.index, key) if own else None
 
-    def _changed_in_place(self, i: int) -> CallKey | None:
+    def _changed_in_place(self, value: Value) -> Call | None:
         """The call that may have changed a value without returning it (``x[mask] = value``)."""
-        rows = self.rows
         for key in reversed(self._in_place):
             call = self.calls[key]
-            same = call.ins and (rows.shape[call.ins[0]], rows.dtype[call.ins[0]]) == (rows.shape[i], rows.dtype[i])
-            if same and not call.outs and call.first < i and key != rows.key(i):
-                return key
+            same = call.ins and (call.ins[0].shape, call.ins[0].dtype) == (value.shape, value.dtype)
+            if same and not call.outs and call.first.index < value.index and key != key_of(value):
+                return call
         return None
-
-    def _users(self, places: list[int]) -> list[CallKey]:
-        """The calls that took a value, without modules of which inner calls are among them."""
-        rows = self.rows
-        ops = [j for j in places if rows.kind[j] == "op"]
-        names = [rows.name[j] for j in places]
-        inner = ops or [
-            j for j in places if rows.module[j] and not any(name.startswith(rows.name[j] + ".") for name in names)
-        ]
-        return [(rows.micro[j], "fwd", rows.name[j], rows.call[j]) for j in inner or places]
 
     def _passes_on(self, key: CallKey) -> bool:
         call = self.calls.get(key)
-        return call is not None and plain_name(self.rows.api[call.first]) in _PASSES_ON
+        return call is not None and call.first.function in _PASSES_ON
 
-    def _rows_of(self, key: CallKey) -> list[int]:
+    def _values_of(self, key: CallKey) -> list[Value]:
         """What a forward call took and returned."""
         call = self.calls.get(key)
         return [] if call is None else [*call.ins, *call.outs]
 
-    def _marks_of(self, rows: Iterable[int]) -> list[Mark]:
-        roots = (self.rows.root[j] for j in rows if self.rows.bad[j])
-        return [self.marks[root] for root in roots if root in self.marks]
+    def _marks_of(self, values: Iterable[Value]) -> list[Mark]:
+        return [self.marks[each.root] for each in values if self.bad(each) and each.root in self.marks]
 
-    def _value(self, i: int) -> int | None:
-        """The row of the forward value that a gradient belongs to."""
-        micro, _, name, number = self.rows.key(i)
-        rows = self._rows_of((micro, "fwd", name, number))
-        return next((j for j in rows if self.rows.slot[j] == self.rows.slot[i]), None)
+    def _forward_value(self, gradient: Value) -> Value | None:
+        """The forward value that a gradient belongs to."""
+        values = self._values_of(_forward_key(gradient))
+        return next((each for each in values if each.site.slot == gradient.site.slot), None)
 
-    def _places(self, i: int) -> list[int]:
-        """The rows, from ``i`` on, of the same gradient of the same value; a sum hands one gradient on to several."""
-        rows, places = self.rows, [i]
-        value: int | None = None
-        for j in range(i, len(rows)):
-            if rows.phase[j] != "bwd" or rows.root[j] != rows.root[i]:
+    def _sightings(self, gradient: Value) -> list[Value]:
+        """``gradient`` and what follows it of the same gradient of the same value; a sum hands one gradient on to
+        several.
+        """
+        found: list[Value] = []
+        root: int | None = None
+        for each in islice(self.step.values, gradient.index, None):
+            if each.site.phase != "bwd" or each.root != gradient.root:
                 break
-            at = self._value(j)
-            if at is not None and value is not None and rows.root[at] != value:
+            own = self._forward_value(each)
+            if own is not None and root is not None and own.root != root:
                 break
-            value = rows.root[at] if at is not None else value
-            places += [j] if j != i else []
-        return places
+            root = own.root if own is not None else root
+            found.append(each)
+        return found
 
 
-def plain_name(api: str) -> str:
-    """``softmax`` of ``torch.nn.functional.softmax``, ``truediv`` of ``torch.Tensor.__truediv__``."""
-    return api.rpartition(".")[2].strip("_")
+def _turned(value: Value, key: CallKey, maker: Origin) -> Origin:
+    if value.kind == "module" or value.function in _NEVER_MEANT:
+        return Origin(maker.value, maker.kind, maker.at, maker.call)
+    return Origin(value, "turned", value.index, key, maker=maker)
+
+
+def _look(value: Value) -> tuple[object, ...]:
+    """What a copy of a value has in common with it."""
+    low, high = (None, None) if value.stats is None else (value.stats.min, value.stats.max)
+    return value.dtype, value.numel, value.counts, low, high
+
+
+def _asked_for(call: Call) -> int:
+    """The kinds of numbers, as bits, that the arguments of a call spell out."""
+    return sum(kind for text, kind in _SAID.items() if text in (call.first.args or ""))
+
+
+def _users(sightings: list[Value]) -> list[CallKey]:
+    """The calls that took a value, without modules of which inner calls are among them."""
+    ops = [each for each in sightings if each.kind == "op"]
+    names = [each.site.name for each in sightings]
+    inner = ops or [
+        each for each in sightings if each.module and not any(name.startswith(each.site.name + ".") for name in names)
+    ]
+    return [_forward_key(each) for each in inner or sightings]
+
+
+def _forward_key(gradient: Value) -> CallKey:
+    """The forward call that a gradient belongs to."""
+    site = gradient.site
+    return site.micro, "fwd", site.name, site.call
 
 
 def _owner(key: CallKey) -> str:

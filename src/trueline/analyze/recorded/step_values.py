@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress, repeat, starmap
 from typing import Any, cast
 
@@ -28,6 +28,12 @@ from trueline.store.records.whole import Place, place_of
 _RETURNED = re.compile(r"out(\d.*|\.\D.*)")
 """Slots of what a call returned, as ``capture.record.arguments.outputs`` names them: ``out0``, ``out0.2``, ``out.x``.
 """
+
+_TO_WRITE = re.compile(r"out(\.\d.*)?")
+"""Slots of the argument ``out``, a tensor or a list of them."""
+
+NAN, POS_INF, NEG_INF = 1, 2, 4
+"""Kinds of numbers that are not finite, as bits."""
 
 OF_BATCH = ("fwd", "bwd", "save")
 """Phases that every micro-batch has; of the others, the micro-batch that is noted is the last one."""
@@ -67,11 +73,39 @@ class Value:
         """Whether the call of this value returned it (else it took it). Of a gradient: of the forward call."""
         return is_returned(self.site.slot)
 
+    @property
+    def numel(self) -> int:
+        """Numbers measured; 0 where none were."""
+        return 0 if self.stats is None else self.stats.numel
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many NaN, +inf and -inf it has; 0 where it was not measured."""
+        return (0, 0, 0) if self.stats is None else (self.stats.nan, self.stats.pos_inf, self.stats.neg_inf)
+
+    @property
+    def largest(self) -> float | None:
+        """The largest magnitude of its finite numbers; None where none is finite or measured."""
+        ends = () if self.stats is None else (self.stats.min, self.stats.max)
+        return max((abs(end) for end in ends if end is not None and math.isfinite(end)), default=None)
+
+    @property
+    def function(self) -> str:
+        """What was called: ``softmax`` of ``torch.nn.functional.softmax``, ``truediv`` of
+        ``torch.Tensor.__truediv__``.
+        """
+        return function_name(self.api)
+
 
 @functools.cache
 def is_returned(slot: str) -> bool:
     """Whether a slot is of what a call returned."""
     return _RETURNED.fullmatch(slot) is not None
+
+
+def function_name(api: str) -> str:
+    """The last part of an ``api``, without the underscores around it."""
+    return api.rpartition(".")[2].strip("_")
 
 
 CallKey = tuple[int, str, str, int]
@@ -95,9 +129,24 @@ class Call:
     values: list[Value] = field(default_factory=list[Value])
 
     @property
+    def key(self) -> CallKey:
+        """What tells it from other calls of the step."""
+        return self.micro, self.phase, self.name, self.number
+
+    @property
     def first(self) -> Value:
         """The value that was seen first, which carries the arguments."""
         return self.values[0]
+
+    @property
+    def ins(self) -> list[Value]:
+        """What it took; of gradients: the gradients of that."""
+        return [value for value in self.values if not value.returned]
+
+    @property
+    def outs(self) -> list[Value]:
+        """What it returned; of gradients: the gradients of that."""
+        return [value for value in self.values if value.returned]
 
     @property
     def module(self) -> str:
@@ -136,6 +185,21 @@ class StepValues:
             values.append(value)
         return list(calls.values())
 
+    @cached_property
+    def nonfinite(self) -> list[int]:
+        """For each value the kinds of numbers in it that are not finite, as bits; 0 where all are finite or none was
+        measured.
+
+        What a call is to write into was measured before it did, and is left out: FSDP hides the change from the version
+        of the value.
+        """
+        unwritten = {value.root for value in self.values if _TO_WRITE.fullmatch(value.site.slot)}
+        return [0 if value.root in unwritten else _kinds(*value.counts) for value in self.values]
+
+
+def _kinds(nan: int, pos_inf: int, neg_inf: int) -> int:
+    return NAN * (nan > 0) | POS_INF * (pos_inf > 0) | NEG_INF * (neg_inf > 0)
+
 
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "args", "stack", "flags", "dtype"),
@@ -156,60 +220,71 @@ class RankStep:
 
 
 def read_step(run: Run, step: int, rank: int) -> StepValues:
-    """The values of a step on a rank, in the order in which they were seen; none where it recorded none.
+    """What was measured of the values of a step on a rank, in the order in which they were seen; none where it recorded
+    none. Stored values are left where they are.
 
     Raises ``RunError`` where a part is gone since the Run was opened.
     """
-    return StepValues(run.path, step, (rank,), read_rank_step(run, step, rank).values, compiled_in(run.manifest.notes))
+    columns = _read_columns(run, step, rank)
+    return StepValues(
+        run.path, step, (rank,), _values(step, rank, columns, repeat(None)), compiled_in(run.manifest.notes)
+    )
 
 
 def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
-    """As ``read_step``, with what it takes to merge the step with those of other ranks. Where the file of stored values
-    is gone or damaged, ``Run.problems`` says so and statistics are left.
+    """As ``read_step``, with the stored values and what it takes to merge the step with those of other ranks. Where the
+    file of stored values is gone or damaged, ``Run.problems`` says so and statistics are left.
+    """
+    columns = _read_columns(run, step, rank)
+    values = _values(step, rank, columns, _loaders(run, step, rank, columns))
+    places = {index: place_of(mesh) for index, mesh in enumerate(columns["mesh"]) if mesh is not None}
+    return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
+
+
+def _read_columns(run: Run, step: int, rank: int) -> dict[str, list[Any]]:
+    """The columns of the R rows of a step, each of length R; ``root`` is for each row the index of the one that has its
+    numbers, itself where that is not there.
     """
     table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
     columns: dict[str, list[Any]] = cast(Any, column_lists).column_lists(table)
-    for name in ("phase", "name", "kind", "api", "module", "dtype", "note"):
+    for name in ("phase", "name", "slot", "kind", "api", "module", "dtype", "note"):
         columns[name] = [text or "" for text in columns[name]]
     columns["shape"] = [shape or () for shape in columns["shape"]]
-    roots = _roots(columns)
+    index_of = {row: index for index, row in enumerate(columns["row"])}
+    columns["root"] = [index_of.get(same, index) for index, same in enumerate(columns["same_as"])]
+    return columns
+
+
+def _values(step: int, rank: int, columns: dict[str, list[Any]], loaders: Iterable[Loader | None]) -> list[Value]:
     micros, calls = ([number or 0 for number in columns[name]] for name in ("micro", "call"))
-    places = zip(micros, repeat(rank), columns["phase"], columns["name"], calls, columns["slot"], strict=False)
+    sites = zip(micros, repeat(rank), columns["phase"], columns["name"], calls, columns["slot"], strict=False)
     made = zip(
-        range(len(roots)),
-        roots,
+        range(len(columns["root"])),
+        columns["root"],
         repeat((rank,)),
-        starmap(partial(Site, step), places),
+        starmap(partial(Site, step), sites),
         *(columns[name] for name in ("kind", "api", "module")),
         [_flags(flags or "") for flags in columns["flags"]],
         *(columns[name] for name in ("dtype", "shape", "args", "stack")),
-        _measured(columns, roots),
-        _loaders(run, step, rank, columns, roots),
+        _measured(columns),
+        loaders,
         columns["note"],
         strict=False,
     )
-    meshes = enumerate(columns["mesh"])
-    lying = {index: place_of(mesh) for index, mesh in meshes if mesh is not None}
-    return RankStep(list(starmap(Value, made)), lying, run.manifest.plan_at(step).get("first_rows") is None)
-
-
-def _roots(columns: dict[str, list[Any]]) -> list[int]:
-    """For each row the index of the one that has its numbers, itself where that is not there."""
-    place = {row: index for index, row in enumerate(columns["row"])}
-    return [place.get(same, index) for index, same in enumerate(columns["same_as"])]
+    return list(starmap(Value, made))
 
 
 _MEASURED = ("dtype", "shape", "numel", *STAT_NAMES, "fingerprint", "exponents")
 
 
-def _measured(columns: dict[str, list[Any]], roots: list[int]) -> list[TensorStats | None]:
+def _measured(columns: dict[str, list[Any]]) -> list[TensorStats | None]:
     """The statistics of each row: those of its root, in its own shape."""
     is_own = [same is None for same in columns["same_as"]]
     rows = zip(*(compress(columns[name], is_own) for name in ("note", *_MEASURED)), strict=True)
-    own = dict(zip(compress(range(len(roots)), is_own), starmap(_of_row, rows), strict=True))
+    own = dict(zip(compress(range(len(is_own)), is_own), starmap(_of_row, rows), strict=True))
     views: dict[tuple[int, Any], TensorStats] = {}
     found: list[TensorStats | None] = []
-    for root, shape in zip(roots, columns["shape"], strict=True):
+    for root, shape in zip(columns["root"], columns["shape"], strict=True):
         stats = own.get(root)
         if stats is not None and stats.shape != shape:
             known = views.get((root, shape))
@@ -252,16 +327,14 @@ def _of_row(
     return TensorStats(dtype, shape, numel, *counts, *extremes, *sums, fingerprint, exponents)
 
 
-def _loaders(
-    run: Run, step: int, rank: int, columns: dict[str, list[Any]], roots: list[int]
-) -> Iterable[Loader | None]:
+def _loaders(run: Run, step: int, rank: int, columns: dict[str, list[Any]]) -> Iterable[Loader | None]:
     """What reads the stored value of each row, that of its root."""
     keys = columns["tensor"]
     if all(key is None for key in keys) or not run.stored.opens(rank, step, run.problems):
         return repeat(None)
     return [
         None if keys[root] is None else _loader(run, step, rank, keys[root], shape)
-        for root, shape in zip(roots, columns["shape"], strict=True)
+        for root, shape in zip(columns["root"], columns["shape"], strict=True)
     ]
 
 

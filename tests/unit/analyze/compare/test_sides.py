@@ -13,7 +13,7 @@ from trueline.analyze.compare.arrange import arrange
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.prefilter import differing_steps
-from trueline.analyze.recorded.step_values import read_step
+from trueline.analyze.recorded.step_values import read_rank_step
 from trueline.analyze.recorded.steps import require_statistics
 from trueline.schema.errors import CannotTell, InputError, RunError
 from trueline.schema.records import STAT_NAMES, StepRecords, TensorRecord
@@ -474,7 +474,7 @@ def test_a_view_of_a_value_has_its_numbers_in_its_own_shape(tmp_path):
     writer.write(TensorRecord(0, "t", "F32", (2, 3), memoryview(array.reshape(-1).view(np.uint8))))
     writer.write(StepRecords(0, columns, np.array([0], dtype=np.int32), np.array([statistics(array)])))
     writer.close()
-    value, view = read_step(Run(tmp_path), 0, 0).values
+    value, view = read_rank_step(Run(tmp_path), 0, 0).values
     assert (view.root, value.root) == (0, 0)
     assert np.array_equal(view.load(), array.reshape(6))
     assert (view.stats.shape, view.stats.sum) == ((6,), value.stats.sum)
@@ -507,12 +507,12 @@ def test_statistics_are_left_where_the_file_of_values_is_gone_or_truncated(tmp_p
     else:
         file.write_bytes(file.read_bytes()[:size])
     run = Run(tmp_path)
-    (value,), (whole,) = (read_step(run, step, 0).values for step in (0, 1))
+    (value,), (whole,) = (read_rank_step(run, step, 0).values for step in (0, 1))
     assert value.load is None
     assert value.stats.sum == whole.stats.sum
     assert np.array_equal(whole.load(), rows[0]["array"])
     assert [line.partition(":")[0] for line in run.problems] == [str(file.relative_to(tmp_path))]
-    read_step(run, 0, 0)
+    read_rank_step(run, 0, 0)
     assert len(run.problems) == 1
     assert other.name not in run.problems[0]
 
@@ -523,7 +523,7 @@ def test_a_stored_value_that_is_damaged_says_what_to_do(tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 0xFF
     file.write_bytes(content)
-    (value,) = read_step(Run(tmp_path), 0, 0).values
+    (value,) = read_rank_step(Run(tmp_path), 0, 0).values
     with pytest.raises(RunError, match=r"are not those that were written. Copy the Run again; without that file"):
         value.load()
 
