@@ -23,9 +23,9 @@ from torch.nn import functional
 import trueline
 from trueline.analyze.compare.compare import compare
 from trueline.analyze.compare.result import Comparison
-from trueline.testing.beside import in_halves
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
+from trueline.testing.reference_training import in_halves
 
 WIDTH = 64
 BATCH_SIZE = 8
@@ -112,7 +112,7 @@ def record(out: Path, contrast: Contrast, seed: int, options: argparse.Namespace
     if faulty and contrast.coarse:
         not_causal(model)
     elif faulty:
-        hidden = Hidden("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5)
+        hidden = ChangedKernel("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5)
     model = contrast.change(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     batches = torch.utils.data.DataLoader(problem.dataset(256, seed=seed), batch_size=BATCH_SIZE)

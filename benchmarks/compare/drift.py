@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from trueline.analyze.compare.judge.loss_gap import Drift, drift_of
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
 
 WIDTH = 32
@@ -100,7 +100,7 @@ def losses(seed: int, nudge: int, change: Change, chosen: argparse.Namespace) ->
     batches = torch.utils.data.DataLoader(problem.dataset(8 * chosen.steps, seed=seed), batch_size=8)
     first = CALLS * chosen.since if change.hidden else 10**9
     curve: dict[int, float] = {}
-    with Hidden("flash_attention", first=first, scale=1.25 / (WIDTH / 2) ** 0.5):
+    with ChangedKernel("flash_attention", first=first, scale=1.25 / (WIDTH / 2) ** 0.5):
         for step, batch in enumerate(batches):
             if step == chosen.since:
                 change.change(optimizer)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.compare.changes import UP, WIDTH, infinite, not_causal, scaled, tanh, wide_eps
 from torch import nn
 
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
 
 BATCH_SIZE = 8
@@ -111,11 +111,11 @@ _NORM = (
 CONTROL = Planted("none (control)")
 FAULTS = (
     Planted("tanh GELU by argument", _GELU, change=tanh),
-    Planted("tanh GELU hidden in the kernel", _GELU, inside=lambda: Hidden("aten.gelu", approximate="tanh")),
+    Planted("tanh GELU hidden in the kernel", _GELU, inside=lambda: ChangedKernel("aten.gelu", approximate="tanh")),
     Planted(
         "attention scale x 1.25 hidden",
         _ATTENTION,
-        inside=lambda: Hidden("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5),
+        inside=lambda: ChangedKernel("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5),
     ),
     Planted("one weight x 1.001", _LINEAR, change=scaled(1.001)),
     Planted("one weight x 1.00001", _LINEAR, change=scaled(1.00001)),

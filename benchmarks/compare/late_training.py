@@ -13,7 +13,7 @@ from benchmarks.compare.changes import UP, WIDTH, infinite, not_causal, scaled, 
 from benchmarks.compare.threads import two_threads
 from torch import nn
 
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
 
 BATCH = 8
@@ -56,11 +56,11 @@ class Way:
 
 
 def _hidden_tanh(step: int) -> AbstractContextManager[Any]:
-    return Hidden("aten.gelu", first=CALLS * step, approximate="tanh")
+    return ChangedKernel("aten.gelu", first=CALLS * step, approximate="tanh")
 
 
 def _hidden_scale(step: int) -> AbstractContextManager[Any]:
-    return Hidden("flash_attention", first=CALLS * step, scale=1.25 / (WIDTH / 2) ** 0.5)
+    return ChangedKernel("flash_attention", first=CALLS * step, scale=1.25 / (WIDTH / 2) ** 0.5)
 
 
 FAULTS = (

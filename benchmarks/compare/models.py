@@ -27,14 +27,14 @@ from torch import nn
 import trueline
 from trueline.analyze.compare.compare import compare
 from trueline.analyze.compare.result import Comparison
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 
 STEPS = 3
 RULE = "|---" * 6 + "|"
 HEAD = "| the run beside float32, one thread, AdamW in a loop | models | silent | largest times | faults | first |"
 
 
-class Replaced(Hidden):
+class Replaced(ChangedKernel):
     """Every second call of ``kernel`` in a step is made with what ``changed`` makes of its arguments, below what is
     recorded, from step ``since`` on.
     """

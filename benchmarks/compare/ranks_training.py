@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 
 BATCH, LENGTH, VOCAB, WIDTH, HEADS = 8, 16, 64, 32, 4
 SHARED = ("ddp", "fsdp2")
@@ -60,7 +60,7 @@ def train(
     model = parallel(Decoder(), how, world_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": depth})
-    hidden = Hidden("flash_attention", scale=1.25 / (WIDTH / HEADS) ** 0.5)
+    hidden = ChangedKernel("flash_attention", scale=1.25 / (WIDTH / HEADS) ** 0.5)
     draw = torch.Generator().manual_seed(seed)
     with hidden if rank in wrong else contextlib.nullcontext():
         for _ in range(steps):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Entry, Variant, num_ranks
+from trueline.testing.entry import Entry, Variant, num_ranks, train_on_rank
 from trueline.testing.gallery import findings_on
-from trueline.testing.play import play
 from trueline.testing.ranks import Ranks
 from trueline.testing.witness import Witness
 
@@ -43,7 +42,7 @@ def watched(pool_of: PoolOf, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
     def trained(entry: Entry, variant: Variant) -> tuple[list[Witness], Path]:
         out = tmp_path_factory.mktemp("gallery") / "run"
-        return pool_of(num_ranks(entry, variant)).run(play, entry.id, variant, str(out)), out
+        return pool_of(num_ranks(entry, variant)).run(train_on_rank, entry.id, variant, str(out)), out
 
     def run(entry: Entry, variant: Variant) -> Watched:
         if (entry.id, variant) not in runs:

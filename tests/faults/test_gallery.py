@@ -77,7 +77,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 
 def planted(**fields) -> Fault:
     values = {"must_find": ("replica-drift",), "ranks": (1,), "step": 6, "within": 1, "site": "head", **fields}
-    return Fault("X1", "planted by hand", lambda seat, faulty: None, shows=lambda faulty, healthy: True, **values)
+    return Fault("X1", "planted by hand", lambda ctx, faulty: None, shows=lambda faulty, healthy: True, **values)
 
 
 def found(code: str = "replica-drift", *, ranks=(1,), step=7, site="7.0/r1/param/head.weight#0:out0") -> Finding:

@@ -8,16 +8,16 @@ from tests.forked_scripts import run_watched
 
 import trueline
 from trueline.testing.entry import Fault, chosen_entries
+from trueline.testing.entry_context import PLAN
 from trueline.testing.gallery import judge
-from trueline.testing.seat import PLAN
 
 SCRIPT = """
 import sys
 import torch.distributed as dist
-from trueline.testing.play import play
+from trueline.testing.entry import train_on_rank
 
 dist.init_process_group("gloo")
-play(dist.get_rank(), dist.get_world_size(), sys.argv[1], sys.argv[2])
+train_on_rank(dist.get_rank(), dist.get_world_size(), sys.argv[1], sys.argv[2])
 dist.destroy_process_group()
 """
 

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
+import numpy
+import torch
 from torch import nn
 
 from trueline.schema.errors import InputError
 from trueline.testing import controls, faults
-from trueline.testing.seat import Seat
-from trueline.testing.witness import Witness
+from trueline.testing.entry_context import EntryContext
+from trueline.testing.witness import Witness, testify
+
+SEED = 0
 
 Shows = Callable[[Sequence[Witness], Sequence[Witness]], bool]
 """Of the witnesses of the faulty run and of the twin, by rank: whether the fault really took effect."""
@@ -27,7 +33,7 @@ Shows = Callable[[Sequence[Witness], Sequence[Witness]], bool]
 class Reference:
     """The run that the others of an entry are compared with, and on how many ranks it trains."""
 
-    train: Callable[[Seat], nn.Module]
+    train: Callable[[EntryContext], nn.Module]
     world_size: int = 1
 
 
@@ -45,7 +51,7 @@ class Fault:
 
     id: str
     name: str
-    train: Callable[[Seat, bool], nn.Module]
+    train: Callable[[EntryContext, bool], nn.Module]
     must_find: tuple[str, ...]
     shows: Shows
     may_find: tuple[str, ...] = ()
@@ -64,7 +70,7 @@ class Control:
 
     id: str
     name: str
-    train: Callable[[Seat], nn.Module]
+    train: Callable[[EntryContext], nn.Module]
     world_size: int = 2
     reference: Reference | None = None
 
@@ -75,7 +81,7 @@ def family(id: str, must_find: tuple[str, ...], shows: Shows, **common: Any) -> 
     It takes the name of the variant (empty: the plain one), what it says, how it trains, and fields of its own.
     """
 
-    def variant(suffix: str, name: str, train: Callable[[Seat, bool], nn.Module], **own: Any) -> Fault:
+    def variant(suffix: str, name: str, train: Callable[[EntryContext, bool], nn.Module], **own: Any) -> Fault:
         fields = {"must_find": must_find, "shows": shows, **common, **own}
         return Fault(f"{id}.{suffix}" if suffix else id, name, train, **fields)
 
@@ -93,15 +99,27 @@ def num_ranks(entry: Entry, variant: Variant) -> int:
     return entry.world_size
 
 
-def train(entry: Entry, variant: Variant, seat: Seat) -> nn.Module:
-    """Train ``entry`` as ``variant`` from ``seat``; the trained model."""
+def train_on_rank(
+    rank: int, world_size: int, entry_id: str, variant: Variant, out: str | None = None, explicit: bool = True
+) -> Witness:
+    """The Witness of this rank of entry ``entry_id``, trained as ``variant``; watched into ``out`` unless that is None.
+
+    The global generators start from one seed, equal on all ranks, so that a run does not depend on the one before.
+    """
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+    torch.manual_seed(SEED)
+    entry = next(entry for entry in all_entries() if entry.id == entry_id)
+    ctx = EntryContext(rank, world_size, out, explicit)
     if variant == "reference" and entry.reference is not None:
-        return entry.reference.train(seat)
-    return entry.train(seat, variant == "faulty") if isinstance(entry, Fault) else entry.train(seat)
+        model = entry.reference.train(ctx)
+    else:
+        model = entry.train(ctx, variant == "faulty") if isinstance(entry, Fault) else entry.train(ctx)
+    return testify(rank, model, ctx.losses, ctx.samples)
 
 
 def all_entries() -> tuple[Entry, ...]:
-    """Every fault, then every control, in the order of their ids; each module of the two packages has ``ENTRIES``."""
+    """Every fault, then every control, in the order of their ids; each module of both packages has ``ENTRIES``."""
     return (*_entries_in(faults), *_entries_in(controls))
 
 
@@ -125,9 +143,9 @@ def _named(entry: Entry, name: str) -> bool:
     return entry.id == name or entry.id.startswith(name + ".")
 
 
-def _entries_in(package: object) -> list[Entry]:
-    paths, prefix = package.__path__, package.__name__ + "."  # type: ignore[attr-defined]
-    modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(paths, prefix)]
+def _entries_in(package: ModuleType) -> list[Entry]:
+    found = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+    modules = [importlib.import_module(module.name) for module in found if not module.ispkg]
     return sorted((entry for module in modules for entry in module.ENTRIES), key=lambda entry: _natural(entry.id))
 
 

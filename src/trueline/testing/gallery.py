@@ -10,8 +10,7 @@ from typing import Any
 
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Control, Entry, Fault, Variant, num_ranks
-from trueline.testing.play import play
+from trueline.testing.entry import Control, Entry, Fault, Variant, num_ranks, train_on_rank
 from trueline.testing.ranks import Ranks
 
 TIMEOUT_S = 120.0
@@ -87,15 +86,15 @@ class Stage:
         """The Findings on one run of ``entry``, ``info`` ones included: of ``trueline.check``, or of
         ``trueline.compare`` with the reference that it has.
         """
-        out = self._play(entry, variant)
+        out = self._train(entry, variant)
         if entry.reference is None:
             return findings_on(out)
         reference = self.folder / entry.id / "reference"
-        return findings_on(out, reference if reference.exists() else self._play(entry, "reference"))
+        return findings_on(out, reference if reference.exists() else self._train(entry, "reference"))
 
-    def _play(self, entry: Entry, variant: Variant) -> Path:
+    def _train(self, entry: Entry, variant: Variant) -> Path:
         out = self.folder / entry.id / variant
-        self._pool_of(num_ranks(entry, variant)).run(play, entry.id, variant, str(out), self.explicit)
+        self._pool_of(num_ranks(entry, variant)).run(train_on_rank, entry.id, variant, str(out), self.explicit)
         return out
 
     def _findings(self, entry: Entry, variant: Variant, failures: dict[Variant, str]) -> list[Finding]:

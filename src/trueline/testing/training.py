@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from trueline.testing.entry_context import EntryContext, Watching
 from trueline.testing.problems import Problem
-from trueline.testing.seat import Seat, Watching
 
 STEPS = 12
 BATCH_SIZE = 4
@@ -31,7 +31,7 @@ def nothing(step: int) -> None:
 
 
 def sharded_loader(
-    seat: Seat,
+    ctx: EntryContext,
     dataset: Dataset[Any],
     *,
     batch_size: int = BATCH_SIZE,
@@ -41,7 +41,7 @@ def sharded_loader(
 ) -> DataLoader[Any]:
     """The usual loader: a DistributedSampler over all ranks."""
     sampler: DistributedSampler[Any] = DistributedSampler(
-        dataset, num_replicas=seat.world_size, rank=seat.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        dataset, num_replicas=ctx.world_size, rank=ctx.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
     )
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler, drop_last=drop_last)
 
@@ -55,9 +55,11 @@ def epochs(loader: DataLoader[Any], *, first: int = 0, sampler: Any = None) -> I
         yield from loader
 
 
-def batches_of(seat: Seat, problem: Problem, *, num_samples: int = 256, batch_size: int = BATCH_SIZE) -> Iterator[Any]:
+def batches_of(
+    ctx: EntryContext, problem: Problem, *, num_samples: int = 256, batch_size: int = BATCH_SIZE
+) -> Iterator[Any]:
     """Batches of a healthy, sharded, shuffled dataset of ``problem``."""
-    return epochs(sharded_loader(seat, problem.dataset(num_samples), batch_size=batch_size))
+    return epochs(sharded_loader(ctx, problem.dataset(num_samples), batch_size=batch_size))
 
 
 def wrapped(model: nn.Module, **settings: Any) -> DistributedDataParallel:
@@ -97,7 +99,7 @@ def mean_each_gradient(params: Iterable[nn.Parameter]) -> None:
 
 
 def fit(
-    seat: Seat,
+    ctx: EntryContext,
     model: nn.Module,
     optimizer: Optimizer,
     problem: Problem,
@@ -115,7 +117,7 @@ def fit(
     ``forward`` is what is called with a batch where that is not ``model`` itself. ``loss_of(model, batch)`` replaces
     the problem's loss. The callbacks get the step number.
     """
-    watching = seat.watch(model, optimizer) if watch is None else watch
+    watching = ctx.watch(model, optimizer) if watch is None else watch
     objective = problem.loss if loss_of is None else loss_of
     for step, batch in enumerate(itertools.islice(batches, steps)):
         with watching.step(batch):
@@ -125,14 +127,14 @@ def fit(
             after_backward(step)
             optimizer.step()
             optimizer.zero_grad()
-        seat.note([batch], loss.item())
+        ctx.note([batch], loss.item())
         after_step(step)
     watching.close()
     return model
 
 
 def fit_scaled(
-    seat: Seat,
+    ctx: EntryContext,
     model: nn.Module,
     optimizer: Optimizer,
     problem: Problem,
@@ -148,7 +150,7 @@ def fit_scaled(
 
     ``clip`` is the largest global norm of the unscaled gradient.
     """
-    watching = seat.watch(model, optimizer) if watch is None else watch
+    watching = ctx.watch(model, optimizer) if watch is None else watch
     objective = problem.loss if loss_of is None else loss_of
     for batch in itertools.islice(batches, steps):
         with watching.step(batch):
@@ -161,7 +163,7 @@ def fit_scaled(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        seat.note([batch], loss.item())
+        ctx.note([batch], loss.item())
     watching.close()
     return model
 
@@ -177,7 +179,7 @@ def under_autocast(problem: Problem, dtype: torch.dtype) -> Callable[[nn.Module,
 
 
 def fit_accumulating(
-    seat: Seat,
+    ctx: EntryContext,
     model: nn.Module,
     optimizer: Optimizer,
     problem: Problem,
@@ -194,7 +196,7 @@ def fit_accumulating(
     ``syncs(step, micro)`` says whether that backward reduces (default: the last one of a step does).
     ``loss_of(model, batch, micro)`` replaces the problem's loss.
     """
-    watching = seat.watch(model, optimizer)
+    watching = ctx.watch(model, optimizer)
     for step in range(steps):
         micros = [next(batches) for _ in range(num_micro)]
         with watching.step(micros):
@@ -209,6 +211,6 @@ def fit_accumulating(
             after_backward(step)
             optimizer.step()
             optimizer.zero_grad()
-        seat.note(micros, total)
+        ctx.note(micros, total)
     watching.close()
     return model

@@ -13,69 +13,69 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from trueline.testing.entry import Control
+from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import IGNORED, CausalLM, Regression
-from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, adamw, batches_of, epochs, fit, sgd, sharded_loader, wrapped
 
 LONG_STEPS = 40
 
 
-def padded(seat: Seat) -> nn.Module:
+def padded(ctx: EntryContext) -> nn.Module:
     """A number of samples that the ranks do not divide: the sampler repeats some, and the last batch is short."""
-    return _train(seat, sharded_loader(seat, Regression().dataset(101)))
+    return _train(ctx, sharded_loader(ctx, Regression().dataset(101)))
 
 
-def dropped(seat: Seat) -> nn.Module:
+def dropped(ctx: EntryContext) -> nn.Module:
     """The same with `drop_last`: every epoch leaves other samples out."""
-    return _train(seat, sharded_loader(seat, Regression().dataset(101), drop_last=True))
+    return _train(ctx, sharded_loader(ctx, Regression().dataset(101), drop_last=True))
 
 
-def many_epochs(seat: Seat) -> nn.Module:
+def many_epochs(ctx: EntryContext) -> nn.Module:
     """A small dataset read again and again, reshuffled each time."""
-    return _train(seat, sharded_loader(seat, Regression().dataset(32)))
+    return _train(ctx, sharded_loader(ctx, Regression().dataset(32)))
 
 
-def same_order(seat: Seat) -> nn.Module:
+def same_order(ctx: EntryContext) -> nn.Module:
     """Several epochs in one order: each rank sees its own samples only, for ever."""
-    return _train(seat, sharded_loader(seat, Regression().dataset(64), shuffle=False))
+    return _train(ctx, sharded_loader(ctx, Regression().dataset(64), shuffle=False))
 
 
-def duplicate_rows(seat: Seat) -> nn.Module:
+def duplicate_rows(ctx: EntryContext) -> nn.Module:
     """A dataset in which every fourth row is a copy of another."""
     rows = Regression().dataset(192)
-    return _train(seat, sharded_loader(seat, rows.select([*range(192), *range(0, 192, 3)])))
+    return _train(ctx, sharded_loader(ctx, rows.select([*range(192), *range(0, 192, 3)])))
 
 
-def few_distinct(seat: Seat) -> nn.Module:
+def few_distinct(ctx: EntryContext) -> nn.Module:
     """A dataset of 24 distinct rows, each sixteen times over."""
     rows = Regression().dataset(24)
-    return _train(seat, sharded_loader(seat, rows.select([*range(24)] * 16)))
+    return _train(ctx, sharded_loader(ctx, rows.select([*range(24)] * 16)))
 
 
-def with_replacement(seat: Seat) -> nn.Module:
+def with_replacement(ctx: EntryContext) -> nn.Module:
     """Every rank draws with replacement, from its own seed, as weighted sampling does."""
     rows = Regression().dataset(128)
-    draw = RandomSampler(rows, replacement=True, num_samples=10_000, generator=torch.Generator().manual_seed(seat.rank))
-    return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, sampler=draw))
+    draw = RandomSampler(rows, replacement=True, num_samples=10_000, generator=torch.Generator().manual_seed(ctx.rank))
+    return _train(ctx, DataLoader(rows, batch_size=BATCH_SIZE, sampler=draw))
 
 
-def files_of_its_own(seat: Seat) -> nn.Module:
+def files_of_its_own(ctx: EntryContext) -> nn.Module:
     """No sampler: every rank was given its own rows beforehand, and shuffles them as it likes."""
-    rows = Regression().dataset(128).select(range(seat.rank, 128, seat.world_size))
-    generator = torch.Generator().manual_seed(seat.rank)
-    return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator))
+    rows = Regression().dataset(128).select(range(ctx.rank, 128, ctx.world_size))
+    generator = torch.Generator().manual_seed(ctx.rank)
+    return _train(ctx, DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator))
 
 
-def own_files_one_replica(seat: Seat) -> nn.Module:
+def own_files_one_replica(ctx: EntryContext) -> nn.Module:
     """The same with a DistributedSampler that was told there is one replica."""
-    rows = Regression().dataset(128).select(range(seat.rank, 128, seat.world_size))
+    rows = Regression().dataset(128).select(range(ctx.rank, 128, ctx.world_size))
     sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=1, rank=0)
-    return _train(seat, DataLoader(rows, batch_size=BATCH_SIZE, sampler=sampler))
+    return _train(ctx, DataLoader(rows, batch_size=BATCH_SIZE, sampler=sampler))
 
 
-def limited_epochs(seat: Seat) -> nn.Module:
+def limited_epochs(ctx: EntryContext) -> nn.Module:
     """Epochs that end after five batches, as `limit_train_batches` has it; each draws another part of the data."""
-    loader = sharded_loader(seat, Regression().dataset(128))
+    loader = sharded_loader(ctx, Regression().dataset(128))
 
     def limited() -> Iterator[Any]:
         for epoch in count():
@@ -84,13 +84,13 @@ def limited_epochs(seat: Seat) -> nn.Module:
 
     problem = Regression()
     model = wrapped(problem.model())
-    return fit(seat, model, sgd(model), problem, limited(), steps=LONG_STEPS)
+    return fit(ctx, model, sgd(model), problem, limited(), steps=LONG_STEPS)
 
 
-def in_workers(seat: Seat) -> nn.Module:
+def in_workers(ctx: EntryContext) -> nn.Module:
     """Batches made by two loader processes."""
     rows = Regression().dataset(64)
-    sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=seat.world_size, rank=seat.rank)
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, num_replicas=ctx.world_size, rank=ctx.rank)
     loader = DataLoader(
         rows,
         batch_size=BATCH_SIZE,
@@ -101,45 +101,45 @@ def in_workers(seat: Seat) -> nn.Module:
     )
     problem = Regression()
     model = wrapped(problem.model())
-    return fit(seat, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
 
 
-def strided_by_batch(seat: Seat) -> nn.Module:
+def strided_by_batch(ctx: EntryContext) -> nn.Module:
     """No sampler: each rank takes every N-th batch of one common shuffled order."""
     rows = Regression().dataset(256)
     loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(3))
 
     def mine() -> Iterator[Any]:
         for index, batch in enumerate(epochs(loader)):
-            if index % seat.world_size == seat.rank:
+            if index % ctx.world_size == ctx.rank:
                 yield batch
 
     problem = Regression()
     model = wrapped(problem.model())
-    return fit(seat, model, sgd(model), problem, mine(), steps=24)
+    return fit(ctx, model, sgd(model), problem, mine(), steps=24)
 
 
-def sliced_batch(seat: Seat) -> nn.Module:
+def sliced_batch(ctx: EntryContext) -> nn.Module:
     """Every rank loads the whole batch and trains on its slice of it."""
     rows = Regression().dataset(256)
     loader = DataLoader(
-        rows, batch_size=BATCH_SIZE * seat.world_size, shuffle=True, generator=torch.Generator().manual_seed(3)
+        rows, batch_size=BATCH_SIZE * ctx.world_size, shuffle=True, generator=torch.Generator().manual_seed(3)
     )
-    mine = slice(seat.rank, None, seat.world_size)
+    mine = slice(ctx.rank, None, ctx.world_size)
     problem = Regression()
     model = wrapped(problem.model())
     slices = ({name: column[mine] for name, column in batch.items()} for batch in epochs(loader))
-    return fit(seat, model, sgd(model), problem, slices, steps=24)
+    return fit(ctx, model, sgd(model), problem, slices, steps=24)
 
 
-def heavy_tailed(seat: Seat) -> nn.Module:
+def heavy_tailed(ctx: EntryContext) -> nn.Module:
     """Inputs with Cauchy tails: losses and norms jump by orders of magnitude."""
     problem = Regression(heavy_tailed=True)
     model = wrapped(problem.model())
-    return fit(seat, model, sgd(model, lr=1e-4), problem, batches_of(seat, problem), steps=LONG_STEPS)
+    return fit(ctx, model, sgd(model, lr=1e-4), problem, batches_of(ctx, problem), steps=LONG_STEPS)
 
 
-def token_weighted(seat: Seat) -> nn.Module:
+def token_weighted(ctx: EntryContext) -> nn.Module:
     """Very uneven numbers of labels, each token weighing the same over all ranks."""
     problem = CausalLM()
     model = wrapped(problem.model())
@@ -149,37 +149,37 @@ def token_weighted(seat: Seat) -> nn.Module:
         dist.all_reduce(num_tokens)
         logits_BLV, labels_BL = called(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
         total = functional.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), reduction="sum")
-        return total * seat.world_size / num_tokens
+        return total * ctx.world_size / num_tokens
 
-    return fit(seat, model, adamw(model), problem, _uneven(seat, batches_of(seat, problem)), loss_of=loss_of)
+    return fit(ctx, model, adamw(model), problem, _uneven(ctx, batches_of(ctx, problem)), loss_of=loss_of)
 
 
-def own_dropout(seat: Seat) -> nn.Module:
+def own_dropout(ctx: EntryContext) -> nn.Module:
     """Dropout with a generator per rank, as it should be."""
     problem = CausalLM(dropout=0.3)
     model = wrapped(problem.model())
-    torch.manual_seed(100 + seat.rank)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    torch.manual_seed(100 + ctx.rank)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
 
 
-def common_dropout(seat: Seat) -> nn.Module:
+def common_dropout(ctx: EntryContext) -> nn.Module:
     """Dropout with the same masks on all ranks, which is common and does no harm."""
     problem = CausalLM(dropout=0.3)
     model = wrapped(problem.model())
     torch.manual_seed(100)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
 
 
-def _train(seat: Seat, loader: DataLoader[Any]) -> nn.Module:
+def _train(ctx: EntryContext, loader: DataLoader[Any]) -> nn.Module:
     problem = Regression()
     model = wrapped(problem.model())
-    return fit(seat, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
 
 
-def _uneven(seat: Seat, batches: Iterator[Any]) -> Iterator[Any]:
+def _uneven(ctx: EntryContext, batches: Iterator[Any]) -> Iterator[Any]:
     for step, batch in enumerate(batches):
         labels_BL = batch["labels"].clone()
-        kept = 1 if (step + seat.rank) % seat.world_size else labels_BL.shape[1]
+        kept = 1 if (step + ctx.rank) % ctx.world_size else labels_BL.shape[1]
         labels_BL[:, :-kept] = IGNORED
         yield {**batch, "labels": labels_BL}
 

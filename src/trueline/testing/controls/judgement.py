@@ -13,89 +13,96 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from trueline.testing.entry import Control
+from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.seat import Seat
 from trueline.testing.training import BATCH_SIZE, adamw, batches_of, epochs, fit, sgd, sharded_loader, wrapped
 
 LONG_STEPS = 48
 MIXTURES = ((0, 1), (2, 3))
 
 
-def scheduled(seat: Seat) -> nn.Module:
+def scheduled(ctx: EntryContext) -> nn.Module:
     """Warm-up, and two spikes of the learning rate that the schedule asks for: the loss of all workers jumps."""
     problem = Regression()
     model = wrapped(problem.model())
     optimizer = sgd(model)
     scheduler = LambdaLR(optimizer, lambda step: 6.0 if step in (20, 32) else min(1.0, (step + 1) / 10))
     return fit(
-        seat,
+        ctx,
         model,
         optimizer,
         problem,
-        batches_of(seat, problem, num_samples=1024),
+        batches_of(ctx, problem, num_samples=1024),
         steps=LONG_STEPS,
         after_step=lambda step: scheduler.step(),
     )
 
 
-def late(seat: Seat) -> nn.Module:
+def late(ctx: EntryContext) -> nn.Module:
     """A model that has been trained before, alike on all ranks: workers' gradients are noise and nearly orthogonal."""
     problem = Regression()
     start = problem.model()
-    fit(Seat(0, 1), start, sgd(start, lr=0.02), problem, batches_of(Seat(0, 1), problem, batch_size=16), steps=150)
-    batches = batches_of(seat, problem, num_samples=1024)
+    fit(
+        EntryContext(0, 1),
+        start,
+        sgd(start, lr=0.02),
+        problem,
+        batches_of(EntryContext(0, 1), problem, batch_size=16),
+        steps=150,
+    )
+    batches = batches_of(ctx, problem, num_samples=1024)
     model = wrapped(start)
-    return fit(seat, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
+    return fit(ctx, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
 
 
-def heavy_tailed(seat: Seat) -> nn.Module:
+def heavy_tailed(ctx: EntryContext) -> nn.Module:
     """Inputs with Cauchy tails on four ranks."""
     problem = Regression(heavy_tailed=True)
     model = wrapped(problem.model())
-    batches = batches_of(seat, problem, num_samples=1024)
-    return fit(seat, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
+    batches = batches_of(ctx, problem, num_samples=1024)
+    return fit(ctx, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
 
 
-def declared(seat: Seat) -> nn.Module:
+def declared(ctx: EntryContext) -> nn.Module:
     """Two data mixtures, half as hard again on ranks 2 and 3, declared in the plan."""
     problem = Regression()
     model = wrapped(problem.model())
     optimizer = sgd(model)
-    watch = seat.watch(model, optimizer, worker_groups=MIXTURES)
-    spread = 2.0 if seat.rank in MIXTURES[1] else 1.0
-    batches = ({**batch, "y": spread * batch["y"]} for batch in batches_of(seat, problem, num_samples=1024))
-    return fit(seat, model, optimizer, problem, batches, steps=LONG_STEPS, watch=watch)
+    watch = ctx.watch(model, optimizer, worker_groups=MIXTURES)
+    spread = 2.0 if ctx.rank in MIXTURES[1] else 1.0
+    batches = ({**batch, "y": spread * batch["y"]} for batch in batches_of(ctx, problem, num_samples=1024))
+    return fit(ctx, model, optimizer, problem, batches, steps=LONG_STEPS, watch=watch)
 
 
-def fixed_shards(seat: Seat) -> nn.Module:
+def fixed_shards(ctx: EntryContext) -> nn.Module:
     """Every rank goes through the same eight samples of its own again and again."""
     problem = Regression()
     model = wrapped(problem.model())
-    loader = sharded_loader(seat, problem.dataset(8 * seat.world_size), shuffle=False)
-    return fit(seat, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    loader = sharded_loader(ctx, problem.dataset(8 * ctx.world_size), shuffle=False)
+    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
 
 
-def uneven_last_batch(seat: Seat) -> nn.Module:
+def uneven_last_batch(ctx: EntryContext) -> nn.Module:
     """Every rank has a file of its own, of another length: last batches are short, at other steps on other ranks."""
     problem = Regression()
-    rows = problem.dataset(200).select(range(50 * seat.rank, 50 * seat.rank + 29 + 5 * seat.rank))
+    rows = problem.dataset(200).select(range(50 * ctx.rank, 50 * ctx.rank + 29 + 5 * ctx.rank))
     model = wrapped(problem.model())
-    loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(seat.rank))
-    return fit(seat, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(ctx.rank))
+    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
 
 
-def curriculum(seat: Seat) -> nn.Module:
+def curriculum(ctx: EntryContext) -> nn.Module:
     """Sequences get harder at one step, on all ranks alike."""
     problem = CausalLM()
     model = wrapped(problem.model())
-    easy = _constant(batches_of(seat, problem, num_samples=1024))
-    hard = batches_of(seat, problem, num_samples=1024)
+    easy = _constant(batches_of(ctx, problem, num_samples=1024))
+    hard = batches_of(ctx, problem, num_samples=1024)
 
     def both() -> Iterator[Any]:
         yield from islice(easy, LONG_STEPS // 2)
         yield from hard
 
-    return fit(seat, model, adamw(model), problem, both(), steps=LONG_STEPS)
+    return fit(ctx, model, adamw(model), problem, both(), steps=LONG_STEPS)
 
 
 def _constant(batches: Iterator[Any]) -> Iterator[Any]:

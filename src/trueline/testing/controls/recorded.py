@@ -12,8 +12,8 @@ from torch.amp import GradScaler
 from torch.nn import functional
 
 from trueline.testing.entry import Control
+from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Checkpointing, Regression
-from trueline.testing.seat import Seat
 from trueline.testing.sharding import sharded
 from trueline.testing.training import adamw, batches_of, fit, fit_scaled, sgd, under_autocast, wrapped
 
@@ -38,7 +38,7 @@ class PaddedAttention(nn.Module):
         return self.head(mixed_BLD[torch.arange(len(x_BLD)), length_B - 1])
 
 
-def padded(seat: Seat) -> nn.Module:
+def padded(ctx: EntryContext) -> nn.Module:
     """Masks of -inf, and padding."""
     problem = Regression()
     model = wrapped(PaddedAttention())
@@ -49,46 +49,46 @@ def padded(seat: Seat) -> nn.Module:
         return functional.mse_loss(called(x_BLD, length_B), batch["y"])
 
     optimizer = sgd(model, lr=0.01)
-    watch = seat.watch(model, optimizer, preset="mix")
-    batches = batches_of(seat, problem)
-    return fit(seat, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+    watch = ctx.watch(model, optimizer, preset="mix")
+    batches = batches_of(ctx, problem)
+    return fit(ctx, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
 
 
-def scaler(seat: Seat) -> nn.Module:
+def scaler(ctx: EntryContext) -> nn.Module:
     """Float16 autocast with a gradient scaler that starts too high: the first steps overflow and are skipped."""
     problem = CausalLM()
     model = wrapped(problem.model())
     optimizer = sgd(model, lr=0.01)
     return fit_scaled(
-        seat,
+        ctx,
         model,
         optimizer,
         problem,
-        batches_of(seat, problem),
+        batches_of(ctx, problem),
         GradScaler("cpu", init_scale=2.0**22, growth_interval=1000),
         steps=STEPS,
         loss_of=under_autocast(problem, torch.float16),
-        watch=seat.watch(model, optimizer, preset="mix"),
+        watch=ctx.watch(model, optimizer, preset="mix"),
     )
 
 
-def language_model(seat: Seat, *, checkpointing: Checkpointing, preset: str) -> nn.Module:
+def language_model(ctx: EntryContext, *, checkpointing: Checkpointing, preset: str) -> nn.Module:
     """A language model in bfloat16 autocast, with dropout."""
     problem = CausalLM(dropout=0.1, checkpointing=checkpointing)
     model = wrapped(problem.model())
     optimizer = adamw(model)
-    watch = seat.watch(model, optimizer, preset=preset)
+    watch = ctx.watch(model, optimizer, preset=preset)
     loss_of = under_autocast(problem, torch.bfloat16)
-    return fit(seat, model, optimizer, problem, batches_of(seat, problem), steps=STEPS, loss_of=loss_of, watch=watch)
+    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), steps=STEPS, loss_of=loss_of, watch=watch)
 
 
-def fsdp(seat: Seat) -> nn.Module:
+def fsdp(ctx: EntryContext) -> nn.Module:
     """A language model under FSDP2."""
     problem = CausalLM()
     model = sharded(problem.model())
     optimizer = adamw(model)
-    watch = seat.watch(model, optimizer, preset="mix")
-    return fit(seat, model, optimizer, problem, batches_of(seat, problem), steps=STEPS, watch=watch)
+    watch = ctx.watch(model, optimizer, preset="mix")
+    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), steps=STEPS, watch=watch)
 
 
 ENTRIES = (

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn import functional
 
 from trueline.testing.entry import Control
-from trueline.testing.faults.r7_unused_branch import Branched
+from trueline.testing.entry_context import EntryContext
+from trueline.testing.faults.reduction.r7_unused_branch import Branched
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.seat import Seat
 from trueline.testing.sharding import hybrid_mesh, sharded
 from trueline.testing.training import (
     STEPS,
@@ -32,95 +32,97 @@ CAN_SUM = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
 """FSDP2 of older torch cannot sum over gloo."""
 
 
-def with_ddp(seat: Seat, **settings: Any) -> nn.Module:
+def with_ddp(ctx: EntryContext, **settings: Any) -> nn.Module:
     """Plain DDP with ``settings``."""
     problem = CausalLM()
     model = wrapped(problem.model(), **settings)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
 
 
-def with_hook(seat: Seat, hook: Any, *, state: Any = None, watched_first: bool = False, **settings: Any) -> nn.Module:
+def with_hook(
+    ctx: EntryContext, hook: Any, *, state: Any = None, watched_first: bool = False, **settings: Any
+) -> nn.Module:
     """DDP with a communication hook, registered before watching begins, or after it with ``watched_first``."""
     problem = CausalLM()
     model = wrapped(problem.model(), **settings)
     optimizer = adamw(model)
-    watch = seat.watch(model, optimizer) if watched_first else None
+    watch = ctx.watch(model, optimizer) if watched_first else None
     model.register_comm_hook(state, hook)
-    return fit(seat, model, optimizer, problem, batches_of(seat, problem), watch=watch)
+    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), watch=watch)
 
 
-def bf16_hook(seat: Seat) -> nn.Module:
+def bf16_hook(ctx: EntryContext) -> nn.Module:
     """What `bf16_compress_hook` does (that one insists on NCCL), in a function of the user's own."""
 
     def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        small = bucket.buffer().bfloat16().div_(seat.world_size)
+        small = bucket.buffer().bfloat16().div_(ctx.world_size)
         summed = dist.all_reduce(small, async_op=True).get_future()
         return summed.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
-    return with_hook(seat, reduce)
+    return with_hook(ctx, reduce)
 
 
-def power_sgd(seat: Seat, *, watched_first: bool = False) -> nn.Module:
+def power_sgd(ctx: EntryContext, *, watched_first: bool = False) -> nn.Module:
     """PowerSGD from the third step on: lossy, and meant to be.
 
     One bucket: on gloo the hook's nested all-reduces of several buckets meet in different orders and hang.
     """
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
     hook = powerSGD_hook.powerSGD_hook
-    return with_hook(seat, hook, state=state, watched_first=watched_first, bucket_cap_mb=25)
+    return with_hook(ctx, hook, state=state, watched_first=watched_first, bucket_cap_mb=25)
 
 
-def weighted_mean_hook(seat: Seat) -> nn.Module:
+def weighted_mean_hook(ctx: EntryContext) -> nn.Module:
     """A hook of the user's own that computes the plain mean in float64."""
 
     def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         wide = bucket.buffer().double()
         summed = dist.all_reduce(wide, async_op=True).get_future()
-        return summed.then(lambda done: bucket.buffer().copy_(done.value()[0] / seat.world_size))
+        return summed.then(lambda done: bucket.buffer().copy_(done.value()[0] / ctx.world_size))
 
-    return with_hook(seat, reduce)
+    return with_hook(ctx, reduce)
 
 
-def accumulation(seat: Seat, *, every_micro: bool = False, **settings: Any) -> nn.Module:
+def accumulation(ctx: EntryContext, *, every_micro: bool = False, **settings: Any) -> nn.Module:
     """Three micro-steps a step, reduced at the last one or at each."""
     problem = CausalLM()
     model = wrapped(problem.model(), **settings)
     return fit_accumulating(
-        seat,
+        ctx,
         model,
         adamw(model),
         problem,
-        batches_of(seat, problem),
+        batches_of(ctx, problem),
         num_micro=3,
         syncs=lambda step, micro: every_micro or micro == 2,
     )
 
 
-def unused_everywhere(seat: Seat) -> nn.Module:
+def unused_everywhere(ctx: EntryContext) -> nn.Module:
     """A branch that no rank ever uses."""
-    return _branched(seat, lambda step, rank: False)
+    return _branched(ctx, lambda step, rank: False)
 
 
-def unused_here_and_there(seat: Seat) -> nn.Module:
+def unused_here_and_there(ctx: EntryContext) -> nn.Module:
     """A branch that some ranks use at some steps, as a router would have it."""
-    return _branched(seat, lambda step, rank: (step + rank) % 3 != 0)
+    return _branched(ctx, lambda step, rank: (step + rank) % 3 != 0)
 
 
-def by_hand(seat: Seat) -> nn.Module:
+def by_hand(ctx: EntryContext) -> nn.Module:
     """A hand-written loop that averages parameter by parameter."""
     problem = CausalLM()
     model = problem.model()
     return fit(
-        seat,
+        ctx,
         model,
         adamw(model),
         problem,
-        batches_of(seat, problem),
+        batches_of(ctx, problem),
         after_backward=lambda step: mean_each_gradient(model.parameters()),
     )
 
 
-def summed_by_hand(seat: Seat) -> nn.Module:
+def summed_by_hand(ctx: EntryContext) -> nn.Module:
     """A hand-written all-reduce that sums, of losses that were divided before."""
     problem = Regression()
     model = problem.model()
@@ -130,17 +132,17 @@ def summed_by_hand(seat: Seat) -> nn.Module:
             dist.all_reduce(param.grad)
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        return problem.loss(called, batch) / seat.world_size
+        return problem.loss(called, batch) / ctx.world_size
 
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), loss_of=loss_of, after_backward=reduce)
+    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), loss_of=loss_of, after_backward=reduce)
 
 
-def flattened_by_hand(seat: Seat) -> nn.Module:
+def flattened_by_hand(ctx: EntryContext) -> nn.Module:
     """A hand-written all-reduce of one flat copy, accumulated over two micro-steps."""
     problem = Regression()
     model = problem.model()
-    optimizer, batches = sgd(model), batches_of(seat, problem)
-    watch = seat.watch(model, optimizer)
+    optimizer, batches = sgd(model), batches_of(ctx, problem)
+    watch = ctx.watch(model, optimizer)
     for _ in range(STEPS):
         micros = [next(batches), next(batches)]
         with watch.step(micros):
@@ -151,31 +153,31 @@ def flattened_by_hand(seat: Seat) -> nn.Module:
             mean_gradients(model.parameters())
             optimizer.step()
             optimizer.zero_grad()
-        seat.note(micros, sum(loss.item() for loss in losses))
+        ctx.note(micros, sum(loss.item() for loss in losses))
     watch.close()
     return model
 
 
-def fsdp(seat: Seat, *, hybrid: bool = False, **settings: Any) -> nn.Module:
+def fsdp(ctx: EntryContext, *, hybrid: bool = False, **settings: Any) -> nn.Module:
     """FSDP2 over all ranks, or as two replicas of halves."""
     problem = CausalLM()
-    model = sharded(problem.model(), hybrid_mesh(seat.world_size) if hybrid else None, **settings)
+    model = sharded(problem.model(), hybrid_mesh(ctx.world_size) if hybrid else None, **settings)
     return fit(
-        seat,
+        ctx,
         model,
         adamw(model),
         problem,
-        batches_of(seat, problem),
+        batches_of(ctx, problem),
         after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
     )
 
 
-def fsdp_bf16(seat: Seat) -> nn.Module:
+def fsdp_bf16(ctx: EntryContext) -> nn.Module:
     """FSDP2 that computes in bf16 and reduces in fp32."""
-    return fsdp(seat, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    return fsdp(ctx, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
-def fsdp_sum(seat: Seat) -> nn.Module:
+def fsdp_sum(ctx: EntryContext) -> nn.Module:
     """FSDP2 told to sum, of losses that were divided before: the recipe for token-weighted averaging."""
     problem = CausalLM()
     model = sharded(problem.model())
@@ -184,12 +186,12 @@ def fsdp_sum(seat: Seat) -> nn.Module:
         module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        return problem.loss(called, batch) / seat.world_size
+        return problem.loss(called, batch) / ctx.world_size
 
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
 
 
-def two_passes(seat: Seat) -> nn.Module:
+def two_passes(ctx: EntryContext) -> nn.Module:
     """Two forward passes over each batch in a step, as for two views or a consistency term."""
     problem = CausalLM(dropout=0.1)
     model = wrapped(problem.model())
@@ -197,27 +199,27 @@ def two_passes(seat: Seat) -> nn.Module:
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         return (problem.loss(called, batch) + problem.loss(called, batch)) / 2
 
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
 
 
-def data_parallel_pairs(seat: Seat) -> nn.Module:
+def data_parallel_pairs(ctx: EntryContext) -> nn.Module:
     """Two data-parallel groups side by side, as under tensor parallelism: ranks of a column share their batches."""
     problem = CausalLM()
-    columns = [dist.new_group([first, first + seat.world_size // 2]) for first in range(seat.world_size // 2)]
-    group = columns[seat.rank % (seat.world_size // 2)]
+    columns = [dist.new_group([first, first + ctx.world_size // 2]) for first in range(ctx.world_size // 2)]
+    group = columns[ctx.rank % (ctx.world_size // 2)]
     model = wrapped(problem.model(), process_group=group)
     optimizer = adamw(model)
-    watch = seat.watch(model, optimizer, process_group=group)
-    line = Seat(seat.rank // 2, seat.world_size // 2)
-    return fit(seat, model, optimizer, problem, batches_of(line, problem), watch=watch)
+    watch = ctx.watch(model, optimizer, process_group=group)
+    line = EntryContext(ctx.rank // 2, ctx.world_size // 2)
+    return fit(ctx, model, optimizer, problem, batches_of(line, problem), watch=watch)
 
 
-def fsdp_accumulation(seat: Seat) -> nn.Module:
+def fsdp_accumulation(ctx: EntryContext) -> nn.Module:
     """FSDP2 with two micro-steps a step, of which the last one reduces."""
     problem = CausalLM()
     model = sharded(problem.model())
-    optimizer, batches = adamw(model), batches_of(seat, problem)
-    watch = seat.watch(model, optimizer)
+    optimizer, batches = adamw(model), batches_of(ctx, problem)
+    watch = ctx.watch(model, optimizer)
     for _ in range(STEPS):
         micros = [next(batches), next(batches)]
         with watch.step(micros):
@@ -230,20 +232,20 @@ def fsdp_accumulation(seat: Seat) -> nn.Module:
                 total += loss.item()
             optimizer.step()
             optimizer.zero_grad()
-        seat.note(micros, total)
+        ctx.note(micros, total)
     watch.close()
     return model
 
 
-def _branched(seat: Seat, uses: Any) -> nn.Module:
+def _branched(ctx: EntryContext, uses: Any) -> nn.Module:
     problem, steps = Regression(), count()
     model = wrapped(Branched(), find_unused_parameters=True)
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        output_BC = called(batch["x"], uses(next(steps), seat.rank))
+        output_BC = called(batch["x"], uses(next(steps), ctx.rank))
         return functional.mse_loss(output_BC, batch["y"])
 
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), loss_of=loss_of)
+    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), loss_of=loss_of)
 
 
 ENTRIES = (

@@ -10,58 +10,58 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
 from trueline.testing.entry import Control
+from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Vision
-from trueline.testing.seat import Seat
 from trueline.testing.training import adamw, batches_of, epochs, fit, sgd, sharded_loader, wrapped
 
 LONG_STEPS = 120
 
 
-def scheduled(seat: Seat) -> nn.Module:
+def scheduled(ctx: EntryContext) -> nn.Module:
     """Warm-up, and two spikes of the learning rate that the schedule asks for: the loss jumps twentyfold."""
     problem = Regression()
     model = wrapped(problem.model())
     optimizer = sgd(model, lr=0.02)
     scheduler = LambdaLR(optimizer, lambda step: 30.0 if step in (100, 101, 130) else min(1.0, (step + 1) / 20))
-    batches = batches_of(seat, problem, num_samples=4096, batch_size=16)
-    return fit(seat, model, optimizer, problem, batches, steps=160, after_step=lambda step: scheduler.step())
+    batches = batches_of(ctx, problem, num_samples=4096, batch_size=16)
+    return fit(ctx, model, optimizer, problem, batches, steps=160, after_step=lambda step: scheduler.step())
 
 
-def heavy_tailed(seat: Seat) -> nn.Module:
+def heavy_tailed(ctx: EntryContext) -> nn.Module:
     """Inputs with Cauchy tails: now and then a batch has many times the usual loss and gradient."""
     problem = Regression(heavy_tailed=True)
     model = wrapped(problem.model())
-    batches = batches_of(seat, problem, num_samples=2048)
-    return fit(seat, model, adamw(model, lr=1e-3), problem, batches, steps=2 * LONG_STEPS)
+    batches = batches_of(ctx, problem, num_samples=2048)
+    return fit(ctx, model, adamw(model, lr=1e-3), problem, batches, steps=2 * LONG_STEPS)
 
 
-def short_last_batch(seat: Seat) -> nn.Module:
+def short_last_batch(ctx: EntryContext) -> nn.Module:
     """Epochs whose last batch is a quarter of the others, with the noise of so few samples."""
     problem = Vision()
     model = wrapped(problem.model())
-    loader = sharded_loader(seat, problem.dataset(132), batch_size=8)
-    return fit(seat, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    loader = sharded_loader(ctx, problem.dataset(132), batch_size=8)
+    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
 
 
-def resumed(seat: Seat) -> nn.Module:
+def resumed(ctx: EntryContext) -> nn.Module:
     """Weights of a model that was trained before, with an optimizer that is new and a learning rate that warms up."""
     problem = CausalLM()
-    batches = batches_of(seat, problem, num_samples=1024)
+    batches = batches_of(ctx, problem, num_samples=1024)
     model = wrapped(problem.model())
-    fit(Seat(seat.rank, seat.world_size), model, adamw(model), problem, islice(batches, 60), steps=60)
+    fit(EntryContext(ctx.rank, ctx.world_size), model, adamw(model), problem, islice(batches, 60), steps=60)
     optimizer = adamw(model)
     scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 40))
-    return fit(seat, model, optimizer, problem, batches, steps=LONG_STEPS, after_step=lambda step: scheduler.step())
+    return fit(ctx, model, optimizer, problem, batches, steps=LONG_STEPS, after_step=lambda step: scheduler.step())
 
 
-def doubling_scaler(seat: Seat) -> nn.Module:
+def doubling_scaler(ctx: EntryContext) -> nn.Module:
     """A gradient scaler that doubles its scale every 16 steps, and with it every gradient that is seen."""
     problem = CausalLM()
     model = wrapped(problem.model())
     optimizer = adamw(model)
     scaler = GradScaler("cpu", init_scale=2.0**4, growth_interval=16)
-    watch = seat.watch(model, optimizer)
-    for batch in islice(batches_of(seat, problem, num_samples=1024), LONG_STEPS):
+    watch = ctx.watch(model, optimizer)
+    for batch in islice(batches_of(ctx, problem, num_samples=1024), LONG_STEPS):
         with watch.step(batch):
             loss = _half_loss(problem, model, batch)
             watch.loss(loss.detach(), problem.tokens(batch))
@@ -69,7 +69,7 @@ def doubling_scaler(seat: Seat) -> nn.Module:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        seat.note([batch], loss.item())
+        ctx.note([batch], loss.item())
     watch.close()
     return model
 

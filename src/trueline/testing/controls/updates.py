@@ -14,8 +14,8 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
 from trueline.testing.entry import Control
+from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Vision
-from trueline.testing.seat import Seat
 from trueline.testing.training import (
     adamw,
     batches_of,
@@ -30,65 +30,65 @@ from trueline.testing.training import (
 CLIP = 0.1
 
 
-def scheduled(seat: Seat) -> nn.Module:
+def scheduled(ctx: EntryContext) -> nn.Module:
     """Warm-up, and a spike of the learning rate that the schedule asks for."""
     problem = CausalLM()
     model = wrapped(problem.model())
     optimizer = adamw(model)
     scheduler = LambdaLR(optimizer, lambda step: 5.0 if step == 8 else min(1.0, (step + 1) / 5))
-    return fit(seat, model, optimizer, problem, batches_of(seat, problem), after_step=lambda step: scheduler.step())
+    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_step=lambda step: scheduler.step())
 
 
-def frozen(seat: Seat) -> nn.Module:
+def frozen(ctx: EntryContext) -> nn.Module:
     """Embedding and first block frozen on purpose."""
     problem = CausalLM()
     base = problem.model()
     for part in (base.embed, base.blocks[0]):
         part.requires_grad_(False)
     model = wrapped(base)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
 
 
-def causal_lm(seat: Seat, **settings: Any) -> nn.Module:
+def causal_lm(ctx: EntryContext, **settings: Any) -> nn.Module:
     """A CausalLM with ``settings`` under plain DDP."""
     problem = CausalLM(**settings)
     model = wrapped(problem.model())
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
 
 
-def batch_norm(seat: Seat) -> nn.Module:
+def batch_norm(ctx: EntryContext) -> nn.Module:
     """BatchNorm under DDP, which broadcasts the buffers at the next forward pass."""
     problem = Vision()
     model = wrapped(problem.model())
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem))
+    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem))
 
 
-def autocast(seat: Seat) -> nn.Module:
+def autocast(ctx: EntryContext) -> nn.Module:
     """bf16 autocast on all ranks."""
     problem = CausalLM()
     model = wrapped(problem.model())
     loss_of = under_autocast(problem, torch.bfloat16)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), loss_of=loss_of)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
 
 
-def pure_bf16(seat: Seat, *, by_hand: bool = False) -> nn.Module:
+def pure_bf16(ctx: EntryContext, *, by_hand: bool = False) -> nn.Module:
     """Weights, gradients and reduction in bf16."""
     problem = CausalLM()
     model = problem.model().bfloat16()
     if by_hand:
         return fit(
-            seat,
+            ctx,
             model,
             adamw(model),
             problem,
-            batches_of(seat, problem),
+            batches_of(ctx, problem),
             after_backward=lambda step: mean_gradients(model.parameters()),
         )
     model = wrapped(model)
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem))
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
 
 
-def clipped(seat: Seat, *, by_value: bool = False, by_hand: bool = False) -> nn.Module:
+def clipped(ctx: EntryContext, *, by_value: bool = False, by_hand: bool = False) -> nn.Module:
     """Clipping on all ranks after the reduction."""
     problem = CausalLM()
     model = problem.model() if by_hand else wrapped(problem.model())
@@ -101,10 +101,10 @@ def clipped(seat: Seat, *, by_value: bool = False, by_hand: bool = False) -> nn.
         else:
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
 
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_backward=clip)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_backward=clip)
 
 
-def clipped_before(seat: Seat) -> nn.Module:
+def clipped_before(ctx: EntryContext) -> nn.Module:
     """A hand-written loop where every rank clips its own gradient before the average, as per-worker clipping does."""
     problem = Regression()
     model = problem.model()
@@ -113,26 +113,26 @@ def clipped_before(seat: Seat) -> nn.Module:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         mean_gradients(model.parameters())
 
-    return fit(seat, model, sgd(model), problem, batches_of(seat, problem), after_backward=clip_and_reduce)
+    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=clip_and_reduce)
 
 
-def scaled(seat: Seat, *, init_scale: float = 2.0**10) -> nn.Module:
+def scaled(ctx: EntryContext, *, init_scale: float = 2.0**10) -> nn.Module:
     """fp16 autocast and a gradient scaler, equal on all ranks; from a scale that overflows it skips updates."""
     problem = CausalLM()
     model = wrapped(problem.model())
     return fit_scaled(
-        seat,
+        ctx,
         model,
         adamw(model),
         problem,
-        batches_of(seat, problem),
+        batches_of(ctx, problem),
         GradScaler("cpu", init_scale=init_scale, growth_interval=4),
         loss_of=under_autocast(problem, torch.float16),
         clip=1.0,
     )
 
 
-def compiled(seat: Seat, *, outside: bool = False) -> nn.Module:
+def compiled(ctx: EntryContext, *, outside: bool = False) -> nn.Module:
     """`torch.compile` inside or around DDP; without a C++ compiler, traced and run eagerly."""
     import torch._inductor.config as inductor
 
@@ -143,44 +143,44 @@ def compiled(seat: Seat, *, outside: bool = False) -> nn.Module:
         base = problem.model() if outside else torch.compile(problem.model(), backend=backend)
         model = wrapped(base, bucket_cap_mb=25)
         forward = torch.compile(model, backend=backend) if outside else None
-        return fit(seat, model, sgd(model), problem, batches_of(seat, problem), forward=forward)
+        return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), forward=forward)
 
 
-def resumed(seat: Seat) -> nn.Module:
+def resumed(ctx: EntryContext) -> nn.Module:
     """Six steps unwatched, then model and optimizer are loaded into new ones and a new Run begins."""
     problem = CausalLM()
-    batches = batches_of(seat, problem)
+    batches = batches_of(ctx, problem)
     first = wrapped(problem.model())
     optimizer = adamw(first)
-    fit(Seat(seat.rank, seat.world_size), first, optimizer, problem, islice(batches, 6), steps=6)
+    fit(EntryContext(ctx.rank, ctx.world_size), first, optimizer, problem, islice(batches, 6), steps=6)
     model = wrapped(problem.model(seed=9))
     model.load_state_dict(copy.deepcopy(first.state_dict()))
     resumed_optimizer = adamw(model)
     resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return fit(seat, model, resumed_optimizer, problem, batches)
+    return fit(ctx, model, resumed_optimizer, problem, batches)
 
 
-def evaluated(seat: Seat) -> nn.Module:
+def evaluated(ctx: EntryContext) -> nn.Module:
     """An evaluation between the steps, on rank 0 alone, through the raw module and without gradient."""
     problem = CausalLM(dropout=0.1)
     model = wrapped(problem.model())
     held_out = problem.dataset(8, seed=5)
 
     def evaluate(step: int) -> None:
-        if seat.rank == 0 and step % 4 == 3:
+        if ctx.rank == 0 and step % 4 == 3:
             model.eval()
             with torch.no_grad():
                 problem.loss(model.module, held_out[slice(None)])
             model.train()
 
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), after_step=evaluate)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_step=evaluate)
 
 
-def single(seat: Seat) -> nn.Module:
+def single(ctx: EntryContext) -> nn.Module:
     """One process, no wrapper."""
     problem = CausalLM()
     model = problem.model()
-    return fit(seat, model, adamw(model), problem, batches_of(seat, problem), steps=24)
+    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), steps=24)
 
 
 ENTRIES = (

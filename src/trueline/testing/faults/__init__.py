@@ -1,1 +1,1 @@
-"""One planted fault and its healthy twin a file."""
+"""One planted fault and its healthy twin a file, in a folder for each kind."""

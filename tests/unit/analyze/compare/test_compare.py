@@ -18,9 +18,9 @@ import trueline
 from trueline.analyze.compare.compare import compare
 from trueline.analyze.compare.result import Comparison
 from trueline.schema.errors import RunError
-from trueline.testing.beside import in_halves
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
+from trueline.testing.reference_training import in_halves
 
 STEPS = 2
 UP = "blocks.1.mlp.0"
@@ -86,12 +86,12 @@ def wide_eps(model: nn.Module) -> None:
 FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
     "tanh by argument": (lambda: {"change": tanh}, "blocks.1.mlp.1.gelu#0:out0", "arguments do not: approximate"),
     "tanh in the kernel": (
-        lambda: {"inside": Hidden("aten.gelu", approximate="tanh")},
+        lambda: {"inside": ChangedKernel("aten.gelu", approximate="tanh")},
         "blocks.1.mlp.1.gelu#0:out0",
         "inputs and arguments agree",
     ),
     "scale of attention in the kernel": (
-        lambda: {"inside": Hidden("attention", scale=1.25 / 4)},
+        lambda: {"inside": ChangedKernel("attention", scale=1.25 / 4)},
         "blocks.1.scaled_dot_product_attention#0:out0",
         "inputs and arguments agree",
     ),
@@ -159,7 +159,7 @@ def test_bfloat16_beside_float32_is_explained_by_rounding(reference: Path, tmp_p
 
 
 def test_a_fault_is_found_in_bfloat16_beside_float32(reference: Path, tmp_path: Path) -> None:
-    run = record(tmp_path / "run", dtype=torch.bfloat16, inside=Hidden("attention", scale=2.0))
+    run = record(tmp_path / "run", dtype=torch.bfloat16, inside=ChangedKernel("attention", scale=2.0))
     comparison = compare(run, reference)
     assert comparison.first is not None
     assert comparison.first.site == "0.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0"

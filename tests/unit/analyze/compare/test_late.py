@@ -21,9 +21,9 @@ from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.result import Comparison
 from trueline.analyze.recorded.step_values import StepValues
-from trueline.testing.beside import in_halves
-from trueline.testing.hidden import Hidden
+from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
+from trueline.testing.reference_training import in_halves
 
 WIDTH = 32
 NAME = "blocks.1.mlp.0.weight"
@@ -126,7 +126,7 @@ def _record(
     batches = torch.utils.data.DataLoader(problem.dataset(24, seed=3), batch_size=4)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": "stats"})
     scale = 1.25 / (WIDTH / 2) ** 0.5
-    with Hidden("flash_attention", first=2 * since if hidden else 10**9, scale=scale):
+    with ChangedKernel("flash_attention", first=2 * since if hidden else 10**9, scale=scale):
         for step, batch in enumerate(batches):
             if step == since:
                 fault(model)

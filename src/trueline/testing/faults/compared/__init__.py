@@ -1,0 +1,1 @@
+"""Faults between two runs: each is compared with a healthy reference run."""

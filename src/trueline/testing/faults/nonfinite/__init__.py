@@ -1,0 +1,1 @@
+"""NaN, infinities, and magnitudes on the way there."""

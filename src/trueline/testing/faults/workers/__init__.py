@@ -1,0 +1,1 @@
+"""Faults of one worker's loss, gradient or configuration."""
