@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import trueline
 from trueline.analyze.check_run import check
-from trueline.render.report.report import write_report
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.store.layout import WORKERS_DIR, PartName
 from trueline.store.log import merge
@@ -67,7 +67,7 @@ def read(path: Path, *, steps: int, merges: bool) -> dict[str, float]:
         spent["check"] = time.process_time() - begin
         page = path.with_suffix(".html")
         begin = time.process_time()
-        write_report([str(path)], page)
+        trueline.report([str(path)], page)
         spent |= {"report": time.process_time() - begin, "page": page.stat().st_size / 2**20}
     return spent | {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import nn
 
@@ -138,10 +139,13 @@ def report(
     Raises ``RunError`` where a path is no Run, ``InputError`` where ``out`` cannot be written, or exists and
     ``overwrite`` is not set.
     """
-    several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
-    return importlib.import_module("trueline.render.report.report").write_report(
-        several, Path(out), overwrite=overwrite
-    )
+    from trueline.render.output import save, writable_target
+
+    target = writable_target(out, overwrite=overwrite)
+    results = importlib.import_module("trueline.analyze.results").results_of(runs)
+    readings = importlib.import_module("trueline.render.report.run_reading").readings_of(results)
+    save(target, importlib.import_module("trueline.render.report.report").render(readings))
+    return target
 
 
 def seed_all(

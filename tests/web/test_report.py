@@ -10,7 +10,7 @@ import pytest
 from tests.synthetic_runs import write_run
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
 
-from trueline.render.report.report import write_report
+import trueline
 from trueline.schema.finding import Finding
 
 pytestmark = NEEDS_BROWSER
@@ -58,7 +58,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(folder / "wide", num_steps=NUM_STEPS, num_ranks=20, seed=2),
         write_run(folder / "a-single-worker-with-a-rather-long-name_without_any_space_in_it", num_ranks=1),
     ]
-    return write_report(runs, folder / "report.html")
+    return trueline.report(runs, folder / "report.html")
 
 
 @pytest.fixture(scope="module")

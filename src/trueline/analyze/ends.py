@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text
+from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.owner import living, owner_left
+from trueline.schema.words import capitalized, ranks_text
 from trueline.store.reader import Run
 
 End = Literal["running", "killed", "unknown"]

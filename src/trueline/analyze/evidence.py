@@ -25,9 +25,6 @@ Floats = NDArray[np.float64]
 MAX_SITES = 8
 """Sites that a Finding lists; the ranks and steps say the rest."""
 
-_MAX_PIECES = 4
-"""Single steps or ranges that a sentence lists before it only counts them."""
-
 
 def data_parallel_ranks(run: Run) -> list[int]:
     """Ranks that left something and whose gradients are averaged together, ascending.
@@ -147,87 +144,8 @@ def longest_run(hits: Iterable[bool]) -> int:
     return longest
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0 and 1``, ``ranks 0-5, 7 and 9``."""
-    ordered = sorted(set(ranks))
-    pieces = _ranges(ordered, ordered_among=None)
-    return f"rank{'s' if len(ordered) != 1 else ''} {and_text(pieces)}"
-
-
-def steps_text(steps: Iterable[int], *, among: Iterable[int] | None = None) -> str:
-    """``step 5``, ``steps 0-49``, ``steps 3, 7 and 9``, or ``37 steps between 3 and 400`` where those are too many
-    pieces.
-
-    ``among`` are the steps that were looked at: those that follow each other there make a range.
-    """
-    ordered = sorted(set(steps))
-    if len(ordered) == 1:
-        return f"step {ordered[0]}"
-    pieces = _ranges(ordered, ordered_among=None if among is None else sorted(set(among)))
-    if len(pieces) > _MAX_PIECES:
-        return f"{len(ordered)} steps between {ordered[0]} and {ordered[-1]}"
-    return f"steps {and_text(pieces)}"
-
-
-def since_text(step: int, interval: tuple[int, int]) -> str:
-    """``since step 25 (between 23 and 26)``; without the brackets where only one step is left."""
-    low, high = interval
-    return f"since step {step}" + (f" (between {low} and {high})" if low < high else "")
-
-
-def and_text(pieces: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return pieces[0] if len(pieces) == 1 else ", ".join(pieces[:-1]) + " and " + pieces[-1] if pieces else ""
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 sample``, ``1,200 samples``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def of_ranks(
-    nouns: Sequence[str], ranks: Iterable[int], *, verbs: tuple[str, str] = ("is", "are"), where: str = ""
-) -> str:
-    """``the loss of rank 3 is``, ``the losses of ranks 0 and 1 are``, ``the loss and the gradient of rank 3 are``;
-    ``where`` stands before the verb.
-    """
-    whose = sorted(set(ranks))
-    plural = ("es" if nouns[0].endswith("s") else "s") if len(whose) > 1 and len(nouns) == 1 else ""
-    told = and_text([f"the {noun}{plural}" for noun in nouns])
-    return f"{told} of {ranks_text(whose)}{where} {verbs[len(whose) > 1 or len(nouns) > 1]}"
-
-
-def capitalized(sentence: str) -> str:
-    """The sentence with its first letter, and nothing else, in upper case."""
-    return sentence[:1].upper() + sentence[1:]
-
-
-def named_some(names: Sequence[str], *, limit: int = 3) -> str:
-    """``a, b, c and 12 more``."""
-    shown = list(names[:limit])
-    return and_text(shown) if len(names) <= limit else ", ".join(shown) + f" and {len(names) - limit} more"
-
-
 def sites_of(
     step: int, ranks: Iterable[int], *, phase: str, names: Sequence[str], slot: str = "out0"
 ) -> tuple[str, ...]:
     """Sites of each name on each rank at ``step``, ``MAX_SITES`` at most."""
     return tuple(str(Site(step, 0, rank, phase, name, slot=slot)) for rank in ranks for name in names)[:MAX_SITES]
-
-
-def _ranges(ordered: Sequence[int], *, ordered_among: Sequence[int] | None) -> list[str]:
-    place = None if ordered_among is None else {value: index for index, value in enumerate(ordered_among)}
-    runs: list[list[int]] = []
-    for value in ordered:
-        follows = bool(runs) and (
-            value == runs[-1][-1] + 1 if place is None else place[value] == place[runs[-1][-1]] + 1
-        )
-        if follows:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return [
-        piece
-        for group in runs
-        for piece in ([f"{group[0]}-{group[-1]}"] if len(group) > 2 else [str(value) for value in group])
-    ]

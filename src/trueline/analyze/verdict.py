@@ -1,45 +1,14 @@
-"""The verdict on a Run in one sentence: whether a fault was found, on which ranks, since which step, or why that cannot
-be told. Command line, report and documents all have it from here.
-"""
+"""The verdict on a Run: whether a fault was found, on which ranks, since which step, or why that cannot be told."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from trueline.analyze.evidence import and_text, counted, ranks_text
 from trueline.analyze.incidents import Incident
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.judged import QUESTIONS, Asked, Judged
-
-Status = Literal["out", "suspect", "clear", "unknown"]
-WORDS: dict[Status, str] = {
-    "out": "Fault found",
-    "suspect": "Probable fault",
-    "clear": "No fault found",
-    "unknown": "Cannot tell",
-}
-EXIT_CODES: dict[Status, int] = {"out": 1, "suspect": 1, "clear": 0, "unknown": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``where`` is which ranks since which step, "" where nothing was found; ``line`` is the whole sentence."""
-
-    status: Status
-    where: str
-    rest: str
-
-    @property
-    def word(self) -> str:
-        """The status as a reader sees it."""
-        return WORDS[self.status]
-
-    @property
-    def line(self) -> str:
-        """``Probable fault: rank 2, since step 32; 3 findings.``"""
-        return f"{self.word}{': ' if self.where else ''}{self.where}{self.rest}."
+from trueline.schema.verdict import Verdict
+from trueline.schema.words import counted, listed, whose_text
 
 
 def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged) -> Verdict:
@@ -48,7 +17,7 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         first = incidents[0]
         num_grave = sum(finding.severity != "info" for finding in findings)
         several = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
-        where = place_text(first.ranks, first.step_first, judged.world_size)
+        where = whose_text(first.ranks, first.step_first, judged.world_size)
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:
@@ -69,13 +38,6 @@ def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
     return (first + last) / 2 <= finding.step_first <= last
 
 
-def place_text(ranks: Sequence[int], step: int | None, world_size: int) -> str:
-    """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out."""
-    everyone = len(ranks) > 2 and len(ranks) == world_size
-    who = f"all {world_size} ranks" if everyone else ranks_text(ranks) if ranks else ""
-    return ", ".join(part for part in (who, "" if step is None else f"since step {step}") if part)
-
-
 def _scope(judged: Judged) -> str:
     """`` in 150 steps of 4 ranks``, `` so far in`` them where the Run was not closed; nothing for records alone."""
     if not judged.num_steps:
@@ -88,8 +50,8 @@ def _scope(judged: Judged) -> str:
 
 def _left_open(judged: Judged) -> str:
     partly, still = judged.of("partly"), judged.of("open")
-    in_part = f"; judged in part: {_listed(partly)}" if partly else ""
-    return in_part + (f"; could not be judged: {_listed(still)}" if still else "")
+    in_part = f"; judged in part: {_questions(partly)}" if partly else ""
+    return in_part + (f"; could not be judged: {_questions(still)}" if still else "")
 
 
 def _lack(judged: Judged) -> str:
@@ -99,12 +61,12 @@ def _lack(judged: Judged) -> str:
         return "no step was recorded"
     if judged.world_size == 1:
         seen = judged.of("judged", among=("nonfinite", "jumps"))
-        alone = f"; looked at and without a finding: {_listed(seen)}" if seen else ""
+        alone = f"; looked at and without a finding: {_questions(seen)}" if seen else ""
         return f"there is one rank, so none could be compared with another{alone}"
     if len(judged.ranks) < 2:
         return f"no two of {judged.world_size} ranks could be compared with each other"
-    return f"could not be judged: {_listed(judged.of('open'))}"
+    return f"could not be judged: {_questions(judged.of('open'))}"
 
 
-def _listed(questions: Sequence[Asked]) -> str:
-    return and_text([QUESTIONS[asked.question] for asked in questions])
+def _questions(questions: Sequence[Asked]) -> str:
+    return listed([QUESTIONS[asked.question] for asked in questions])

@@ -12,7 +12,7 @@ from trueline.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trueline.render.report.report_data import RunReading
+    from trueline.render.report.run_reading import RunReading
 
 
 def command(
@@ -67,9 +67,11 @@ def command(
 
 
 def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunReading]:
+    from trueline.analyze.results import results_of
     from trueline.render.output import save
-    from trueline.render.report.report import read_runs, render
+    from trueline.render.report.report import render
+    from trueline.render.report.run_reading import readings_of
 
-    readings = read_runs([str(run) for run in runs])
+    readings = readings_of(results_of(runs))
     save(page, render(readings))
     return readings

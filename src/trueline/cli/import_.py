@@ -130,9 +130,9 @@ def _reading(source: str) -> Any:
 def _tell(path: str, *, json: bool) -> None:
     from rich.console import Console
 
-    from trueline.analyze.evidence import counted
     from trueline.cli.document import print_document
     from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.schema.words import counted
     from trueline.store.reader import Run
 
     run = Run(path)

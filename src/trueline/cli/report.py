@@ -24,20 +24,24 @@ def command(
     """
     from rich.console import Console
 
+    from trueline.analyze.results import results_of
     from trueline.cli.document import print_document
     from trueline.cli.waiting import waiting
     from trueline.render.output import save, writable_target
-    from trueline.render.report.report import read_runs, render
+    from trueline.render.report.report import render
+    from trueline.render.report.run_reading import readings_of
 
     target = writable_target(out, overwrite=overwrite)
     with waiting("Reading and checking"):
-        readings = read_runs(runs)
+        readings = readings_of(results_of(runs))
     save(target, render(readings))
     if json:
-        runs_json = [{"name": each.name, "status": each.verdict.status, **each.report.to_json()} for each in readings]
+        runs_json = [
+            {"name": each.name, "status": each.report.verdict.status, **each.report.to_json()} for each in readings
+        ]
         print_document({"schema": 1, "report": str(target), "runs": runs_json})
         return
     console = Console(soft_wrap=True)
     for reading in readings:
-        console.print(f"{reading.name}: {reading.verdict.line}", markup=False, highlight=False)
+        console.print(f"{reading.name}: {reading.report.verdict.line}", markup=False, highlight=False)
     console.print(f"Report: {target}", markup=False, highlight=False)

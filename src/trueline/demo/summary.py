@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from trueline.demo.fine_tune import Trained
 from trueline.schema.finding import Finding
-
-Status = Literal["out", "suspect", "clear", "unknown"]
+from trueline.schema.verdict import Status, Verdict
 
 ABOUT_CURVES = (
     "What the raw curves can tell: with a DistributedSampler every shard is a random draw, whatever the seeds, so the "
@@ -24,13 +23,6 @@ ABOUT_CURVES = (
     "dropout, so that they hardly differ: no spread of the loss, cosines of 1. In loss-scale and labels one rank lies "
     "apart; whether that is more than chance is judged by how often it is the odd one out, not by how far at one step."
 )
-
-
-class Verdict(Protocol):
-    """The state of a Run in words; ``line`` is one sentence."""
-
-    status: Status
-    line: str
 
 
 class Values(Protocol):
@@ -44,6 +36,11 @@ class CheckReport(Protocol):
 
     findings: Sequence[Finding]
 
+    @property
+    def verdict(self) -> Verdict:
+        """All of it in one sentence."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
         ...
@@ -52,7 +49,6 @@ class CheckReport(Protocol):
 class Reading(Protocol):
     """What the report shows of one Run, as far as a demo needs it."""
 
-    verdict: Verdict
     report: CheckReport
     dispersions: Mapping[str, Values]
 
@@ -77,17 +73,17 @@ class Judged:
     @property
     def missed(self) -> bool:
         """Whether something was planted and nothing was found."""
-        return bool(self.trained.setting.found_by) and self.reading.verdict.status == "clear"
+        return bool(self.trained.setting.found_by) and self.reading.report.verdict.status == "clear"
 
     @property
     def status(self) -> Status:
         """That of the Run; 'unknown' rather than 'clear' where something was planted."""
-        return "unknown" if self.missed else self.reading.verdict.status
+        return "unknown" if self.missed else self.reading.report.verdict.status
 
     @property
     def verdict(self) -> str:
         """The verdict on the Run in words, with a second sentence where what was planted has not been found."""
-        line = self.reading.verdict.line
+        line = self.reading.report.verdict.line
         advice = f"What was planted is for {self.trained.setting.found_by} to find: it takes more --steps."
         return f"{line} {advice}" if self.missed else line
 

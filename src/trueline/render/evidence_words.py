@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from trueline.render.wording import clipped, number
+from trueline.render.wording import number
+from trueline.schema.words import clipped
 
 _MAX_ENTRIES = 16
 _MAX_VALUE = 400

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
 
 ABSENT = "–"
 """What stands where nothing was measured."""
@@ -62,43 +61,6 @@ def false_alarm(rate: float | None) -> str:
     return f"≤ {number(math.ceil(rate / unit * (1 - 1e-9)) * unit, 3)}"
 
 
-def listed(items: Sequence[str], last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    if len(items) < 2:
-        return "".join(items)
-    return f"{', '.join(items[:-1])} {last} {items[-1]}"
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """``1 check``, ``2 checks``, ``1,500 steps``."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def spans(numbers: Iterable[int]) -> list[str]:
-    """Whole numbers with neighbours joined: 0, 1, 2, 5 → ``0–2``, ``5``."""
-    runs: list[list[int]] = []
-    for value in sorted(set(numbers)):
-        if runs and value == runs[-1][1] + 1:
-            runs[-1][1] = value
-        else:
-            runs.append([value, value])
-    texts: list[str] = []
-    for first, last in runs:
-        joint = "–" if last - first > 1 else ", "
-        texts.append(str(first) if first == last else f"{first}{joint}{last}")
-    return texts
-
-
-def ranks_words(ranks: Sequence[int], all_ranks: Sequence[int] = ()) -> str:
-    """``rank 3``, ``ranks 0 and 1``, ``ranks 0–5 and 7``, or ``all 4 ranks`` for all of three or more."""
-    if not ranks:
-        return ""
-    if len(ranks) > 2 and set(ranks) == set(all_ranks):
-        return f"all {len(ranks)} ranks"
-    parts = [part for span in spans(ranks) for part in span.split(", ")]
-    return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {listed(parts)}"
-
-
 def steps_words(first: int | None, last: int | None) -> str:
     """``step 7``, ``steps 0–49``, or nothing where no step is named."""
     if first is None:
@@ -113,16 +75,3 @@ def seconds_words(seconds: float) -> str:
     if seconds < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-
-
-def clipped(text: str, length: int) -> str:
-    """``text``, or its beginning and an ellipsis, ``length`` characters in all."""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def by_reason(left_out: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
-    """(what, why) with all that has the same reason together."""
-    together: dict[str, list[str]] = {}
-    for what, why in left_out:
-        together.setdefault(why, []).append(what)
-    return [(names, why) for why, names in together.items()]

@@ -5,18 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trueline.analyze.evidence import (
-    Marked,
-    and_text,
-    differs,
-    longest_run,
-    marked,
-    named_some,
-    odd_ranks,
-    ranks_text,
-    sites_of,
-    steps_text,
-)
+from trueline.analyze.evidence import Marked, differs, longest_run, marked, odd_ranks, sites_of
 
 
 @pytest.mark.parametrize(
@@ -32,39 +21,6 @@ from trueline.analyze.evidence import (
 )
 def test_odd_ranks_are_those_off_the_most_common_value(values, odd):
     assert odd_ranks(values) == odd
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ((3,), "rank 3"),
-        ((0, 1), "ranks 0 and 1"),
-        ((0, 1, 2, 3, 5), "ranks 0-3 and 5"),
-        ((4, 2, 0), "ranks 0, 2 and 4"),
-    ],
-)
-def test_ranks_in_words(ranks, text):
-    assert ranks_text(ranks) == text
-
-
-@pytest.mark.parametrize(
-    ("steps", "among", "text"),
-    [
-        ([5], None, "step 5"),
-        (range(50), None, "steps 0-49"),
-        ([3, 7, 9], None, "steps 3, 7 and 9"),
-        ([0, 10, 20, 30], range(0, 50, 10), "steps 0-30"),
-        ([0, 10, 30], range(0, 50, 10), "steps 0, 10 and 30"),
-        ([1, 3, 5, 7, 9], None, "5 steps between 1 and 9"),
-    ],
-)
-def test_steps_in_words(steps, among, text):
-    assert steps_text(steps, among=among) == text
-
-
-def test_lists_in_words():
-    assert (and_text([]), and_text(["a"]), and_text(["a", "b", "c"])) == ("", "a", "a, b and c")
-    assert named_some(["a", "b", "c", "d"]) == "a, b, c and 1 more"
 
 
 def test_only_measured_values_differ():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trueline.analyze.check_run import CheckReport
-from trueline.render.report.verdict import Verdict, headline, verdict
+from trueline.render.report.summary import Summary, headline, summary
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
 
@@ -33,28 +33,28 @@ def report_of(*findings: Finding, checks: tuple[str, ...] = EXACT, num_steps: in
     return CheckReport("exp", findings, judged)
 
 
-def of(*findings: Finding, **facts) -> Verdict:
-    return verdict(report_of(*findings, **facts))
+def of(*findings: Finding, **facts) -> Summary:
+    return summary(report_of(*findings, **facts))
 
 
 def test_errors_say_who_since_when_and_what_to_do():
     said = of(DRIFT, OVERLAP, SEED)
 
-    assert said.status == "out"
-    assert said.line == "Fault found: rank 2, since step 4; 3 findings in 3 incidents."
+    assert said.verdict.status == "out"
+    assert said.verdict.line == "Fault found: rank 2, since step 4; 3 findings in 3 incidents."
     assert (said.what, said.more) == ("Rank 2 drifts.", "2 more findings below")
     assert said.next == ("Broadcast.", "Set one seed.")
 
 
 def test_warnings_alone_are_only_probable():
-    assert of(SEED, STREAMS).line == "Probable fault: rank 0, since step 0; 1 finding."
+    assert of(SEED, STREAMS).verdict.line == "Probable fault: rank 0, since step 0; 1 finding."
 
 
 def test_what_concerns_all_ranks_or_none_says_so():
     everyone = Finding("x", "error", "All are.", (0, 1, 2, 3), 3)
     nobody = Finding("x", "error", "Something is.")
-    assert of(everyone).line == "Fault found: all 4 ranks, since step 3; 1 finding."
-    assert of(nobody).line == "Fault found: 1 finding."
+    assert of(everyone).verdict.line == "Fault found: all 4 ranks, since step 3; 1 finding."
+    assert of(nobody).verdict.line == "Fault found: 1 finding."
 
 
 def stopped_at(step: int) -> Finding:
@@ -63,7 +63,7 @@ def stopped_at(step: int) -> Finding:
 
 def test_a_watch_that_stopped_early_cannot_tell():
     early = of(stopped_at(3))
-    assert early.line == "Cannot tell: watching of gradients stopped on rank 1 at step 3: X."
+    assert early.verdict.line == "Cannot tell: watching of gradients stopped on rank 1 at step 3: X."
     assert report_of(stopped_at(3)).exit_code == 3
     assert report_of(stopped_at(150)).exit_code == 3  # no row came after it
     assert report_of(SEED, stopped_at(3)).exit_code == 1
@@ -76,14 +76,14 @@ def test_a_watch_that_stopped_late_says_when():
 
 
 def test_information_is_no_fault():
-    assert of(STREAMS).status == "clear"
-    assert of(STREAMS).where == ""
+    assert of(STREAMS).verdict.status == "clear"
+    assert of(STREAMS).verdict.where == ""
 
 
 def test_clean_run_says_what_was_checked_and_what_was_not():
     said = of()
 
-    assert said.line == (
+    assert said.verdict.line == (
         "No fault found in 150 steps of 4 ranks; could not be judged: whether gradients are averaged and replicas stay "
         "equal."
     )
@@ -101,12 +101,12 @@ def test_clean_run_with_judged_workers_does_not_disclaim():
     [((), 150, 4), (EXACT, 0, 4), ((), 0, 4), (EXACT[:1], 150, 4), (EXACT[2:], 150, 1)],
 )
 def test_nothing_or_nearly_nothing_judged_is_not_called_clean(checks, num_steps, ranks):
-    assert of(checks=checks, num_steps=num_steps, ranks=ranks).status == "unknown"
+    assert of(checks=checks, num_steps=num_steps, ranks=ranks).verdict.status == "unknown"
     assert report_of(checks=checks, num_steps=num_steps, ranks=ranks).exit_code == 3
 
 
 def test_an_error_is_told_whatever_could_not_be_judged():
-    assert of(DRIFT, checks=(), num_steps=0, ranks=1).status == "out"
+    assert of(DRIFT, checks=(), num_steps=0, ranks=1).verdict.status == "out"
 
 
 def judged_of(questions: dict[Question, str], *, world_size: int = 4) -> Judged:
@@ -150,10 +150,10 @@ def test_a_reference_that_was_given_is_compared_with_or_nothing_can_be_told():
 
 
 def test_headline_over_several_runs_has_the_worst_first():
-    named = [("a", of()), ("b", of(OVERLAP)), ("c", of(num_steps=0))]
+    named = [("a", of().verdict), ("b", of(OVERLAP).verdict), ("c", of(num_steps=0).verdict)]
 
     assert headline(named) == "Fault found: b; no fault found: a; cannot tell: c."
 
 
 def test_headline_over_many_runs_counts_them():
-    assert headline([(str(index), of(OVERLAP)) for index in range(9)]) == "Fault found: 9 Runs."
+    assert headline([(str(index), of(OVERLAP).verdict) for index in range(9)]) == "Fault found: 9 Runs."

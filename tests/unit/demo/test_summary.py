@@ -26,7 +26,12 @@ STREAMS = Finding("rng-streams", "info", "Streams.", ranks=(0, 1), step_first=0,
 
 @dataclass
 class Report:
+    status: str
     findings: tuple = ()
+
+    @property
+    def verdict(self):
+        return SimpleNamespace(status=self.status, line=f"Verdict {self.status}.")
 
     def to_json(self):
         return {"findings": [each.to_json() for each in self.findings], "checks_run": ["a"], "checks_not_run": []}
@@ -34,19 +39,14 @@ class Report:
 
 @dataclass
 class Reading:
-    status: str
     report: Report
     dispersions: dict = field(default_factory=dict)
-
-    @property
-    def verdict(self):
-        return SimpleNamespace(status=self.status, line=f"Verdict {self.status}.")
 
 
 def judged(name, status="clear", findings=(), *, losses=(7.5, 6.0), **dispersions):
     values = {key: SimpleNamespace(values_T=np.array(value)) for key, value in dispersions.items()}
     trained = Trained(BY_NAME[name], Path("out") / name, *losses)
-    return Judged(trained, Reading(status, Report(tuple(findings)), values), num_workers=4)
+    return Judged(trained, Reading(Report(status, tuple(findings)), values), num_workers=4)
 
 
 def text_of(*settings, width=200):

@@ -17,8 +17,7 @@ from tests.unit.page_words import Words
 
 import trueline
 from trueline.render.evidence_words import evidence_words
-from trueline.render.report.report import write_report
-from trueline.render.report.report_data import distinct_names
+from trueline.render.report.run_reading import distinct_names
 from trueline.schema.errors import InputError, RunError, RunExistsError
 from trueline.schema.finding import Finding
 
@@ -41,7 +40,7 @@ OVERLAP = Finding(
 
 
 def report_on(tmp_path: Path, *runs: Path) -> str:
-    return write_report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
+    return trueline.report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def numbers_of(document: str) -> dict[str, Any]:
@@ -225,7 +224,7 @@ def test_everything_from_a_run_is_escaped(tmp_path: Path) -> None:
     }
     path = write_run(tmp_path / HOSTILE.replace("/", "_"), env=fields, findings=(finding,), notes=(HOSTILE,))
     plain = Words(report_on(tmp_path, write_run(tmp_path / "plain", findings=(OVERLAP,), notes=("note",))))
-    document = write_report([path], tmp_path / "hostile.html").read_text(encoding="utf-8")
+    document = trueline.report([path], tmp_path / "hostile.html").read_text(encoding="utf-8")
     page = Words(document)
 
     assert "img" not in page.tags
@@ -343,10 +342,10 @@ def test_existing_file_is_left_alone_unless_overwriting(tmp_path: Path) -> None:
     out.write_text("mine")
 
     with pytest.raises(RunExistsError, match="exists already"):
-        write_report(run, out)
+        trueline.report(run, out)
     assert out.read_text() == "mine"
 
-    write_report(run, out, overwrite=True)
+    trueline.report(run, out, overwrite=True)
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -367,7 +366,7 @@ def test_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, place: str
     (tmp_path / "f").write_text("")
 
     with pytest.raises(InputError, match=words):
-        write_report(run, tmp_path / place)
+        trueline.report(run, tmp_path / place)
 
 
 def test_full_disk_leaves_the_old_report_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,17 +379,17 @@ def test_full_disk_leaves_the_old_report_and_no_litter(tmp_path: Path, monkeypat
     monkeypatch.setattr("os.replace", full)
 
     with pytest.raises(InputError, match="No space left on device"):
-        write_report(run, out, overwrite=True)
+        trueline.report(run, out, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exp", "report.html"]
     assert out.read_text() == "old"
 
 
 def test_path_that_is_no_run_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing is there"):
-        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+        trueline.report([tmp_path / "nowhere"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_report_on_nothing_asks_for_a_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one Run"):
-        write_report([], tmp_path / "report.html")
+        trueline.report([], tmp_path / "report.html")

@@ -4,16 +4,7 @@ import math
 
 import pytest
 
-from trueline.render.wording import (
-    clipped,
-    false_alarm,
-    number,
-    ranks_words,
-    reading,
-    seconds_words,
-    steps_words,
-    visible,
-)
+from trueline.render.wording import false_alarm, number, reading, seconds_words, steps_words, visible
 
 
 @pytest.mark.parametrize(
@@ -58,20 +49,6 @@ def test_exact_contradiction_has_no_false_alarms_and_an_unknown_rate_says_so() -
     assert false_alarm(None) == "not stated"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([3], "rank 3"),
-        ([0, 1], "ranks 0 and 1"),
-        ([0, 1, 2, 5], "ranks 0–2 and 5"),
-        (range(8), "all 8 ranks"),
-    ],
-)
-def test_ranks_are_joined_to_spans(ranks: list[int], text: str) -> None:
-    assert ranks_words(list(ranks), range(8)) == text
-
-
 def test_steps_name_one_a_span_or_none() -> None:
     assert [steps_words(None, None), steps_words(7, None), steps_words(7, 7), steps_words(0, 49)] == [
         "",
@@ -88,8 +65,3 @@ def test_durations_take_the_units_that_matter() -> None:
 def test_characters_that_hide_or_turn_text_become_visible() -> None:
     assert visible("safe\u202etxt.exe\x00\ud800") == "safe\ufffdtxt.exe\ufffd\ufffd"
     assert visible("Zeile\n\tzwei 漢字 🙂") == "Zeile\n\tzwei 漢字 🙂"
-
-
-def test_long_text_is_clipped_to_its_length() -> None:
-    assert clipped("abcdef", 6) == "abcdef"
-    assert clipped("abcdefg", 6) == "abcde…"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.analyze.evidence import of_ranks, ranks_text, steps_text
-from trueline.analyze.verdict import place_text
+from trueline.schema.words import clipped, listed, named_some, of_ranks, ranks_text, steps_text, whose_text
 
 SOURCE = Path(trueline.__file__).parent
 BROKEN = re.compile(
@@ -31,7 +30,6 @@ MANY = {
     "analyze/checks/shard_overlap.py len(samples.ranks) parts",
     "analyze/checks/token_imbalance.py len(members) workers",
     "analyze/compare/compare.py len(arrangements) recorded steps",
-    "analyze/evidence.py len(ordered) steps",
     "analyze/compare/merge/gather.py len(ranks) ranks",
     "analyze/compare/match/unmatched.py len(own) modules",
     "analyze/compare/merge/shards.py len(wholes) terms",
@@ -67,8 +65,9 @@ MANY = {
     "tensor/sketch.py count signs",
     "render/comparison/compare_page.py count values",
     "render/comparison/compare_story.py count values",
-    "render/report/report_data.py len(ranks) workers",
-    "render/wording.py len(ranks) ranks",
+    "analyze/results.py len(ranks) workers",
+    "schema/words.py len(ordered) steps",
+    "schema/words.py len(whose) ranks",
 }
 """Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
 
@@ -95,6 +94,51 @@ def counts_of_many(node):
             plural = PLURAL.match(str(after.value))
             if plural and ONE_OR_MORE.fullmatch(ast.unparse(part.value)):
                 yield f"{ast.unparse(part.value)}{plural[0]}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((3,), "rank 3"),
+        ((0, 1), "ranks 0 and 1"),
+        ((0, 1, 2, 3, 5), "ranks 0-3 and 5"),
+        ((4, 2, 0), "ranks 0, 2 and 4"),
+        ((), ""),
+    ],
+)
+def test_ranks_in_words(ranks, text):
+    assert ranks_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("steps", "among", "text"),
+    [
+        ([5], None, "step 5"),
+        (range(50), None, "steps 0-49"),
+        ([3, 7, 9], None, "steps 3, 7 and 9"),
+        ([0, 10, 20, 30], range(0, 50, 10), "steps 0-30"),
+        ([0, 10, 30], range(0, 50, 10), "steps 0, 10 and 30"),
+        ([1, 3, 5, 7, 9], None, "5 steps between 1 and 9"),
+    ],
+)
+def test_steps_in_words(steps, among, text):
+    assert steps_text(steps, among=among) == text
+
+
+def test_lists_in_words():
+    assert (listed([]), listed(["a"]), listed(["a", "b", "c"])) == ("", "a", "a, b and c")
+    assert named_some(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+
+
+def test_all_ranks_of_three_or_more_are_not_listed():
+    assert ranks_text(range(8), all_ranks=range(8)) == "all 8 ranks"
+    assert ranks_text((0, 1), all_ranks=(0, 1)) == "ranks 0 and 1"
+    assert ranks_text((0, 1, 2, 5), all_ranks=range(8), dash="–") == "ranks 0–2 and 5"
+
+
+def test_long_text_is_clipped_to_its_length() -> None:
+    assert clipped("abcdef", 6) == "abcdef"
+    assert clipped("abcdefg", 6) == "abcde…"
 
 
 def test_no_sentence_has_doubled_punctuation_or_a_word_twice():
@@ -125,6 +169,6 @@ def test_what_ranks_have_agrees_with_how_many_they_are(ranks, loss, both):
 @pytest.mark.parametrize("apart", [1, 3])
 def test_ranks_steps_and_places_are_well_formed_for_any_number(count, apart):
     numbers = range(0, count * apart, apart)
-    for text in (ranks_text(numbers), steps_text(numbers), place_text(tuple(numbers), 5, count)):
+    for text in (ranks_text(numbers), steps_text(numbers), whose_text(tuple(numbers), 5, count)):
         assert not BROKEN.search(text)
         assert ("ranks" in text or "steps" in text) == (count > 1)

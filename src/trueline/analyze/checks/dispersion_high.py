@@ -57,7 +57,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, Ints, capitalized, counted, ranks_text, since_text, sites_of
+from trueline.analyze.evidence import Floats, Ints, sites_of
 from trueline.analyze.stats import permutation, persistence
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
@@ -76,6 +76,7 @@ from trueline.analyze.workers.comparable import (
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
+from trueline.schema.words import capitalized, counted, ranks_text, since_text
 from trueline.store.reader import Run
 
 CODE = "dispersion-high"

@@ -54,7 +54,7 @@ import math
 
 import numpy as np
 
-from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, ranks_text, steps_text
+from trueline.analyze.evidence import MAX_SITES
 from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
@@ -62,6 +62,7 @@ from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
+from trueline.schema.words import capitalized, listed, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "duplicate-data"
@@ -86,7 +87,7 @@ def _finding(samples: Samples, found: Duplicates, declared: Declared) -> Finding
     ranks = sorted(rank for group in groups for rank in group)
     share = found.shared / found.consumed
     by_design = declared.splits_one_data_set and declared.in_file_order
-    who = and_text([ranks_text(group) for group in groups])
+    who = listed([ranks_text(group) for group in groups])
     what = "consumed the same samples" if found.shared == found.consumed else f"shared {share:.1%} of their samples"
     return Finding(
         code=CODE,

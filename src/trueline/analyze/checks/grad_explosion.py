@@ -49,13 +49,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.evidence import MAX_SITES, ranks_text
+from trueline.analyze.evidence import MAX_SITES
 from trueline.analyze.recorded.gradient_growth import Growth, growths
 from trueline.analyze.recorded.step_values import StepValues, Value, read_step
 from trueline.analyze.recorded.steps import chunks, require_statistics
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
+from trueline.schema.words import ranks_text
 from trueline.store.reader import Run
 
 CODE = "grad-explosion"

@@ -50,7 +50,7 @@ from functools import partial
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, named_some, sites_of
+from trueline.analyze.evidence import Floats, sites_of
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike, find_spikes, num_judged
 from trueline.analyze.workers.run_series import (
@@ -64,6 +64,7 @@ from trueline.analyze.workers.run_series import (
 )
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.schema.finding import Finding
+from trueline.schema.words import named_some
 from trueline.store.reader import Run
 
 CODE = "grad-spike"

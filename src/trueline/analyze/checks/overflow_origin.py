@@ -61,7 +61,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trueline.analyze.evidence import MAX_SITES, and_text, capitalized, counted, ranks_text
+from trueline.analyze.evidence import MAX_SITES
 from trueline.analyze.recorded.nonfinite_advice import FaultyCall, backward_advice, forward_advice
 from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow, Origin
 from trueline.analyze.recorded.nonfinite_reach import Reached, reached
@@ -69,6 +69,7 @@ from trueline.analyze.recorded.step_values import Call, CallKey, StepValues, Val
 from trueline.analyze.recorded.steps import nonfinite_steps
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
+from trueline.schema.words import capitalized, counted, listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "overflow-origin"
@@ -248,7 +249,7 @@ def _what(found: _Found) -> str:
         return f"input {value.site.slot} of {_call_text(origin.call)} held {much}, which no recorded call returned,"
     if origin.kind == "backward":
         calls = [_call_text(call) for call in (origin.call, *origin.others)]
-        made = f"the backward of {calls[0]}" if len(calls) == 1 else f"the sum of the backward of {and_text(calls)}"
+        made = f"the backward of {calls[0]}" if len(calls) == 1 else f"the sum of the backward of {listed(calls)}"
         return f"{made} passed on {much} for {_target(value)} from a finite gradient"
     if origin.kind == "unseen gradient":
         return f"the gradient of {_target(value)} had {much}, and its use was not recorded,"
@@ -270,7 +271,7 @@ def _much(value: Value) -> str:
     """``12 +inf and 3 NaN of 4,096 elements``."""
     kinds = zip(value.counts, ("NaN", "+inf", "-inf"), strict=True)
     parts = [f"{count:,} {kind}" for count, kind in kinds if count]
-    return f"{and_text(parts)} of {counted(value.numel, 'element')}"
+    return f"{listed(parts)} of {counted(value.numel, 'element')}"
 
 
 def _frames(run: Run, found: _Found) -> tuple[str, ...]:

@@ -43,22 +43,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.evidence import (
-    Floats,
-    and_text,
-    capitalized,
-    columns_of,
-    differs,
-    named_some,
-    odd_ranks,
-    ranks_text,
-    several_workers,
-)
+from trueline.analyze.evidence import Floats, columns_of, differs, odd_ranks, several_workers
 from trueline.analyze.workers.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.site import Site
+from trueline.schema.words import capitalized, listed, named_some, ranks_text
 from trueline.store.reader import Run
 
 CODE = "rank-config-differs"
@@ -256,7 +247,7 @@ def _told(entry: _Difference) -> str:
     parts = [
         f"{value} on {ranks_text(ranks)}" for value, ranks in sorted(by_value.items(), key=lambda item: len(item[1]))
     ]
-    return f"{entry.name} is {and_text(parts[:3])}"
+    return f"{entry.name} is {listed(parts[:3])}"
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
@@ -300,7 +291,7 @@ def _claim(parting: Parting) -> str:
     first = odd[0] if odd else next(iter(said))
     others = [text for value, text in said.items() if value != first]
     what = said[first].replace(f" {it}", f" {named_some(parting.names)}", 1)
-    return f"{capitalized(what)} from step {parting.step} on, while {and_text(others)}."
+    return f"{capitalized(what)} from step {parting.step} on, while {listed(others)}."
 
 
 def _verb(parting: Parting, value: str, ranks: Sequence[int], *, it: str) -> str:

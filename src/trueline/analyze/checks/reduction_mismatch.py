@@ -55,23 +55,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import (
-    MAX_SITES,
-    Bools,
-    Floats,
-    any_over,
-    named_some,
-    numbers,
-    ranks_text,
-    require_equal_replicas,
-    sites_of,
-    steps_text,
-)
+from trueline.analyze.evidence import MAX_SITES, Bools, Floats, any_over, numbers, require_equal_replicas, sites_of
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
+from trueline.schema.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "reduction-mismatch"

@@ -56,21 +56,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import (
-    MAX_SITES,
-    and_text,
-    capitalized,
-    counted,
-    named_some,
-    odd_ranks,
-    ranks_text,
-    require_equal_replicas,
-    sites_of,
-)
+from trueline.analyze.evidence import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
 from trueline.analyze.workers.whole_parameters import held_by_one, param_names
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
+from trueline.schema.words import capitalized, counted, listed, named_some, ranks_text
 from trueline.store.reader import Run
 
 CODE = "replica-drift"
@@ -312,7 +303,7 @@ def _own(run: Run, names: list[str]) -> Finding:
 
 
 def _who(drifts: list[_Drift]) -> str:
-    who = capitalized(and_text([ranks_text(drift.ranks) for drift in drifts]))
+    who = capitalized(listed([ranks_text(drift.ranks) for drift in drifts]))
     if all(drift.all_named for drift in drifts):
         return f"{who} hold different values"
     return (

@@ -38,9 +38,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import Bools, and_text, columns_of, differs, several_workers
+from trueline.analyze.evidence import Bools, columns_of, differs, several_workers
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.words import listed
 from trueline.store.reader import Run
 
 CODE = "rng-streams"
@@ -81,7 +82,7 @@ def check(run: Run) -> list[Finding]:
 
 def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
     step = min(stream.merged[0] for stream in streams)
-    names = and_text([stream.name for stream in streams])
+    names = listed([stream.name for stream in streams])
     return Finding(
         code=CODE,
         severity="warning",
@@ -154,8 +155,8 @@ def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream],
 def _claim(streams: list[_Stream]) -> str:
     words = {"equal": "equal", "different": "different", "mixed": "sometimes equal"}
     named = {word: [stream.name for stream in streams if stream.state == state] for state, word in words.items()}
-    parts = [f"{word} states of {and_text(names)}" for word, names in named.items() if names]
-    return f"The workers' random streams have {and_text(parts)}"
+    parts = [f"{word} states of {listed(names)}" for word, names in named.items() if names]
+    return f"The workers' random streams have {listed(parts)}"
 
 
 def _contradiction_step(stream: _Stream, declared: object) -> int:

@@ -69,7 +69,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.evidence import Ints, and_text, counted, ranks_text
+from trueline.analyze.evidence import Ints
 from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.coverage import (
     Gap,
@@ -90,6 +90,7 @@ from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site
+from trueline.schema.words import counted, listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "shard-overlap"
@@ -168,7 +169,7 @@ def _other_seed(evidence: _Evidence, odd: tuple[int, ...], between: Ints) -> Fin
     for rank, seed in seed_of.items():
         by_seed[seed].append(rank)
     groups = sorted(by_seed.items(), key=lambda item: (len(item[1]), item[1]))
-    seeds = and_text([f"{ranks_text(ranks)} with {seed}" for seed, ranks in groups])
+    seeds = listed([f"{ranks_text(ranks)} with {seed}" for seed, ranks in groups])
     twice = f"{_consumed(len(between))} by two workers" if len(between) else "No sample was consumed by two workers yet"
     return _finding(
         evidence,

@@ -33,10 +33,11 @@ Rank 1 left out the update of step 12 that rank 0 made.
 
 from __future__ import annotations
 
-from trueline.analyze.evidence import capitalized, data_parallel_ranks, ranks_text, several_workers, sites_of
+from trueline.analyze.evidence import data_parallel_ranks, several_workers, sites_of
 from trueline.analyze.workers.iterations import Parting, parting_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.words import capitalized, ranks_text
 from trueline.store.reader import Run
 
 CODE = "updates-apart"

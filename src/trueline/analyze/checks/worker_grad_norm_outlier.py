@@ -39,13 +39,13 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.evidence import of_ranks
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
 from trueline.analyze.workers.outlier_finding import counterpart, gradient_finding, named, place_of, subject, when
 from trueline.analyze.workers.outliers import effect_of
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
+from trueline.schema.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-grad-norm-outlier"

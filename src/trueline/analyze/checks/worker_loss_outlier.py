@@ -43,7 +43,6 @@ The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240 (betwee
 
 from __future__ import annotations
 
-from trueline.analyze.evidence import of_ranks
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.stats.intervals import mean_of_workers
 from trueline.analyze.workers.gradient_scale import unexplained
@@ -60,6 +59,7 @@ from trueline.analyze.workers.outlier_finding import (
 from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
+from trueline.schema.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-loss-outlier"

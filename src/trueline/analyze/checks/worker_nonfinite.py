@@ -46,20 +46,17 @@ from trueline.analyze.evidence import (
     MAX_SITES,
     Bools,
     any_over,
-    capitalized,
     data_parallel_ranks,
     envs_of,
     longest_run,
     marked,
-    named_some,
     numbers,
     odd_ranks,
-    of_ranks,
-    ranks_text,
     sites_of,
 )
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.words import capitalized, named_some, of_ranks, ranks_text
 from trueline.store.reader import Run
 
 CODE = "worker-nonfinite"

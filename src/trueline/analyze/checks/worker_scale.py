@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.evidence import of_ranks
 from trueline.analyze.stats.alarm_budget import Promise, promise_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
 from trueline.analyze.workers.outlier_finding import (
@@ -59,6 +58,7 @@ from trueline.analyze.workers.outlier_finding import (
 )
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
+from trueline.schema.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-scale"

@@ -47,21 +47,16 @@ from trueline.analyze.evidence import (
     MAX_SITES,
     Bools,
     any_over,
-    capitalized,
-    counted,
     longest_run,
     marked,
-    named_some,
     numbers,
-    of_ranks,
-    ranks_text,
     several_workers,
     sites_of,
-    steps_text,
 )
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding
+from trueline.schema.words import capitalized, counted, named_some, of_ranks, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "worker-silent"

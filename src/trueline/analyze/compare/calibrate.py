@@ -22,10 +22,10 @@ from trueline.analyze.compare.judge.floors import kind_key, site_key
 from trueline.analyze.compare.judge.loss_gap import Curve, loss_curve
 from trueline.analyze.compare.match.align import Alignment, align
 from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.evidence import counted
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.tolerance import QUANTILE, Floors, KindFloor, Tolerance
+from trueline.schema.words import counted
 from trueline.store.reader import Run
 
 Floats = NDArray[np.float64]

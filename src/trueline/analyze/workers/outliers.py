@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, Ints, counted
+from trueline.analyze.evidence import Floats, Ints
 from trueline.analyze.stats.alarm_budget import Promise, Statistic
 from trueline.analyze.stats.alarms import Alarm, alarm_of
 from trueline.analyze.stats.autocorrelation import NONE, Memory
@@ -41,6 +41,7 @@ from trueline.analyze.stats.tails import NAMING_LEVEL
 from trueline.analyze.workers.comparable import Remembered, memory_among
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
+from trueline.schema.words import counted
 
 Quantity = Literal["loss", "norm", "direction"]
 

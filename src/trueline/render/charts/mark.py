@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trueline.render.charts.path import Plot
-from trueline.render.wording import spans
 from trueline.schema.finding import SEVERITIES, Finding
+from trueline.schema.words import ranges
 
 _APART_PERCENT = 6.0
 """Marks nearer to each other than this share one label, or their numbers would overlap."""
-_MAX_SPANS = 3
+_MAX_RANGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def marks(findings: Sequence[tuple[int, Finding]], plot: Plot) -> list[Mark]:
 
 
 def _mark(group: list[tuple[float, int, Finding]]) -> Mark:
-    texts = [part for span in spans(number for _, number, _ in group) for part in span.split(", ")]
-    shown = texts if len(texts) <= _MAX_SPANS else [*texts[: _MAX_SPANS - 1], "…"]
+    texts = ranges((number for _, number, _ in group), dash="–")
+    shown = texts if len(texts) <= _MAX_RANGES else [*texts[: _MAX_RANGES - 1], "…"]
     severity = min((finding.severity for _, _, finding in group), key=SEVERITIES.index)
     at = round(group[0][0], 2)
     return Mark(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueline.analyze.workers.dispersion import CosineMatrix
+if TYPE_CHECKING:
+    from trueline.analyze.workers.dispersion import CosineMatrix
 
 LEVELS = 20
 """Shades on each side of zero: a cosine of 1 / LEVELS is one shade."""

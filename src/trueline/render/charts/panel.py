@@ -15,14 +15,15 @@ from trueline.render.charts.mark import Mark
 from trueline.render.charts.path import Plot
 from trueline.render.charts.scale import axis_over
 from trueline.render.charts.series import MAX_LINES
-from trueline.render.report.report_data import (
+from trueline.render.report.run_reading import (
     DISPERSION_QUANTITIES,
     WORKER_QUANTITIES,
     Dispersion,
     Quantity,
     RunReading,
 )
-from trueline.render.wording import counted, number
+from trueline.render.wording import number
+from trueline.schema.words import counted
 
 _HEIGHT = 150
 _COMPACT_HEIGHT = 84

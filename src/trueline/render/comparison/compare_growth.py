@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from trueline.analyze.compare.result import StepSummary
-from trueline.render.wording import counted, number, ranks_words, spans
+from trueline.render.wording import number
+from trueline.schema.words import counted, ranges, ranks_text
 
 
 def steps_lines(steps: Sequence[StepSummary]) -> list[str]:
@@ -25,7 +26,7 @@ def _compared(steps: Sequence[StepSummary]) -> str:
     numbers = sorted({each.step for each in steps})
     ranks = sorted({each.rank for each in steps if each.rank is not None})
     what = f"Step {numbers[0]}" if len(numbers) == 1 else f"{counted(len(numbers), 'step')} ({_some(numbers)})"
-    what += f" on {ranks_words(ranks)}" if ranks else " with ranks merged"
+    what += f" on {ranks_text(ranks, dash='–')}" if ranks else " with ranks merged"
     differing = [each for each in steps if differs(each)]
     if not differing:
         return f"{what}: no value differs."
@@ -92,5 +93,5 @@ def _place(summary: StepSummary, several: bool) -> str:
 
 
 def _some(numbers: Sequence[int]) -> str:
-    texts = spans(numbers)
+    texts = ranges(numbers, dash="–")
     return ", ".join(texts) if len(texts) <= 4 else f"{numbers[0]} to {numbers[-1]}"

@@ -21,7 +21,8 @@ from trueline.render.document import policy, resource, template, version
 from trueline.render.output import save
 from trueline.render.report.finding_row import FindingRow, finding_row
 from trueline.render.report.page import FindingGroup
-from trueline.render.wording import ABSENT, clipped, number
+from trueline.render.wording import ABSENT, number
+from trueline.schema.words import clipped
 
 _TEMPLATE = "compare.html.j2"
 _MAX_TELLING = 300

@@ -11,10 +11,11 @@ from trueline.render.comparison.compare_call import RecordedCall, call_text, dif
 from trueline.render.comparison.compare_details import details_text, place_of
 from trueline.render.comparison.compare_growth import steps_lines
 from trueline.render.comparison.compare_rows import SAID, shape_text
-from trueline.render.wording import counted, listed, number
+from trueline.render.wording import number
 from trueline.schema.errors import SiteError
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.site import Site
+from trueline.schema.words import counted, listed
 
 _MAX_SLOTS = 4
 """Values of the first call that are named one by one for each judgement."""

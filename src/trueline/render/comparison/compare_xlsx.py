@@ -12,8 +12,9 @@ from trueline.analyze.compare.result import JUDGEMENTS, Comparison, Judged, Judg
 from trueline.render.comparison.compare_rows import COLUMNS, SAID, Cell
 from trueline.render.comparison.compare_story import Story
 from trueline.render.output import replacing
-from trueline.render.wording import clipped, visible
+from trueline.render.wording import visible
 from trueline.schema.errors import InputError
+from trueline.schema.words import clipped
 
 MAX_SHEET_ROWS = 1_048_576
 """Rows of a sheet, its header included, and characters of a cell that Excel takes:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.render.wording import clipped, counted, ranks_words
 from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.words import clipped, counted, ranks_text
 
 _MAX_VALUE = 300
 """Characters of a value that are shown."""
@@ -147,6 +147,6 @@ def _holders(values: Mapping[Who, str], names: Sequence[str]) -> tuple[tuple[str
             by_value.setdefault(value, []).append(rank)
         run = ", ".join(holders) if len(names) > 1 else ""
         for value, ranks in by_value.items():
-            who = "" if len(by_value) == 1 else ranks_words(ranks)
+            who = "" if len(by_value) == 1 else ranks_text(ranks, dash="–")
             lines.append((", ".join(part for part in (run, who) if part), value))
     return tuple(lines)

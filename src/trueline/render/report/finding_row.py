@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.render.evidence_words import evidence_words
-from trueline.render.wording import counted, false_alarm, number, ranks_words, steps_words
+from trueline.render.wording import false_alarm, number, steps_words
 from trueline.schema.finding import Finding
+from trueline.schema.words import counted, ranks_text
 
 _MAX_SITES = 8
 """Sites shown; the Run and `trueline check --json` have all."""
@@ -52,7 +53,7 @@ def finding_row(
         severity=finding.severity,
         code=finding.code,
         claim=finding.claim,
-        ranks=_bare(ranks_words(finding.ranks, all_ranks)),
+        ranks=_bare(ranks_text(finding.ranks, all_ranks=all_ranks, dash="–")),
         steps=_bare(steps_words(finding.step_first, finding.step_last)),
         alarm=_alarm(finding),
         measured=number(finding.measured),

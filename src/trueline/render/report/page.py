@@ -7,21 +7,23 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from trueline.analyze.incidents import Incident
-from trueline.analyze.verdict import place_text
-from trueline.analyze.workers.dispersion import CosineMatrix
 from trueline.render.charts.mark import marks
 from trueline.render.charts.matrix import LEVELS, MatrixTable, largest_error, matrix_numbers, matrix_table
 from trueline.render.charts.panel import ChartSection, dispersion_section, plot_of, workers_section
 from trueline.render.report.environment import Environment, environment
 from trueline.render.report.finding_row import FindingRow, finding_row
-from trueline.render.report.report_data import RunReading
-from trueline.render.report.verdict import Verdict, headline, judges_workers
-from trueline.render.wording import clipped, counted, listed, number, seconds_words, steps_words
+from trueline.render.report.run_reading import RunReading
+from trueline.render.report.summary import Summary, headline, judges_workers
+from trueline.render.wording import number, seconds_words, steps_words
+from trueline.schema.words import clipped, counted, listed, whose_text
+
+if TYPE_CHECKING:
+    from trueline.analyze.incidents import Incident
+    from trueline.analyze.workers.dispersion import CosineMatrix
 
 _Line = TypeVar("_Line", bound=Hashable)
 _Word = tuple[str, str, int]
@@ -49,7 +51,7 @@ class RunView:
     """What is said of one Run outside of the charts."""
 
     name: str
-    verdict: Verdict
+    summary: Summary
     problems: int
     matrix: MatrixTable | None
     matrix_at: str
@@ -101,7 +103,7 @@ def page_of(readings: Sequence[RunReading]) -> Page:
     notes = _with_runs([(line, reading.name) for reading in readings for line in reading.notes], readings)
     return Page(
         title=f"Trueline: {clipped(', '.join(reading.name for reading in readings), 80)}",
-        headline=headline([(reading.name, reading.verdict) for reading in readings]),
+        headline=headline([(reading.name, reading.report.verdict) for reading in readings]),
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         runs=tuple(_run_view(reading) for reading in readings),
         findings=_finding_groups(readings, numbered),
@@ -203,7 +205,7 @@ def _incident_group(
         for each in incident.findings
     )
     name = f"Incident {place}" if len(report.incidents) > 1 else "" if several_runs else "Incident"
-    begins = place_text(incident.ranks, incident.step_first, report.judged.world_size)
+    begins = whose_text(incident.ranks, incident.step_first, report.judged.world_size)
     where = ": ".join(part for part in (name, begins) if part)
     return FindingGroup(" · ".join(part for part in (reading.name if several_runs else "", where) if part), rows)
 
@@ -226,12 +228,12 @@ def _run_view(reading: RunReading) -> RunView:
     matrix = reading.matrices[-1] if reading.matrices else None
     return RunView(
         name=reading.name,
-        verdict=reading.verdict,
+        summary=reading.summary,
         problems=len(reading.run.problems),
         matrix=None if matrix is None else matrix_table(matrix),
         matrix_at="" if matrix is None else steps_words(matrix.step, None),
         matrix_note="" if matrix is None else _matrix_note(matrix),
-        matrix_empty=reading.matrix_absent,
+        matrix_empty=reading.matrices_absent,
     )
 
 

@@ -13,9 +13,9 @@ from trueline.analyze.compare.expect.propagation import RANDOM, function_of
 from trueline.analyze.compare.judge.optimizer_settings import settings_differ
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import NONFINITE, Compared
-from trueline.analyze.evidence import counted, named_some
 from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.finding import Finding, by_weight
+from trueline.schema.words import counted, named_some
 from trueline.store.reader import Run
 
 First = tuple[Step, Compared]

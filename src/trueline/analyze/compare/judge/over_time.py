@@ -18,9 +18,9 @@ from trueline.analyze.compare.judge.own_history import Unlike, unlike_own_past
 from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import Compared
-from trueline.analyze.evidence import counted, named_some
 from trueline.analyze.recorded.step_values import Call
 from trueline.schema.finding import Finding
+from trueline.schema.words import counted, named_some
 
 
 @dataclass(frozen=True)

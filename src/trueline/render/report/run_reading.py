@@ -1,37 +1,26 @@
-"""One Run as the report needs it: all that is read from the store and from the analysis, in one place.
+"""One Run as the report shows it: its results under a name, as series to draw.
 
 Letters: T steps, N ranks.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.check_run import CheckReport, check
-from trueline.analyze.evidence import data_parallel_ranks
-from trueline.analyze.workers.dispersion import (
-    ChanceBand,
-    CosineMatrix,
-    chance_band,
-    cosine_matrices,
-    dispersion,
-    steps_with_cosines,
-)
 from trueline.render.charts.series import Series
-from trueline.render.report.verdict import Verdict, verdict
-from trueline.render.wording import ranks_words
-from trueline.schema.errors import CannotTell, InputError
-from trueline.store.reader import Run
+from trueline.render.report.summary import Summary, summary
+from trueline.schema.words import ranks_text
 
-MAX_MATRIX_RANKS = 64
-"""Workers up to which every pair is shown."""
-MAX_MATRIX_STEPS = 24
-"""Steps whose matrix goes into the file; of more, as many evenly spaced ones with the first and the last."""
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.results import RunResults
+    from trueline.analyze.workers.dispersion import ChanceBand, CosineMatrix
+    from trueline.store.reader import Run
 
 Floats = NDArray[np.float64]
 
@@ -79,11 +68,11 @@ class RunReading:
     name: str
     run: Run
     report: CheckReport
-    verdict: Verdict
+    summary: Summary
     workers: dict[str, Series]
     dispersions: dict[str, Dispersion]
     matrices: tuple[CosineMatrix, ...]
-    matrix_absent: str
+    matrices_absent: str
     notes: tuple[str, ...]
 
     @property
@@ -104,36 +93,27 @@ class RunReading:
         return tuple(sorted(named))
 
 
-def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[RunReading]:
-    """Every Run of a report and those of its further models, checked and measured, under names that differ. Raises
-    ``RunError``, ``InputError``.
-    """
-    if not paths:
-        raise InputError(
-            "A report needs at least one Run. Pass a directory that trueline.watch or `trueline run` wrote."
-        )
-    runs = [each for run in map(Run, paths) for each in (run, *map(Run, run.models.values()))]
-    names = distinct_names([run.path for run in runs])
-    return [_reading(run, name) for run, name in zip(runs, names, strict=True)]
+def readings_of(results: Sequence[RunResults]) -> list[RunReading]:
+    """The Runs of a report under names that differ."""
+    names = distinct_names([each.run.path for each in results])
+    return [_reading(each, name) for each, name in zip(results, names, strict=True)]
 
 
-def _reading(run: Run, name: str) -> RunReading:
-    report = check(run)
-    steps = run.steps
+def _reading(results: RunResults, name: str) -> RunReading:
+    run, report = results.run, results.report
     workers: dict[str, Series] = {}
     for quantity in WORKER_QUANTITIES:
         values_TN, measured_TN = run.pivot(quantity.key)
-        workers[quantity.key] = Series(steps, values_TN, measured_TN, tuple(run.ranks))
-    matrices, absent = _matrices(run)
+        workers[quantity.key] = Series(run.steps, values_TN, measured_TN, tuple(run.ranks))
     return RunReading(
         name=name,
         run=run,
         report=report,
-        verdict=verdict(report),
+        summary=summary(report),
         workers=workers,
-        dispersions=_dispersions(run),
-        matrices=matrices,
-        matrix_absent=absent,
+        dispersions=_dispersions(results),
+        matrices=results.matrices,
+        matrices_absent=results.matrices_absent,
         notes=tuple(dict.fromkeys(note for note in [*report.notes, *_rank_notes(run)] if note not in run.problems)),
     )
 
@@ -158,44 +138,19 @@ def _rank_notes(run: Run) -> list[str]:
     for rank, env in sorted(run.env.items()):
         for note in env.notes:
             by_note.setdefault(note, []).append(rank)
-    return [f"{ranks_words(ranks, run.ranks)}: {note}" for note, ranks in by_note.items()]
+    return [f"{ranks_text(ranks, all_ranks=run.ranks, dash='–')}: {note}" for note, ranks in by_note.items()]
 
 
-def _dispersions(run: Run) -> dict[str, Dispersion]:
+def _dispersions(results: RunResults) -> dict[str, Dispersion]:
     """Every dispersion that two or more workers allow; standard deviations have the band that chance gives them."""
-    measured = dispersion(run)
+    measured, bands = results.dispersion, results.bands
     if len(measured.ranks) < 2:
         return {}
-    values = {
-        "loss_std": measured.loss_std,
-        "loss_range": measured.loss_range,
-        "grad_norm_std": measured.norm_std,
-        "grad_norm_range": measured.norm_range,
-        "grad_norm_cv": measured.norm_cv,
-        "cosine_mean": measured.cosine_mean,
-    }
-    banded = ("loss_std", "grad_norm_std", "grad_norm_cv")
     return {
-        key: Dispersion(values_T, chance_band(values_T, len(measured.ranks)) if key in banded else None)
-        for key, values_T in values.items()
+        "loss_std": Dispersion(measured.loss_std, bands.get("loss_std")),
+        "loss_range": Dispersion(measured.loss_range, None),
+        "grad_norm_std": Dispersion(measured.norm_std, bands.get("norm_std")),
+        "grad_norm_range": Dispersion(measured.norm_range, None),
+        "grad_norm_cv": Dispersion(measured.norm_cv, bands.get("norm_cv")),
+        "cosine_mean": Dispersion(measured.cosine_mean, None),
     }
-
-
-def _matrices(run: Run) -> tuple[tuple[CosineMatrix, ...], str]:
-    """At most ``MAX_MATRIX_STEPS`` matrices, evenly spaced with the first and the last; or none and why."""
-    ranks = data_parallel_ranks(run)
-    if len(ranks) < 2:
-        return (), "One worker: there are no two gradients to compare."
-    if len(ranks) > MAX_MATRIX_RANKS:
-        return (), f"{len(ranks)} workers are too many for a table; the mean over all pairs is drawn above."
-    steps = steps_with_cosines(run)
-    if not steps.size:
-        return (
-            (),
-            "No step has a sketch of every worker (Plan.matrix_every), so there are no cosines between two of them.",
-        )
-    chosen = np.unique(np.linspace(0, steps.size - 1, min(MAX_MATRIX_STEPS, steps.size)).round().astype(np.intp))
-    try:
-        return tuple(cosine_matrices(run, steps[chosen].tolist())), ""
-    except CannotTell as error:
-        return (), f"The cosines cannot be told: {error}."

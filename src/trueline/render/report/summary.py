@@ -1,13 +1,17 @@
-"""The verdict on a Run with what a page says around it: the telling finding, what to do next, what was looked at."""
+"""What a page says of a Run at its top: the verdict, the most telling finding, what to do next, what was checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trueline.analyze.check_run import CheckReport
-from trueline.analyze.verdict import WORDS, Status
-from trueline.render.wording import by_reason, counted, listed, steps_words
+from trueline.render.wording import steps_words
+from trueline.schema.verdict import WORDS, Verdict
+from trueline.schema.words import by_reason, counted, listed
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
 
 _JUDGES_WORKERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
 """Checks that judge whether one worker's loss, norm or direction is unusual; without them that is only drawn."""
@@ -16,14 +20,12 @@ _LIMIT = " None of them judges whether one rank’s loss, gradient norm or direc
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """``line`` is the verdict in one sentence, ``what`` one or two more, ``more`` how many findings there are beside
-    the telling one; ``where``, ``more`` and ``next`` are empty where nothing was found. ``unchecked`` are (check, why).
+class Summary:
+    """``what`` is said after the verdict in one or two sentences, ``more`` is how many findings there are besides the
+    most telling one; ``more`` and ``next`` are empty where nothing was found. ``unchecked`` are (check, why).
     """
 
-    status: Status
-    line: str
-    where: str
+    verdict: Verdict
     what: str
     more: str
     next: tuple[str, ...]
@@ -31,26 +33,18 @@ class Verdict:
     unchecked: tuple[tuple[str, str], ...]
 
     @property
-    def word(self) -> str:
-        """The status as a reader sees it."""
-        return WORDS[self.status]
-
-    @property
     def unchecked_by_reason(self) -> list[tuple[list[str], str]]:
         """``unchecked`` with the checks that did not run for the same reason together."""
         return by_reason(self.unchecked)
 
 
-def verdict(report: CheckReport) -> Verdict:
+def summary(report: CheckReport) -> Summary:
     """What the page says of ``report`` at its top. Nothing is concluded here."""
-    said = report.verdict
     telling = [report.findings[incident.findings[0]] for incident in report.incidents]
     advice = list(dict.fromkeys(finding.next[0] for finding in telling if finding.next))
     others = sum(len(incident.findings) for incident in report.incidents) - 1
-    return Verdict(
-        status=said.status,
-        line=said.line,
-        where=said.where,
+    return Summary(
+        verdict=report.verdict,
         what=_what(report),
         more=f"{counted(others, 'more finding')} below" if others > 0 else "",
         next=tuple(advice[:_MAX_NEXT]),
@@ -65,7 +59,7 @@ def judges_workers(checks_run: Sequence[str]) -> bool:
 
 
 def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
-    """The first sentence of the page for named Runs, worst news first."""
+    """The first sentence of the page for named Runs, the gravest first."""
     if len(verdicts) == 1:
         return verdicts[0][1].line
     groups = {status: [name for name, one in verdicts if one.status == status] for status in WORDS}

@@ -1,0 +1,112 @@
+"""Lists, counts, ranks and steps as they stand in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_MAX_PIECES = 4
+"""Single steps or ranges that a sentence lists before it only counts them."""
+
+
+def listed(items: Sequence[str], last: str = "and") -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return "".join(items) if len(items) < 2 else f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def named_some(names: Sequence[str], *, limit: int = 3) -> str:
+    """``a, b, c and 12 more``."""
+    return listed(names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"])
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """``1 sample``, ``1,200 samples``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def capitalized(sentence: str) -> str:
+    """The sentence with its first letter, and nothing else, in upper case."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def ranges(numbers: Iterable[int], *, among: Iterable[int] | None = None, dash: str = "-") -> list[str]:
+    """Whole numbers, three or more neighbours joined: 0, 1, 2, 5, 6 → ``0-2``, ``5``, ``6``. Of ``among``, if given,
+    those are neighbours that follow each other there.
+    """
+    position = None if among is None else {value: index for index, value in enumerate(sorted(set(among)))}
+    groups: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        before = groups[-1][-1] if groups else None
+        gap = None if before is None else value - before if position is None else position[value] - position[before]
+        if gap == 1:
+            groups[-1].append(value)
+        else:
+            groups.append([value])
+    return [
+        text
+        for group in groups
+        for text in ([f"{group[0]}{dash}{group[-1]}"] if len(group) > 2 else [str(value) for value in group])
+    ]
+
+
+def ranks_text(ranks: Iterable[int], *, all_ranks: Iterable[int] = (), dash: str = "-") -> str:
+    """``rank 3``, ``ranks 0 and 1``, ``ranks 0-5, 7 and 9``, or ``all 4 ranks`` for ``all_ranks`` of three or more; ""
+    for none.
+    """
+    whose = set(ranks)
+    if len(whose) > 2 and whose == set(all_ranks):
+        return f"all {len(whose)} ranks"
+    return f"rank{'s' if len(whose) > 1 else ''} {listed(ranges(whose, dash=dash))}" if whose else ""
+
+
+def steps_text(steps: Iterable[int], *, among: Iterable[int] | None = None) -> str:
+    """``step 5``, ``steps 0-49``, ``steps 3, 7 and 9``, or ``37 steps between 3 and 400`` where those are too many
+    pieces.
+
+    ``among`` are the steps that were looked at: those that follow each other there make a range.
+    """
+    ordered = sorted(set(steps))
+    if len(ordered) == 1:
+        return f"step {ordered[0]}"
+    pieces = ranges(ordered, among=among)
+    if len(pieces) > _MAX_PIECES:
+        return f"{len(ordered)} steps between {ordered[0]} and {ordered[-1]}"
+    return f"steps {listed(pieces)}"
+
+
+def since_text(step: int, interval: tuple[int, int]) -> str:
+    """``since step 25 (between 23 and 26)``; without the brackets where only one step is left."""
+    low, high = interval
+    return f"since step {step}" + (f" (between {low} and {high})" if low < high else "")
+
+
+def whose_text(ranks: Sequence[int], step: int | None, world_size: int) -> str:
+    """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out; "" where neither is
+    known.
+    """
+    who = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
+    return ", ".join(part for part in (who, "" if step is None else f"since step {step}") if part)
+
+
+def of_ranks(
+    nouns: Sequence[str], ranks: Iterable[int], *, verbs: tuple[str, str] = ("is", "are"), where: str = ""
+) -> str:
+    """``the loss of rank 3 is``, ``the losses of ranks 0 and 1 are``, ``the loss and the gradient of rank 3 are``;
+    ``where`` stands before the verb.
+    """
+    whose = set(ranks)
+    plural = ("es" if nouns[0].endswith("s") else "s") if len(whose) > 1 and len(nouns) == 1 else ""
+    subjects = listed([f"the {noun}{plural}" for noun in nouns])
+    return f"{subjects} of {ranks_text(whose)}{where} {verbs[len(whose) > 1 or len(nouns) > 1]}"
+
+
+def clipped(text: str, length: int) -> str:
+    """``text``, or its beginning and an ellipsis, ``length`` characters in all."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def by_reason(left_out: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
+    """(what, why) with all that has the same reason together."""
+    together: dict[str, list[str]] = {}
+    for what, why in left_out:
+        together.setdefault(why, []).append(what)
+    return [(names, why) for why, names in together.items()]
