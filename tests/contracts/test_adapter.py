@@ -146,6 +146,48 @@ def test_accumulation_without_no_sync_is_seen_too(two, tmp_path, kind):
     assert run.pivot("cosine_mean")[1].all()
 
 
+def meshes(rank, world):
+    """Workers, replicas, shards and own shard, and whether ranks are compared, by framework; a model of each."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    from trueline.capture.adapters import choose_adapter
+
+    shards = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    replicas = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    cpu = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
+    models = {
+        "ddp": wrap(make_model(), "ddp"),
+        "manual": make_model(),
+        "fsdp2": wrap(make_model(), "fsdp2"),
+        "fsdp2 of replicas": fully_shard(make_model(), mesh=replicas),
+        "fsdp1": FullyShardedDataParallel(make_model(), device_mesh=shards, **cpu),
+        "sharded": parallelize_module(make_model(), shards["shard"], {"0": ColwiseParallel()}),
+    }
+    found = {kind: choose_adapter(model).mesh for kind, model in models.items()}
+    alone = choose_adapter(make_model(), dist.new_group([rank], use_local_synchronization=True)).mesh
+    assert (alone.members, alone.workers, alone.compares) == ((rank,), (rank,), True)
+    return {
+        kind: (mesh.members, mesh.workers, mesh.replicas, mesh.shards, mesh.shard, mesh.compares)
+        for kind, mesh in found.items()
+    }
+
+
+def test_the_mesh_of_each_framework_says_who_holds_what(two):
+    both = (0, 1)
+    for rank, found in enumerate(two.run(meshes)):
+        own = (rank,)
+        assert found == {
+            "ddp": (both, both, both, 1, 0, True),
+            "manual": (both, both, both, 1, 0, True),
+            "fsdp2": (both, both, own, 2, rank, True),
+            "fsdp2 of replicas": (both, both, both, 1, 0, True),
+            "fsdp1": (both, both, own, 2, rank, True),
+            "sharded": (both, own, own, 1, 0, False),
+        }
+
+
 def row_of(run, step, rank):
     return next(row for row in run.table().to_pylist() if row["step"] == step and row["rank"] == rank)
 

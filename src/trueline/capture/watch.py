@@ -94,10 +94,10 @@ class Watch:
         watched_parameters(model, patterns=plan.param_names)
         require_fitting(model, plan)
         adapter = choose_adapter(model, process_group)
-        compared = adapter.name if adapter.alike and adapter.name != "fsdp1" else ""  # its shards have other shapes
-        team = make_team(
-            adapter.process_group or process_group, model=model, adapter=compared, replicas=adapter.name in REDUCING
-        )
+        compared = (
+            adapter.name if adapter.mesh.compares and adapter.name != "fsdp1" else ""
+        )  # its shards have other shapes
+        team = make_team(adapter.mesh, model=model, adapter=compared, replicas=adapter.name in REDUCING)
         if team.apart is None:
             adapter.detach()
             adapter = StagesAdapter(process_group)
@@ -109,8 +109,8 @@ class Watch:
                 f"rank {team.rank} was given another Plan than rank {team.ranks[0]}: that is followed."
             )
         plan = followed
-        team.connect(side=plan.exact and adapter.alike)
-        team.room = shared_columns.room(plan.max_groups) if adapter.alike else 0
+        team.connect(side=plan.exact and adapter.mesh.compares)
+        team.room = shared_columns.room(plan.max_groups) if adapter.mesh.compares else 0
         if team.index == 0:
             manifest = _manifest(adapter, team, job=job, start=start, version=version, model=self.name)
             start = dataclasses.replace(start, manifest=manifest)
@@ -427,7 +427,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         trueline_version=version,
         started_at=now,
         world_size=job.world_size,
-        data_parallel_ranks=list(team.ranks) if adapter.alike else [team.ranks[0]],
+        data_parallel_ranks=list(team.ranks) if adapter.mesh.compares else [team.ranks[0]],
         adapter=adapter.name,
         model=model,
         command=list(sys.argv),

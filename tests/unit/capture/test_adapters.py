@@ -33,7 +33,7 @@ def foreign(precedence=50):
         name = "engine"
 
     module.PRECEDENCE = precedence
-    module.adapter_for = lambda model, process_group: EngineAdapter(model) if isinstance(model, Engine) else None
+    module.adapter_for = lambda model, process_group: EngineAdapter() if isinstance(model, Engine) else None
     return module
 
 

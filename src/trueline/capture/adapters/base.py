@@ -10,6 +10,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import nn
 
+from trueline.capture.model.mesh import Mesh
 from trueline.capture.probes.gradients import GradientProbe
 
 Guard = Callable[[str], AbstractContextManager[None]]
@@ -34,18 +35,12 @@ class Reduction:
 
 
 class Adapter(Protocol):
-    """One training framework. ``shards`` is W, the pieces in which a gradient is reduced; ``shard`` this rank's own.
-    ``alike`` is False where the ranks of ``process_group`` hold one model together: there is nothing to compare. The
-    first ``axes`` of a parameter's mesh are those that it reduces over; others are tensor parallelism.
+    """One training framework, watched at one model. ``mesh`` says who reduces with whom; ``notes`` are lines for the
+    manifest, of what cannot be seen.
     """
 
     name: str
-    process_group: dist.ProcessGroup | None
-    shards: int
-    shard: int | None
-    local_is_grad: bool
-    alike: bool
-    axes: int
+    mesh: Mesh
     notes: list[str]
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:

@@ -20,6 +20,7 @@ from trueline.capture.adapters.backward_end import BackwardEnd
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.model.hook import Hook, skipped, untraced
+from trueline.capture.model.mesh import workers_in
 from trueline.capture.probes.gradients import GradientProbe
 
 Places = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]
@@ -37,10 +38,7 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> "D
     ddp = uncompiled(model)
     if not isinstance(ddp, nn.parallel.DistributedDataParallel):
         return None
-    adapter = DdpAdapter(ddp, called=model)
-    # Workers whose gradients should be averaged together, where the user says so: DDP may have been given others.
-    adapter.process_group = process_group or adapter.process_group
-    return adapter
+    return DdpAdapter(ddp, called=model, process_group=process_group)
 
 
 class CommHook:
@@ -138,17 +136,20 @@ class CommHook:
 
 
 class DdpAdapter:
-    """Watches one DDP module. ``called`` is the module that the training script calls: ``ddp``, or what compiled it."""
+    """Watches one DDP module. ``called`` is the module that the training script calls: ``ddp``, or what compiled it;
+    ``process_group`` the workers whose gradients should be averaged together, where the user says so: DDP may have been
+    given others.
+    """
 
     name = "ddp"
-    shards = 1
-    shard: int | None = None
-    local_is_grad = False
-    alike = True
-    axes = 0
 
-    def __init__(self, ddp: nn.parallel.DistributedDataParallel, called: nn.Module | None = None) -> None:
-        self.process_group: dist.ProcessGroup | None = ddp.process_group
+    def __init__(
+        self,
+        ddp: nn.parallel.DistributedDataParallel,
+        called: nn.Module | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.mesh = workers_in(process_group or ddp.process_group)
         self.notes: list[str] = []
         self._ddp = ddp
         self._called = called if called is not None else ddp
@@ -180,7 +181,7 @@ class DdpAdapter:
 
     def reduction(self) -> Reduction:
         """The user's hook, and the dtype and number of roundings that it implies."""
-        size = dist.get_world_size(self.process_group)
+        size = len(self.mesh.members)
         dtype = self._bucket_dtype
         hook = self._users_hook()
         if hook is None and self._fallback:

@@ -9,6 +9,7 @@ names are private: where a version of torch lacks them, gradients are left out a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
-from trueline.capture.adapters.sharded import mesh_text
+from trueline.capture.model.mesh import Mesh, on_device_mesh, workers_in
+from trueline.capture.model.world import ranks_of
 from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 20
@@ -35,7 +37,6 @@ class Fsdp2Adapter:
     """Watches one model to which ``fully_shard`` was applied, 1-D or HSDP."""
 
     name = "fsdp2"
-    local_is_grad = False
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         self.notes: list[str] = []
@@ -47,17 +48,7 @@ class Fsdp2Adapter:
             self.notes.append(
                 "this version of torch keeps FSDP2's parameter groups elsewhere: gradients are not watched."
             )
-        mesh = _mesh(model)
-        self.shards = mesh.size(mesh.ndim - 1) if mesh is not None else 1
-        self.shard: int | None = mesh.get_local_rank(mesh.ndim - 1) if mesh is not None else 0
-        self.replicas = mesh.size() // self.shards if mesh is not None else 1
-        self.axes: int = mesh.ndim if mesh is not None else 0
-        self.alike = True
-        self.process_group = process_group
-        if mesh is not None and mesh.ndim == 1 and process_group is None:
-            self.process_group = mesh.get_group()
-        if mesh is not None:
-            self._note_cut(model)
+        self.mesh = self._laid_out(model, process_group)
         self._dtype = "torch.float32"
         for group in self._groups:
             self._take_over(group)
@@ -74,8 +65,8 @@ class Fsdp2Adapter:
 
     def reduction(self) -> Reduction:
         """FSDP's own reduction, in the dtype of the tensors that it reduced last."""
-        size = self.shards * self.replicas
-        return Reduction(hook="", known=True, lossy=False, dtype=self._dtype, roundings=size + 3)
+        roundings = len(self.mesh.workers) + 3
+        return Reduction(hook="", known=True, lossy=False, dtype=self._dtype, roundings=roundings)
 
     def detach(self) -> None:
         """Stop looking; the wrappers stay and only pass on."""
@@ -106,29 +97,41 @@ class Fsdp2Adapter:
                 if partial or held or (unsharded is not None and unsharded.grad is not None):
                     yield fsdp_param.sharded_param
 
-    def _note_cut(self, model: nn.Module) -> None:
-        """Say who is compared where parameters are cut by tensor parallelism besides FSDP."""
-        cut = next((p for p in model.parameters() if isinstance(p, DTensor) and p.device_mesh.ndim > self.axes), None)
-        if cut is None:
-            return
-        whole = mesh_text([cut.device_mesh])
-        if self.process_group is None:
-            self.alike = False
-            self.notes.append(
-                f"parameters are cut by tensor parallelism too ({whole}), so not all ranks are workers: none are "
-                "compared and gradients are not watched. Pass the process_group of ranks that hold the same cut."
-            )
-            return
-        ranks = ", ".join(map(str, dist.get_process_group_ranks(self.process_group)))
-        self.notes.append(
-            f"parameters are cut by tensor parallelism too ({whole}): ranks {ranks}, which hold the same cut, are "
-            "compared with each other; ranks that hold another one write Runs of their own."
+    def _laid_out(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> Mesh:
+        """FSDP's mesh. Where parameters are cut by tensor parallelism besides, that of the ranks that hold the same
+        cut, or, where these are not known, of all ranks, as parts of one model.
+        """
+        meshes = list(dict.fromkeys(group.mesh_info.mesh for group in self._groups))
+        if not meshes:
+            return workers_in(process_group)
+        own, *others = (on_device_mesh(mesh, *("replica", "shard")[-mesh.ndim :]) for mesh in meshes)
+        group = own.members if own.ranks.ndim == 1 and process_group is None else ranks_of(process_group)
+        own = replace(own, members=group, others=tuple(others))
+        axes = own.ranks.ndim
+        cut = next(
+            (p.device_mesh for p in model.parameters() if isinstance(p, DTensor) and p.device_mesh.ndim > axes), None
         )
+        if cut is None:
+            return own
+        whole = on_device_mesh(cut, *own.roles, *("part" for _ in range(cut.ndim - axes)))
+        if axes > 1 and process_group is None:
+            self.notes.append(
+                f"parameters are cut by tensor parallelism too (mesh {whole.text()}), so not all ranks "
+                "are workers: none are compared and gradients are not watched. Pass the process_group of ranks that "
+                "hold the same cut."
+            )
+            return replace(whole, members=group, others=own.others)
+        self.notes.append(
+            f"parameters are cut by tensor parallelism too (mesh {whole.text()}): ranks "
+            f"{', '.join(map(str, group))}, which hold the same cut, are compared with each other; ranks that hold "
+            "another one write Runs of their own."
+        )
+        return own
 
     def _take_over(self, group: Any) -> None:
         original_comm = group._reduce_scatter_comm
         group._reduce_scatter_comm = _watched_comm(original_comm, self, group)
-        if self.replicas > 1:
+        if len(self.mesh.replicas) > 1:
             original_hook = group._all_reduce_hook
 
             def after_all_reduce(output: Tensor) -> None:
@@ -152,11 +155,12 @@ class Fsdp2Adapter:
             return
         with guard("gradients"):
             self._dtype = str(flat.dtype)
-            predivided = _predivide(flat.dtype, self.shards * self.replicas)
-            group._trueline_scale = predivided / (self.shards * self.replicas) if op == dist.ReduceOp.SUM else 1.0
-            x_WS = flat.view(self.shards, -1)
+            size, shards = len(self.mesh.workers), self.mesh.shards
+            predivided = _predivide(flat.dtype, size)
+            group._trueline_scale = predivided / size if op == dist.ReduceOp.SUM else 1.0
+            x_WS = flat.view(shards, -1)
             pairs = []
-            for param, offset, width in _pieces(group, x_WS.shape[1], self.shards):
+            for param, offset, width in _pieces(group, x_WS.shape[1], shards):
                 piece_WC = x_WS[:, offset : offset + width]
                 pairs.append((param, piece_WC if predivided == 1 else piece_WC.float() * predivided))
             probe.see("local", pairs, add=True)
@@ -169,10 +173,10 @@ class Fsdp2Adapter:
         with guard("gradients"):
             scale = getattr(group, "_trueline_scale", 1.0)
             pairs = []
-            for param, offset, width in _pieces(group, flat.numel(), self.shards):
+            for param, offset, width in _pieces(group, flat.numel(), self.mesh.shards):
                 piece = flat[offset : offset + width]
                 pairs.append((param, piece if scale == 1.0 else piece.float() * scale))
-            probe.see("reduced", pairs, add=True, shard=self.shard)
+            probe.see("reduced", pairs, add=True, shard=self.mesh.shard)
 
 
 def _watched_comm(original: Any, adapter: Fsdp2Adapter, group: Any) -> Any:
@@ -192,7 +196,7 @@ def _watched_comm(original: Any, adapter: Fsdp2Adapter, group: Any) -> Any:
             work = original(
                 output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=async_op
             )
-            if adapter.replicas == 1 and not async_op:
+            if len(adapter.mesh.replicas) == 1 and not async_op:
                 adapter.see_output(owner, output_tensor)
             return work
 
@@ -211,12 +215,6 @@ def _param_groups(model: nn.Module) -> Iterator[Any]:
             single = getattr(state, "_fsdp_param_group", None)
             groups = [single] if single is not None else []
         yield from (group for group in groups if hasattr(group, "_reduce_scatter_comm"))
-
-
-def _mesh(model: nn.Module) -> Any:
-    for group in _param_groups(model):
-        return group.mesh_info.mesh
-    return None
 
 
 def _has_gradient(fsdp_param: Any) -> bool:

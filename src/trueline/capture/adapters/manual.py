@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import local
+from trueline.capture.model.mesh import workers_in
 from trueline.capture.model.world import world_size
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -54,14 +55,9 @@ class ManualAdapter:
     """Watches a module whose gradients are averaged by the user's own code between backward and the update."""
 
     name = "manual"
-    shards = 1
-    shard: int | None = None
-    local_is_grad = False
-    alike = True
-    axes = 0
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
-        self.process_group = process_group
+        self.mesh = workers_in(process_group)
         self.notes: list[str] = []
         self._model = model
         self._handles: list[Any] = []
@@ -77,8 +73,8 @@ class ManualAdapter:
             param.dtype for param in self._model.parameters() if param.requires_grad and param.is_floating_point()
         }
         dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        size = dist.get_world_size(self.process_group)
-        return Reduction(hook="", known=True, lossy=False, dtype=str(dtype), roundings=size + 2, seen=False)
+        roundings = len(self.mesh.members) + 2
+        return Reduction(hook="", known=True, lossy=False, dtype=str(dtype), roundings=roundings, seen=False)
 
     def detach(self) -> None:
         """Remove the hooks."""

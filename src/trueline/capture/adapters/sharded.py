@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from trueline.capture.adapters.base import Guard, Reduction, uncompiled
 from trueline.capture.adapters.fsdp1 import Fsdp1Adapter, fsdp1_adapter
 from trueline.capture.adapters.manual import ManualAdapter
-from trueline.capture.model.world import world_size
+from trueline.capture.model.mesh import on_device_mesh, parts_in
+from trueline.capture.model.world import ranks_of, world_size
 from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 15
@@ -44,19 +45,14 @@ class ShardedAdapter:
     """Watches one model that all ranks hold together: samples, losses and recorded steps, and no gradients."""
 
     name = "sharded"
-    shards = 1
-    shard: int | None = None
-    local_is_grad = False
-    alike = False
-    axes = 0
 
     def __init__(self, process_group: dist.ProcessGroup | None, meshes: list[DeviceMesh]) -> None:
-        self.process_group = process_group
-        size = dist.get_world_size(process_group)
+        self.mesh = parts_in(process_group)
+        size = len(self.mesh.members)
         several = max(mesh.size() for mesh in meshes) < size or any(mesh.ndim > 1 for mesh in meshes)
         hint = " To compare workers that hold the same shards, pass their process_group." if several else ""
         self.notes: list[str] = [
-            f"{size} ranks hold one model together ({mesh_text(meshes)}) and are not compared with each other; their "
+            f"{size} ranks hold one model together ({_text(meshes)}) and are not compared with each other; their "
             f"gradients are not watched, their steps can be recorded.{hint}"
         ]
 
@@ -75,9 +71,9 @@ class StagesAdapter(ShardedAdapter):
     """Watches one model of which each rank holds other layers, as the ranks have found when they met."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self.process_group = process_group
+        self.mesh = parts_in(process_group)
         self.notes = [
-            f"{dist.get_world_size(process_group)} ranks hold one model together, as their parameters are not the same "
+            f"{len(self.mesh.members)} ranks hold one model together, as their parameters are not the same "
             "(a pipeline), and are not compared with each other; their gradients are not watched, their steps can be "
             "recorded. To compare workers that hold the same stage, pass their process_group."
         ]
@@ -90,25 +86,17 @@ class DataParallelShards(ManualAdapter):
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup, meshes: list[DeviceMesh]) -> None:
         super().__init__(model, process_group)
-        ranks = dist.get_process_group_ranks(process_group)
         self.notes.append(
-            f"ranks {', '.join(map(str, ranks))} hold the same shards of a model ({mesh_text(meshes)}) and are "
+            f"ranks {', '.join(map(str, self.mesh.members))} hold the same shards of a model ({_text(meshes)}) and are "
             "compared with each other; the ranks that hold its other shards write Runs of their own."
         )
 
 
 def _is_across(process_group: dist.ProcessGroup, mesh: DeviceMesh) -> bool:
     """Whether no two ranks of the group hold parts of one model."""
-    return len(set(dist.get_process_group_ranks(process_group)) & set(mesh.mesh.flatten().tolist())) == 1
+    return len(set(ranks_of(process_group)) & set(on_device_mesh(mesh).members)) == 1
 
 
-def mesh_text(meshes: list[DeviceMesh]) -> str:
+def _text(meshes: list[DeviceMesh]) -> str:
     """The meshes that parameters are laid out on, such as ``tp = 2``."""
-    texts = [
-        " x ".join(f"{name} = {size}" for name, size in zip(_names(mesh), mesh.shape, strict=True)) for mesh in meshes
-    ]
-    return "mesh " + ", ".join(dict.fromkeys(texts))
-
-
-def _names(mesh: DeviceMesh) -> tuple[str, ...]:
-    return mesh.mesh_dim_names or tuple(f"dim {index}" for index in range(mesh.ndim))
+    return "mesh " + ", ".join(dict.fromkeys(on_device_mesh(mesh).text() for mesh in meshes))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.model.mesh import workers_in
 from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 0
@@ -13,25 +14,21 @@ PRECEDENCE = 0
 
 def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> SingleAdapter:
     """The adapter of any model in one process."""
-    return SingleAdapter(uncompiled(model))
+    return SingleAdapter(process_group)
 
 
 class SingleAdapter:
     """Watches a model trained by one process: everything that does not need two workers."""
 
     name = "single"
-    shards = 1
-    shard: int | None = None
-    local_is_grad = True
-    alike = True
-    axes = 0
-    process_group: dist.ProcessGroup | None = None
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self.mesh = workers_in(process_group)
         self.notes: list[str] = []
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Nothing to hook: gradients are read just before the update."""
+        probe.alone = True
 
     def reduction(self) -> Reduction:
         """No reduction takes place."""

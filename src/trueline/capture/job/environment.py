@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.model.layout import Layout, is_piece, local, named_buffers
+from trueline.capture.model.layout import Layout, local, named_buffers
+from trueline.capture.model.mesh import is_piece
 from trueline.schema.run_manifest import ParamLists, RankEnv
 
 _PACKAGES = (
@@ -28,15 +29,15 @@ _PACKAGES = (
 )
 
 
-def describe_rank(model: nn.Module, layout: Layout, *, rank: int, world_size: int, replica_key: str) -> RankEnv:
+def describe_rank(model: nn.Module, layout: Layout, *, world_size: int) -> RankEnv:
     """The part of the environment file that holds for the whole run."""
     return RankEnv(
-        rank=rank,
+        rank=layout.mesh.rank,
         world_size=world_size,
         hostname=socket.gethostname(),
         pid=os.getpid(),
         device=str(layout.device),
-        replica_key=replica_key,
+        replica_key=layout.mesh.replica_key,
         buffer_key="all",  # FSDP2 shards parameters and leaves buffers whole
         buffers=[name for name, _ in named_buffers(model)],
         **param_lists(layout).named(),
@@ -63,7 +64,7 @@ def param_lists(layout: Layout, *, step: int = 0) -> ParamLists:
 
 
 def _whole(layout: Layout) -> list[str]:
-    if layout.shards == 1:
+    if layout.mesh.shards == 1:
         return []
     named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
     return [name for name, param in named if not is_piece(param)]

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trueline.capture.model.mesh import Mesh, is_piece, workers_in
 from trueline.schema.errors import CaptureError
 from trueline.schema.run_manifest import GroupSpec
 from trueline.tensor.sketch import Sketcher, sketch_length
@@ -41,9 +42,9 @@ class Layout:
     which group each is in, and ``group_index`` the same as an array.
 
     ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``shapes`` are of whole
-    parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``shards`` is how many equal
-    pieces each is reduced in (1 unless FSDP). ``whole`` are the positions of parameters that ranks hold whole beside
-    the pieces of others, and reduce by other means: they have norms and digests, and no sketch. ``digest`` is one of
+    parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``mesh`` says in how many
+    equal pieces each is reduced. ``whole`` are the positions of parameters that ranks hold whole beside the pieces of
+    others, and reduce by other means: they have norms and digests, and no sketch. ``digest`` is one of
     names, shapes and groups: ranks add up what they measured only where theirs are equal. A parameter that this rank
     does not hold any more is an empty one, ``gone``.
     """
@@ -54,7 +55,7 @@ class Layout:
     groups: tuple[GroupSpec, ...]
     group_of: tuple[int, ...]
     k: int
-    shards: int
+    mesh: Mesh
     sketcher: Sketcher
     digest: int
     device: torch.device
@@ -69,7 +70,7 @@ class Layout:
     @property
     def widths(self) -> tuple[int, ...]:
         """Elements of each of ``shapes`` as it is reduced, padding included."""
-        return tuple(_padded(shape, self.shards) for shape in self.shapes)
+        return tuple(_padded(shape, self.mesh.shards) for shape in self.shapes)
 
     @property
     def numels(self) -> tuple[int, ...]:
@@ -86,12 +87,12 @@ class Layout:
         )
         return same and self._facts() == self.facts
 
-    def held_by(self, model: nn.Module, *, axes: int = 0) -> Layout:
+    def held_by(self, model: nn.Module) -> Layout:
         """The same Layout over the parameters that ``model`` holds now under these names."""
         held = {clean_name(name): param for name, param in unwrap(model).named_parameters()}
         gone = nn.Parameter(torch.empty(0, device=self.device), requires_grad=False)
         params = tuple(
-            param if param is not None and _shape(param, shards=self.shards, axes=axes) == shape else gone
+            param if param is not None and _shape(param, self.mesh) == shape else gone
             for param, shape in zip(map(held.get, self.names), self.shapes, strict=True)
         )
         made = replace(
@@ -158,20 +159,21 @@ def make_layout(
     *,
     patterns: tuple[str, ...],
     max_groups: int,
-    shards: int = 1,
-    axes: int = 0,
+    mesh: Mesh | None = None,
     apart: Apart = ALIKE,
 ) -> Layout:
-    """The Layout of ``watched_parameters`` but for those ``apart``, and its errors; also where none is left.
-    ``axes``: see ``Adapter``.
+    """The Layout of ``watched_parameters`` but for those ``apart``, and its errors; also where none is left. ``mesh``
+    is that of the model (None: of replicas).
     """
+    mesh = workers_in() if mesh is None else mesh
+    shards = mesh.shards
     left_out = apart.shape | apart.frozen
     chosen = [(name, param) for name, param in watched_parameters(model, patterns=patterns) if name not in left_out]
     if not chosen:
         raise CaptureError("no parameter is trained by all ranks, so there are no gradients to compare.")
     names = tuple(name for name, _ in chosen)
     params = tuple(param for _, param in chosen)
-    shapes = tuple(_shape(param, shards=shards, axes=axes) for param in params)
+    shapes = tuple(_shape(param, mesh) for param in params)
     groups, group_of = _group(names, [math.prod(shape) for shape in shapes], max_groups=max_groups)
     k = sketch_length(len(groups))
     device = local(params[0]).device
@@ -188,7 +190,7 @@ def make_layout(
         groups=groups,
         group_of=group_of,
         k=k,
-        shards=shards,
+        mesh=mesh,
         sketcher=Sketcher(
             names,
             [_padded(shape, shards) // shards for shape in shapes],
@@ -203,20 +205,13 @@ def make_layout(
         frozen=frozen,
         whole=tuple(index for index, param in enumerate(params) if shards > 1 and not is_piece(param)),
     )
-    return layout.held_by(model, axes=axes)
+    return layout.held_by(model)
 
 
 def local(x: Tensor) -> Tensor:
     """The tensor's own memory on this rank: the shard of a DTensor, the tensor itself otherwise."""
     to_local = getattr(x, "to_local", None)
     return to_local() if to_local is not None else x
-
-
-def is_piece(param: Tensor) -> bool:
-    """Whether a rank may hold a piece of ``param`` only: a DTensor, what FSDP1 flattened, what ZeRO 3 partitioned. (The
-    marks of the latter two are private: ``torch.distributed.fsdp._common_utils``, ``deepspeed.zero``.)
-    """
-    return any(hasattr(param, mark) for mark in ("to_local", "_fsdp_flattened", "ds_tensor"))
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -235,23 +230,19 @@ def _block(name: str) -> str:
     return ".".join(parts[:-1]) or name
 
 
-def _shape(param: Tensor, *, shards: int, axes: int) -> tuple[int, ...]:
-    return tuple(_held(param, axes) if shards > 1 else local(param).shape)
-
-
-def _held(param: Tensor, axes: int) -> list[int]:
-    """The shape of what is reduced in shards: of a parameter that tensor parallelism has cut along the mesh's axes
-    behind the first ``axes``, this rank's piece, as ``torch.chunk`` cuts.
+def _shape(param: Tensor, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of what is reduced: where that is done in shards, of the whole parameter, or of this rank's part of it,
+    as ``torch.chunk`` cuts.
     """
-    shape = list(param.shape)
-    mesh: Any = getattr(param, "device_mesh", None)
-    for axis in range(axes, mesh.ndim if mesh is not None else 0):
-        placement = param.placements[axis]  # type: ignore[attr-defined]
-        if placement.is_shard():
-            piece = -(-shape[placement.dim] // mesh.size(axis))
-            left = shape[placement.dim] - piece * mesh.get_local_rank(axis)
-            shape[placement.dim] = min(max(left, 0), piece)
-    return shape
+    if mesh.shards == 1:
+        return tuple(local(param).shape)
+    shape, own = list(param.shape), mesh.of(param)
+    for axis, (role, at) in enumerate(zip(own.roles, own.coordinates(), strict=True)):
+        if role == "part":
+            dim = param.placements[axis].dim  # type: ignore[attr-defined]
+            piece = -(-shape[dim] // own.ranks.shape[axis])
+            shape[dim] = min(max(shape[dim] - piece * at, 0), piece)
+    return tuple(shape)
 
 
 def _padded(shape: Sequence[int], shards: int) -> int:

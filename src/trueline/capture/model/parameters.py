@@ -23,16 +23,15 @@ class Parameters:
     Layout of the model as it is, leaving out what it is given.
     """
 
-    def __init__(self, model: nn.Module, *, make: Callable[[Apart], Layout], apart: Apart, axes: int) -> None:
+    def __init__(self, model: nn.Module, *, make: Callable[[Apart], Layout], apart: Apart) -> None:
         self.layout = make(apart)
         self.wants = self.layout.digest
         """Digest of the Layout that would fit the model as it is."""
         self.changes: list[ParamChange] = []
-        self._states = _states(model, whole=self.layout.shards == 1)
+        self._states = _states(model, whole=self.layout.mesh.shards == 1)
         self.apart = [state for name, state in self._states.items() if name in apart.shape or name in apart.frozen]
         """Those that not all ranks held alike when watching began, as they are on this one."""
         self._model = model
-        self._axes = axes
         self._make = lambda: make(Apart(shape=apart.shape))
         self._ids = _ids(model)
         self._known = {self.layout.digest: self.layout}
@@ -52,7 +51,7 @@ class Parameters:
             raise
 
     def _note(self, step: int) -> bool:
-        whole = self.layout.shards == 1
+        whole = self.layout.mesh.shards == 1
         before, states, ids = self._states, _states(self._model, whole=whole), _ids(self._model)
         swapped = {name for name in ids if whole and self._ids.get(name, ids[name]) != ids[name]}
         self._states, self._ids, self._moved = states, ids, True
@@ -83,7 +82,7 @@ class Parameters:
         if digest == self.layout.digest and not self._moved:
             return False
         self._moved = False
-        self.layout = self._known[digest].held_by(self._model, axes=self._axes)
+        self.layout = self._known[digest].held_by(self._model)
         kept = {digest, self.wants, *(other for _, other in self._agreed)}
         self._known = {key: layout for key, layout in self._known.items() if key in kept} | {digest: self.layout}
         return True

@@ -22,6 +22,18 @@ def world_size(process_group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(process_group) if is_initialised() else 1
 
 
+def own_rank() -> int:
+    """The global rank of this process; 0 where no group is initialised."""
+    return dist.get_rank() if is_initialised() else 0
+
+
+def ranks_of(process_group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
+    """Global ranks of ``process_group`` (None: of the default group); those of this process alone where none is
+    initialised.
+    """
+    return tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD)) if is_initialised() else (0,)
+
+
 def collectives_started(ranks: Sequence[int] | None = None) -> int:
     """How many collectives this process has started in the groups of ``torch.distributed`` (of just these ``ranks``, if
     given), of backends that count.

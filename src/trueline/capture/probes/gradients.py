@@ -48,6 +48,8 @@ class GradientProbe:
         self.exact = False
         self.blind = False
         """Whether only what ranks hold whole beside shards can be measured: what is in ``.grad`` is nobody's whole."""
+        self.alone = False
+        """Whether nothing reduces, so that what the optimizer receives is the worker's own gradient."""
         self.wants_reduced = True
         self.copies: dict[int, Tensor] = {}
         self.waiting: Callable[[], Iterable[Tensor]] | None = None
@@ -104,15 +106,17 @@ class GradientProbe:
         if self.exact and phase == "local":
             self._keep(pairs, add=add)
 
-    def see_used(self, shard: int | None = None) -> None:
+    def see_used(self) -> None:
         """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one, or this rank's
-        ``shard`` of it.
+        shard of it.
         """
         there = [(param, local(param.grad)) for param in self.layout.params if param.grad is not None]
-        if shard is not None:
-            widths, index_of = self.layout.sketcher.widths, self.layout.index_of
-            there = [(param, _padded(gradient, widths[index_of[id(param)]])) for param, gradient in there]
-        self.see("used", there, shard=shard)
+        if self.layout.mesh.shards == 1:
+            self.see("local" if self.alone else "used", there)
+            return
+        widths, index_of = self.layout.sketcher.widths, self.layout.index_of
+        there = [(param, _padded(gradient, widths[index_of[id(param)]])) for param, gradient in there]
+        self.see("used", there, shard=self.layout.mesh.shard)
 
     def unreduced(self) -> dict[str, list[int]]:
         """The column ``unreduced_params``, where the framework keeps gradients that it has not reduced."""

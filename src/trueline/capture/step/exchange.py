@@ -25,7 +25,8 @@ from torch import nn
 
 from trueline.capture.model import peers
 from trueline.capture.model.layout import ALIKE, Apart
-from trueline.capture.model.world import Meeting, is_initialised, meet
+from trueline.capture.model.mesh import Mesh
+from trueline.capture.model.world import Meeting, meet
 
 _log = logging.getLogger(__name__)
 
@@ -113,19 +114,14 @@ def _keep(*objects: object) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
 
 
-def make_team(
-    process_group: dist.ProcessGroup | None, *, model: nn.Module, adapter: str = "", replicas: bool = False
-) -> Team:
-    """The Team of those of ``process_group`` (None: the default group; a single worker where none is initialised) that
-    come to train ``model``, which they compare unless an ``adapter`` has no name.
+def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool = False) -> Team:
+    """The Team of those members of ``mesh`` that come to train ``model``, which they compare unless an ``adapter`` has
+    no name.
 
     ``replicas`` are of a framework in whose backward pass ranks wait for each other anyway. All ranks must call it in
     the same order, and one that never does is waited for a while. They are not connected yet.
     """
-    if not is_initialised():
-        return Team(ranks=(0,), rank=0, group=None)
-    ranks = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
-    rank = dist.get_rank()
+    ranks, rank = mesh.members, mesh.rank
     if len(ranks) == 1:
         return Team(ranks=ranks, rank=rank, group=None)
     said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()

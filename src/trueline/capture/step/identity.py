@@ -61,9 +61,7 @@ class Identity:
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return False
         if self._layout is None:
-            key = "all" if layout.shards == 1 else f"shard {self._adapter.shard} of {layout.shards}"
-            key = key if self._adapter.alike else f"rank {self._team.rank}"
-            self.env = describe_rank(model, layout, rank=self._team.rank, world_size=self._team.size, replica_key=key)
+            self.env = describe_rank(model, layout, world_size=self._team.size)
             self._lists = [param_lists(layout)]
         elif layout.digest != self._layout.digest:
             self._lists.append(param_lists(layout, step=step))

@@ -23,7 +23,7 @@ from trueline.capture.job.live_plan import Change, Live
 from trueline.capture.job.outlet import Outlet
 from trueline.capture.job.triggers import nonfinite_in, seen_in_row
 from trueline.capture.model.host_copy import HostCopy
-from trueline.capture.model.layout import ALIKE, Layout, local, make_layout
+from trueline.capture.model.layout import ALIKE, Layout, make_layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.averaging import AveragingProbe
 from trueline.capture.probes.batch import Batch, columns_of
@@ -101,12 +101,10 @@ class Recorder:
                 model,
                 patterns=plan.param_names,
                 max_groups=plan.max_groups,
-                shards=adapter.shards,
-                axes=adapter.axes,
+                mesh=adapter.mesh,
                 apart=apart,
             ),
             apart=team.apart or ALIKE,
-            axes=adapter.axes,
         )
         self._attach()
         self._identity = Identity(start.manifest, adapter=adapter, team=team)
@@ -317,7 +315,7 @@ class Recorder:
     @property
     def _measures(self) -> bool:
         """Whether gradients are looked at in this step. A rank that cannot any more still takes part in the sums."""
-        return self._sampled and self._adapter.alike and "gradients" not in self._broken
+        return self._sampled and self._adapter.mesh.compares and "gradients" not in self._broken
 
     def _attach(self) -> None:
         self.gradients = GradientProbe(self.layout)
@@ -369,11 +367,8 @@ class Recorder:
             self._start_sum(self._record)
 
     def _gather_gradients(self, *, seen: bool) -> None:
-        if seen and self._adapter.local_is_grad:
-            params = self.layout.params
-            self.gradients.see("local", [(param, local(param.grad)) for param in params if param.grad is not None])
-        elif seen:
-            self.gradients.see_used(shard=self._adapter.shard if self._adapter.shards > 1 else None)
+        if seen:
+            self.gradients.see_used()
         self._staged |= self.gradients.payload()
 
     def _gather_exactly(self) -> None:
@@ -434,7 +429,7 @@ class Recorder:
         columns = (
             record.row
             | {"num_micro": num_micro}
-            | own_columns.gradient_columns(host, record.layout, sharded=record.layout.shards > 1)
+            | own_columns.gradient_columns(host, record.layout, sharded=record.layout.mesh.shards > 1)
         )
         columns |= own_columns.digest_columns(host) | self._loss_columns(host, record.step, micros=num_micro or 0)
         if record.keeps_sketch and record.own is not None:

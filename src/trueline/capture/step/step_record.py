@@ -53,7 +53,7 @@ class StepRecord:
 
     def part_of_sum(self, *, workers: int) -> Array:
         """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
-        shards = self.layout.shards
+        shards = self.layout.mesh.shards
         own = own_columns.own_measurement(self.copy.host, self.layout)
         self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.layout)
         replicas = workers // shards if shards > 1 else 1
@@ -73,7 +73,7 @@ class StepRecord:
             self.own,
             shared_columns.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
             reduced_norm2=self.reduced_norm2,
-            sharded=layout.shards > 1,
+            sharded=layout.mesh.shards > 1,
             numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
             dtype=reduction.dtype,
             roundings=reduction.roundings,

@@ -1,0 +1,150 @@
+"""The mesh of ranks that a model is laid out on: who is a replica of whom, who holds which shard, and who reduces
+gradients with whom.
+
+An adapter makes it once a model, from what its framework says; everything else asks it. Arithmetic on ranks only.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.capture.model.world import own_rank, ranks_of
+
+Role = Literal["replica", "shard", "part"]
+"""What the ranks along one axis of a mesh are to each other. Replicas hold the same parameters, shards hold pieces of
+them between steps: both compute gradients of whole parameters, which are then averaged (data and context parallelism,
+FSDP). Parts hold one model together, and have the gradients of their own part only (tensor, pipeline and expert
+parallelism).
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Global ``ranks`` by coordinates (int64, one dim an axis), and the name and role of each axis, as ``rank`` needs
+    it. ``members`` are the ranks that write one Run together: those of the mesh, unless a process group was passed.
+    ``others`` are meshes that some parameters are on instead, such as those of experts.
+    """
+
+    ranks: NDArray[np.int64]
+    names: tuple[str, ...]
+    roles: tuple[Role, ...]
+    rank: int
+    members: tuple[int, ...]
+    others: tuple[Mesh, ...] = ()
+
+    def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
+        """Where ``rank`` (this one, if None) is on each axis. Raises ValueError for a rank that is not on the mesh."""
+        rank = self.rank if rank is None else rank
+        found = np.argwhere(self.ranks == rank)
+        if len(found) != 1:
+            raise ValueError(f"Rank {rank} is not on the mesh of the ranks {self.ranks.ravel().tolist()}.")
+        return tuple(found[0].tolist())
+
+    def group(self, *names: str, rank: int | None = None) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` (this one, if None) along the axes of these names only, itself included,
+        in the order of the mesh.
+        """
+        own = self.coordinates(rank)
+        index = tuple(slice(None) if name in names else at for name, at in zip(self.names, own, strict=True))
+        return tuple(self.ranks[index].ravel().tolist())
+
+    def along(self, *roles: Role, rank: int | None = None) -> tuple[int, ...]:
+        """``group`` of all axes of these roles."""
+        names = [name for name, role in zip(self.names, self.roles, strict=True) if role in roles]
+        return self.group(*names, rank=rank)
+
+    @functools.cached_property
+    def replicas(self) -> tuple[int, ...]:
+        """The ranks that hold, bit for bit, what this one holds."""
+        return self.along("replica")
+
+    @functools.cached_property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that reduce gradients with this one."""
+        return self.along("replica", "shard")
+
+    @functools.cached_property
+    def shards(self) -> int:
+        """In how many pieces a gradient is reduced; 1 where every worker receives all of it."""
+        return len(self.along("shard"))
+
+    @functools.cached_property
+    def shard(self) -> int:
+        """Which of these pieces is this rank's."""
+        return self.along("shard").index(self.rank)
+
+    @functools.cached_property
+    def compares(self) -> bool:
+        """Whether the members are workers, which are compared, and do not hold one model together."""
+        return len(self.along("part")) == 1
+
+    @functools.cached_property
+    def replica_key(self) -> str:
+        """A text that is equal on two members exactly where they hold the same."""
+        if not self.compares:
+            return f"rank {self.rank}"
+        return "all" if self.shards == 1 else f"shard {self.shard} of {self.shards}"
+
+    def of(self, param: Tensor) -> Mesh:
+        """The mesh that ``param`` is on, with the roles that its own placements give the axes."""
+        held: Any = getattr(param, "device_mesh", None)
+        if held is None:
+            return self if is_piece(param) else replace(self, roles=tuple(map(_whole, self.roles)))
+        mesh = on_device_mesh(held, rank=self.rank)
+        placements: Any = param.placements  # type: ignore[attr-defined]
+        cuts = [placement.is_shard() for placement in placements]
+        roles = [self._role(mesh.group(name)) if cut else "replica" for name, cut in zip(mesh.names, cuts, strict=True)]
+        return replace(mesh, roles=tuple(roles))
+
+    def _role(self, group: tuple[int, ...]) -> Role:
+        """What ranks that hold other pieces are to each other: a framework that reduces in shards has said so."""
+        for mesh in (self, *self.others):
+            known = zip(mesh.names, mesh.roles, strict=True)
+            if any(role == "shard" and mesh.group(name) == group for name, role in known):
+                return "shard"
+        return "part"
+
+    def text(self) -> str:
+        """The axes, such as ``dp = 2 x tp = 4``."""
+        return " x ".join(f"{name} = {size}" for name, size in zip(self.names, self.ranks.shape, strict=True))
+
+
+def workers_in(process_group: dist.ProcessGroup | None = None) -> Mesh:
+    """Replicas: all ranks of ``process_group`` (None: of the default group; this one where none is initialised)."""
+    return _line(ranks_of(process_group), "replica")
+
+
+def parts_in(process_group: dist.ProcessGroup | None = None) -> Mesh:
+    """Ranks of ``process_group`` that hold one model together."""
+    return _line(ranks_of(process_group), "part")
+
+
+def on_device_mesh(device_mesh: Any, *roles: Role, rank: int | None = None) -> Mesh:
+    """The Mesh of a ``torch.distributed.DeviceMesh``, with one role an axis (replicas, if none is given)."""
+    ranks = device_mesh.mesh.numpy().astype(np.int64)
+    names = device_mesh.mesh_dim_names or tuple(f"dim {index}" for index in range(device_mesh.ndim))
+    rank = own_rank() if rank is None else rank
+    roles = roles or ("replica",) * ranks.ndim
+    return Mesh(ranks, tuple(names), roles, rank=rank, members=tuple(ranks.ravel().tolist()))
+
+
+def is_piece(param: Tensor) -> bool:
+    """Whether a rank may hold a piece of ``param`` only: a DTensor, what FSDP1 flattened, what ZeRO 3 partitioned. (The
+    marks of the latter two are private: ``torch.distributed.fsdp._common_utils``, ``deepspeed.zero``.)
+    """
+    return any(hasattr(param, mark) for mark in ("to_local", "_fsdp_flattened", "ds_tensor"))
+
+
+def _line(ranks: tuple[int, ...], role: Role) -> Mesh:
+    return Mesh(np.array(ranks, dtype=np.int64), ("ranks",), (role,), rank=own_rank(), members=ranks)
+
+
+def _whole(role: Role) -> Role:
+    return "replica" if role == "shard" else role
