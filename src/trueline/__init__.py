@@ -59,7 +59,7 @@ def watch(
     from trueline.capture.watch import Watch as Handle
     from trueline.capture.watch import further_run
     from trueline.schema.plan import Plan
-    from trueline.store.place import Place
+    from trueline.store.writer import Destination
 
     out = os.fspath(out)
     if (further := Handle.further(out, model, name or name_of(model))) is not None:
@@ -67,7 +67,7 @@ def watch(
     return Handle(
         model,
         optimizer,
-        make_sink=Place(out, overwrite=overwrite, resume=resume).open,
+        make_sink=Destination(out, overwrite=overwrite, resume=resume).open,
         run_path=out,
         plan=Plan.load(plan),
         process_group=process_group,

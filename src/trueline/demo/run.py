@@ -9,7 +9,7 @@ from typing import Any
 
 from trueline.demo.fine_tune import Options, Progress, prepare, require_sound, train_settings, warm_up
 from trueline.demo.model import require_extra
-from trueline.demo.place import REPORT, claim, require_free
+from trueline.demo.output_folder import REPORT, claim, require_free
 from trueline.demo.settings import SETTINGS
 from trueline.demo.summary import Judged, Reading, document
 

@@ -6,11 +6,9 @@ T steps, N ranks, K values of a list column, R rows.
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import posixpath
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +21,6 @@ from trueline.schema.reading import reading, shortened
 from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.secrets import without_credentials
 from trueline.schema.shown import Shown, library
-from trueline.schema.site import Site
-from trueline.schema.stats import TensorStats
 from trueline.schema.workers import PARAM_COLUMNS
 from trueline.store import layout
 from trueline.store.documents import name_unknown, read_env, read_findings
@@ -33,12 +29,8 @@ from trueline.store.log.listing import names_in
 from trueline.store.log.pieces import Pieces, read_pieces
 from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
-from trueline.store.records.record_reader import RecordReader, site_of
-from trueline.store.records.stacks import read_stacks
-from trueline.store.records.tensor_reader import TensorReader
-from trueline.store.records.tensors import TensorValue
-from trueline.store.records.whole import stats_of, whole_stats
-from trueline.store.rows import RECORD_SCHEMA, SCALAR_NAMES, WORKER_SCHEMA, MergeOrder
+from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
+from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, MergeOrder, require_column
 
 _LONGEST = "sketch"
 """The column whose lists may not fit into memory together."""
@@ -46,10 +38,8 @@ _LONGEST = "sketch"
 _OF_GROUPS = [name for name in WORKER_SCHEMA.names if name.startswith("group_")]
 """Columns of short lists that are asked for one after the other: each by itself would cost a look into every part."""
 
-_UNREADABLE = "Check its permissions and the disk, or copy it again."
 
-
-class Run(Shown):
+class Run(RecordedSteps, Shown):
     """A Run at a path or fsspec URL, as it was at the moment of opening; it may be written to meanwhile.
 
     Raises ``RunError`` where there is none, or one that this version cannot read. Whatever in it is damaged is skipped
@@ -74,7 +64,7 @@ class Run(Shown):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._given = os.fspath(path)
         self.path = without_credentials(self._given)
-        with reading(f"'{shortened(self.path)}'", _UNREADABLE, error=RunError):
+        with reading(f"'{shortened(self.path)}'", UNREADABLE, error=RunError):
             self._open()
 
     def _open(self) -> None:
@@ -93,6 +83,7 @@ class Run(Shown):
 
     def _take(self, pieces: Pieces) -> None:
         self._pieces = pieces
+        self._timeline = pieces.timeline
         self._rows = MergeOrder(*(column.to_numpy() for column in pieces.columns(["step", "rank"]).columns))
         self._columns: dict[str, pa.Array] = {}
         self.steps = np.unique(self._rows.steps)
@@ -108,7 +99,7 @@ class Run(Shown):
     @property
     def restarts(self) -> list[int]:
         """The steps, ascending, at which the job was started again and went on from."""
-        return self._pieces.timeline.restarts
+        return self._timeline.restarts
 
     @cached_property
     def models(self) -> dict[str, str]:
@@ -148,7 +139,7 @@ class Run(Shown):
     def column(self, name: str) -> pa.Array:
         """[R] one column of ``table()``, merged on first use; null where not measured."""
         if name not in self._columns:
-            _known(name)
+            require_column(name, WORKER_SCHEMA.names)
             self._load(_OF_GROUPS if name in _OF_GROUPS else [name])
         return self._columns[name]
 
@@ -167,7 +158,7 @@ class Run(Shown):
 
     def measured(self, column: str) -> np.ndarray:
         """[T, N] bool: where a column was measured; of a sketch no more than one part of its values is held for it."""
-        _known(column)
+        require_column(column, WORKER_SCHEMA.names)
         rows = self._rows.merge(self._pieces.measured(column)) if column == _LONGEST else self.column(column)
         valid_R = rows.is_valid().to_numpy(zero_copy_only=False)
         measured_TN = np.zeros((len(self.steps), len(self.ranks)), dtype=bool)
@@ -227,98 +218,10 @@ class Run(Shown):
         lists, rows = self._measured_lists(column, steps, ranks)
         return self._rows.steps[rows], self._rows.ranks[rows], lists.value_lengths().to_numpy(), _flat(lists)
 
-    @property
-    def has_records(self) -> bool:
-        """Whether any step was recorded."""
-        return len(self.record_steps) > 0
-
-    @property
-    def record_steps(self) -> np.ndarray:
-        """[S] int64, distinct and ascending: the steps that any rank recorded."""
-        return self._recorded.steps
-
-    @property
-    def record_ranks(self) -> list[int]:
-        """Global ranks that recorded, ascending."""
-        return self._recorded.ranks
-
-    def records(
-        self,
-        *,
-        steps: Collection[int] | None = None,
-        ranks: Collection[int] | None = None,
-        names: Sequence[str] | None = None,
-        phases: Collection[str] | None = None,
-        columns: Sequence[str] | None = None,
-        resolve: bool = True,
-    ) -> pa.Table:
-        """Rows of recorded steps under columns of ``schema.records``, sorted by (step, rank, row).
-
-        ``names`` are globs (``*`` matches dots too); None selects all. With ``resolve`` a row that is ``same_as``
-        another has its numbers and its key of a tensor. Raises ``RunError`` for an unknown column, or where a part is
-        gone since the Run was opened.
-        """
-        for column in columns or ():
-            _known(column, RECORD_SCHEMA.names)
-        return self._recorded.read(
-            steps=steps, ranks=ranks, names=names, phases=phases, columns=columns, resolve=resolve
-        )
-
-    def records_at(self, site: Site | str) -> pa.Table:
-        """The rows of ``records`` at a Site; ``records.record_reader.site_of`` goes the other way.
-
-        Raises ``SiteError`` for a text that is no Site.
-        """
-        return self._recorded.at(Site.parse(site) if isinstance(site, str) else site)
-
-    def whole(self, site: Site | str) -> TensorStats:
-        """The statistics at a Site over all ranks: of a DTensor its shards merged, else what that rank measured.
-
-        Raises ``RunError`` where nothing was measured there, ``MergeError`` where shards do not make up a whole.
-        """
-        site = Site.parse(site) if isinstance(site, str) else site
-        own = self.records_at(site).to_pylist()
-        if not own or (stats := stats_of(own[0])) is None:
-            raise RunError(f"Nothing was measured at '{site}' in Run '{self.path}'. Pass a site with numbers.")
-        sites = [replace(site, rank=rank) for rank in self.record_ranks] if own[0]["mesh"] else []
-        return whole_stats([row for one in sites for row in self.records_at(one).to_pylist()]) if sites else stats
-
-    def tensor(self, where: Site | str | Mapping[str, Any]) -> TensorValue:
-        """The stored value at a Site, or of a row of ``records``. Raises ``RunError`` where none was stored or it is
-        damaged.
-        """
-        site = where if isinstance(where, Site | str) else site_of(where)
-        rows = self.records_at(site).to_pylist() if isinstance(where, Site | str) else [where]
-        if not rows:
-            raise RunError(
-                f"Nothing was recorded at '{site}' in Run '{self.path}'. Pass a site of `trueline info --site`."
-            )
-        if rows[0]["tensor"] is None:
-            raise RunError(
-                f"No value was stored at '{site}' in Run '{self.path}'. Record with depth = \"tensor\" to keep values."
-            )
-        value = self.stored.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
-        return value.shaped(tuple(rows[0]["shape"]))
-
-    def tensor_problems(self) -> list[str]:
-        """One line for each file of stored values that is not whole; damage within one shows when it is read."""
-        return self.stored.problems()
-
     def size_bytes(self, folder: str) -> int:
         """Bytes of the files in a folder of the Run; 0 where there is none."""
         path = posixpath.join(self._root, folder)
         return sum(int(entry["size"]) for entry in self._fs.find(path, detail=True).values())
-
-    def stack_frames(self, rank: int, number: int) -> tuple[str, ...]:
-        """The call stack that column ``stack`` of a row refers to, innermost first. Raises ``RunError``."""
-        frames = self._stacks.get(rank, {}).get(number)
-        if frames is None:
-            raise RunError(f"Run '{self.path}' has no call stack {number} of rank {rank}.")
-        return frames
-
-    def has_stack(self, rank: int, number: int) -> bool:
-        """Whether there is a call stack to which column ``stack`` of a row refers."""
-        return number in self._stacks.get(rank, {})
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows that one SELECT (DuckDB's) gives; the view ``workers`` is ``table()``, ``records`` is ``records()``.
@@ -330,21 +233,6 @@ class Run(Shown):
     def query_named(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The column names of a query and its rows; see ``query``."""
         return answer(sql, {"workers": self.table, "records": self.records}, of=self.path)
-
-    @cached_property
-    def _recorded(self) -> RecordReader:
-        with reading(f"What '{shortened(self.path)}' recorded", _UNREADABLE, error=RunError):
-            return RecordReader(self._fs, self._root, self.problems, self._pieces.timeline)
-
-    @cached_property
-    def stored(self) -> TensorReader:
-        """The files of stored values; what ``TensorReader.opens`` finds is for ``problems``."""
-        return TensorReader(self._fs, self._root)
-
-    @cached_property
-    def _stacks(self) -> dict[int, dict[int, tuple[str, ...]]]:
-        with reading(f"What '{shortened(self.path)}' has of call stacks", _UNREADABLE, error=RunError):
-            return read_stacks(self._fs, self._root, self.problems)
 
     def _title(self) -> str:
         span = f"steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "no steps"
@@ -385,7 +273,7 @@ class Run(Shown):
         """The lists of a column that were measured at ``steps`` by ``ranks`` (None: all), and the index of each one's
         row.
         """
-        _known(column)
+        require_column(column, WORKER_SCHEMA.names)
         if column in SCALAR_NAMES:
             raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
         if steps is None or column in self._columns or 2 * len(steps) > len(self.steps):
@@ -441,13 +329,6 @@ class Run(Shown):
                 self.problems.append(f"rank {rank}: it left nothing in this Run of {self.world_size} workers")
             elif rank not in self.env:
                 self.problems.append(f"rank {rank}: it left rows but no environment file")
-
-
-def _known(column: str, columns: Sequence[str] = WORKER_SCHEMA.names) -> None:
-    if column not in columns:
-        near = difflib.get_close_matches(column, columns, n=1)
-        hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(columns)}.")
 
 
 def _flat(lists: pa.Array) -> np.ndarray:

@@ -5,9 +5,13 @@ T pieces, R merged rows, one for each (step, rank).
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
+from trueline.schema.errors import RunError
 from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS
 from trueline.store.records.arrays import contiguous, empty, from_numpy, to_numpy
@@ -29,6 +33,14 @@ WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) f
 RECORD_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in RECORD_COLUMNS])
 
 SCALAR_NAMES: list[str] = [field.name for field in WORKER_SCHEMA if not pa.types.is_list(field.type)]
+
+
+def require_column(column: str, columns: Sequence[str]) -> None:
+    """Raise ``RunError`` where ``column`` is none of a table's ``columns``."""
+    if column not in columns:
+        near = difflib.get_close_matches(column, columns, n=1)
+        hint = f"Did you mean '{near[0]}'? " if near else ""
+        raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(columns)}.")
 
 
 class MergeOrder:

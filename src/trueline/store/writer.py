@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,9 @@ from trueline.schema.owner import Hold
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.schema.start import FIRST, Start
+from trueline.schema.start import FIRST, Job, Start
 from trueline.store import layout
+from trueline.store.attempts import next_start
 from trueline.store.filesystem import local_path
 from trueline.store.findings import FindingsFile
 from trueline.store.log.background import MAX_BYTES
@@ -32,7 +34,7 @@ from trueline.store.log.durable import make_folder, replace_file
 from trueline.store.log.journal import FrameCodec
 from trueline.store.log.parts import encode_part
 from trueline.store.log.recover import end_last_line, first_sequence, seal_leftover
-from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, Ledger, SealAfter
+from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.records.records import encode_records
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
@@ -82,7 +84,7 @@ class RunWriter:
                 os.path.join(self.path, layout.findings_name(rank)),
                 reserve_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.reserve_name(rank)),
             )
-            self._rows = self._open_ledger()
+            self._rows = self._open_table()
         except OSError:
             self._hold.release()
             raise
@@ -103,9 +105,9 @@ class RunWriter:
         except FileExistsError:
             raise taken(self.path) from None
 
-    def _open_ledger(self) -> Ledger:
+    def _open_table(self) -> TableWriter:
         parts_path = os.path.join(self.path, layout.WORKERS_DIR)
-        return Ledger(
+        return TableWriter(
             journal_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(self._rank)),
             parts_path=parts_path,
             rank=self._rank,
@@ -239,3 +241,30 @@ class RunWriter:
 
 def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:
     return encode_part(merge_batches(batches))
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a job writes its Run, or its Runs where groups of ranks average apart from each other.
+
+    The Run of the group of rank 0 is at ``out``; that of a group led by another rank is at ``out`` followed by
+    ``.ranks-<lead>``.
+    """
+
+    out: str | os.PathLike[str]
+    overwrite: bool = False
+    resume: bool = False
+
+    def open(self, *, rank: int, lead: int, job: Job, start: Start | None) -> RunWriter:
+        """This rank's writer. The lead goes first, without a ``start``: it creates the Run, or finds out how the job
+        goes on with it, and the ``start`` of its writer is for the others. Raises as ``RunWriter`` and ``next_start``.
+        """
+        if self.overwrite and self.resume:
+            raise InputError("overwrite and resume contradict each other. Pass one of them.")
+        if job.step is not None and job.step < 0:
+            raise InputError(f"step={job.step} is given for the first step, which must be 0 or more.")
+        path = os.fspath(self.out) if lead == 0 else f"{os.fspath(self.out)}.ranks-{lead}"
+        if start is None:
+            start = next_start(path, job, rank=rank) if self.resume else Start(step=job.step or 0)
+        leads = rank == lead
+        return RunWriter(path, rank=rank, overwrite=self.overwrite and leads, creates=leads, start=start)

@@ -249,7 +249,7 @@ def test_a_start_that_was_killed_as_it_began_is_gone_on_with(tmp_path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("trueline.store.writer.Ledger", die)
+        patched.setattr("trueline.store.writer.TableWriter", die)
         with pytest.raises(KeyboardInterrupt):
             RunWriter(tmp_path, rank=0)
     writers, start = begin(tmp_path)

@@ -34,7 +34,7 @@ class SealAfter:
     size_bytes: float = math.inf
 
 
-class Ledger:
+class TableWriter:
     """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
 
     ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to. With ``merges``

@@ -15,7 +15,7 @@ from trueline.store import layout
 from trueline.store.log.background import MAX_BYTES, Background
 from trueline.store.log.durable import make_folder, sync
 from trueline.store.log.recover import first_sequence
-from trueline.store.log.table_writer import Ledger, SealAfter
+from trueline.store.log.table_writer import SealAfter, TableWriter
 from trueline.store.records.records import StepEncoder, check_records, encode_records, size_in_memory
 from trueline.store.records.stacks import StackFile
 from trueline.store.records.tensors import RESERVE_BYTES, TensorFile, check_tensor
@@ -59,7 +59,7 @@ class RecordWriter:
         self._unsynced: dict[int, str] = {}
         self._reserve_bytes = RESERVE_BYTES
         self._stores_tensors = True
-        self._ledger: Ledger | None = None
+        self._table: TableWriter | None = None
         for folder in (layout.RECORDS_DIR, layout.TENSORS_DIR):
             make_folder(os.path.join(path, folder, layout.rank_folder(rank)))
         make_folder(os.path.join(path, layout.STACKS_DIR))
@@ -97,8 +97,8 @@ class RecordWriter:
             try:
                 self._stacks.save()
             finally:
-                if self._ledger is not None:
-                    self._ledger.close()
+                if self._table is not None:
+                    self._table.close()
 
     def abandon(self) -> None:
         """End the thread and give up the file handles; no file gets its name."""
@@ -106,8 +106,8 @@ class RecordWriter:
             self._background.close()
         for file in self._tensors.values():
             file.drop()
-        if self._ledger is not None:
-            self._ledger.abandon()
+        if self._table is not None:
+            self._table.abandon()
 
     def _handle(self, record: Recorded) -> None:
         self._require()
@@ -123,15 +123,15 @@ class RecordWriter:
             self._finish_tensors(records.step)
         self._stacks.save()
         batch, frame = self._encoder.encode(_renumbered(records, self._stacks.base))
-        if self._ledger is None:
-            self._ledger = self._open_ledger()
+        if self._table is None:
+            self._table = self._open_table()
         if batch.num_rows:
-            self._ledger.add(records.step, batch, frame)
+            self._table.add(records.step, batch, frame)
 
-    def _open_ledger(self) -> Ledger:
+    def _open_table(self) -> TableWriter:
         journal = os.path.join(self._path, layout.JOURNAL_DIR, layout.records_journal_name(self._rank))
         parts_path = os.path.join(self._path, layout.RECORDS_DIR, layout.rank_folder(self._rank))
-        return Ledger(
+        return TableWriter(
             journal_path=journal,
             parts_path=parts_path,
             rank=self._rank,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trueline.demo.place import MARKER, claim, require_free
+from trueline.demo.output_folder import MARKER, claim, require_free
 from trueline.schema.errors import InputError, RunExistsError
 
 
