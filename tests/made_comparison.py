@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trueline.analyze.compare.result import Comparison, Judged, StepSummary
+from trueline.analyze.compare.result import ComparedRow, Comparison, StepSummary
 from trueline.schema.finding import Finding
 
 FAULT = "1.0/r0/fwd/layers.1.mlp.act.gelu#0:out0"
@@ -27,16 +27,16 @@ EXPLAINED = Finding("explained-by-rounding", "info", "Rounding explains every di
 INPUT_DIFFERS = Finding("input-differs", "error", "At step 0, rank 0 consumes other token ids.", (0,), 0, 0)
 
 
-def row(place: int, site: str, judgement: str = "equal", **given: object) -> Judged:
+def row(place: int, site: str, judgement: str = "equal", **given: object) -> ComparedRow:
     """One row of step 1, rank 0, with the same site in REF unless another is given."""
     step, rank = int(site.split(".", 1)[0]), int(site.split("/r", 1)[1].split("/", 1)[0])
-    made = Judged(step, rank, place, site, site, judgement, "op", "torch.add", "float32", "float32", (4, 32, 64))
+    made = ComparedRow(step, rank, place, site, site, judgement, "op", "torch.add", "float32", "float32", (4, 32, 64))
     return replace(made, **given)
 
 
-def block_rows(step: int, faulty: bool) -> list[Judged]:
+def block_rows(step: int, faulty: bool) -> list[ComparedRow]:
     """The forward, backward and update of three blocks; where ``faulty``, the second one's activation is to blame."""
-    rows: list[Judged] = []
+    rows: list[ComparedRow] = []
     prefix = f"{step}.0/r0"
     for block in range(3):
         for op in ("norm1.rms_norm", "attn.qkv.linear", "attn.add", "mlp.up.linear", "mlp.act.gelu", "mlp.down.linear"):
@@ -56,10 +56,10 @@ def block_rows(step: int, faulty: bool) -> list[Judged]:
 def made_comparison(*, ref: str = "runs/gpu") -> Comparison:
     """Step 0 equal, step 1 with the fault: exit code 1."""
     rows = [*block_rows(0, faulty=False), *block_rows(1, faulty=True)]
-    lonely = row(
+    unmatched = row(
         len(rows), "1.0/r0/fwd/layers.2.mlp.dropout#0:out0", "not-comparable", ref_site=None, note="only in RUN"
     )
-    rows.append(lonely)
+    rows.append(unmatched)
     first = next(each for each in rows if each.site == FAULT)
     return Comparison(
         "runs/npu",
@@ -94,7 +94,7 @@ def untold_comparison() -> Comparison:
     return Comparison("runs/a", "runs/b", (), rows, (summary_of(rows, 1),))
 
 
-def summary_of(rows: Sequence[Judged], step: int, *, loss_rel: float | None = None) -> StepSummary:
+def summary_of(rows: Sequence[ComparedRow], step: int, *, loss_rel: float | None = None) -> StepSummary:
     """How step ``step`` of rank 0 compares by ``rows``."""
     own = [each for each in rows if each.step == step]
     counts = Counter(each.judgement for each in own)
@@ -103,7 +103,7 @@ def summary_of(rows: Sequence[Judged], step: int, *, loss_rel: float | None = No
     return StepSummary(step, 0, counts, beyond, max(times, default=None), loss_rel)
 
 
-def _judged(place: int, site: str, block: int, op: str, slot: str, *, faulty: bool, api: str) -> Judged:
+def _judged(place: int, site: str, block: int, op: str, slot: str, *, faulty: bool, api: str) -> ComparedRow:
     equal = row(place, site, api=api)
     if not faulty or block == 0 or (block == 1 and op < "mlp.act" and "mlp.down" not in op):
         return equal
@@ -115,7 +115,7 @@ def _judged(place: int, site: str, block: int, op: str, slot: str, *, faulty: bo
     return _sized(replace(equal, judgement="propagated"), 20.0 + place)
 
 
-def _sized(judged: Judged, times: float | None) -> Judged:
+def _sized(judged: ComparedRow, times: float | None) -> ComparedRow:
     if times is None:
         return judged
     return replace(judged, measured=1e-5 * times, expected=1e-5, times=times, how="statistics")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trueline.analyze.compare.judge.loss_gap import Drift, drift_of
+from trueline.analyze.compare.judge.loss_gap import LossGap, loss_gap_of
 from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
 
@@ -65,13 +65,13 @@ def main() -> None:
     parser.add_argument("--since", type=int, default=50)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    drifts: dict[tuple[str, int], list[Drift]] = {}
+    drifts: dict[tuple[str, int], list[LossGap]] = {}
     for seed in range(chosen.seeds):
         healthy = [losses(seed, nudge, CHANGES[0], chosen) for nudge in range(1 + max(CALIBRATED))]
         for change in CHANGES:
             run = losses(seed, 1 + max(CALIBRATED), change, chosen)
             for num in CALIBRATED:
-                drift = drift_of(run, healthy[0], healthy[1 : 1 + num])
+                drift = loss_gap_of(run, healthy[0], healthy[1 : 1 + num])
                 assert drift is not None
                 drifts.setdefault((change.name, num), []).append(drift)
     print(HEAD.format(since=chosen.since))
@@ -82,7 +82,7 @@ def main() -> None:
         print(f"| {' | '.join(cells)} |")
 
 
-def _cells(drifts: list[Drift]) -> list[str]:
+def _cells(drifts: list[LossGap]) -> list[str]:
     since = [drift.since for drift in drifts if drift.since is not None]
     furthest = sum(drift.excess > drift.usual for drift in drifts)
     return [str(len(since)), f"{statistics.median(since):.0f}" if since else "–", str(furthest)]

@@ -11,8 +11,6 @@ from benchmarks.distance.recorded import record
 
 from trueline.analyze.compare.arrange import arrange
 from trueline.analyze.compare.judge.distance import stats_distance, tensor_distance
-from trueline.analyze.compare.match.align import align
-from trueline.analyze.compare.match.names import NameMap
 from trueline.store.reader import Run
 
 PAIRS = 3
@@ -46,7 +44,7 @@ def table(folder: Path) -> str:
 
 def _look(run: Path, ref: Path, ratios: dict[str, list[float]], broken: dict[str, int]) -> None:
     for each in arrange(Run(str(run)), Run(str(ref))):
-        for pair in align(*each.read(), NameMap()).pairs:
+        for pair in each.read().pairs:
             mine, theirs = pair.mine, pair.theirs
             if mine is None or theirs is None or mine.root != mine.index or mine.load is None or theirs.load is None:
                 continue

@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 
 from trueline.analyze.compare.expect.rounding import order_difference_rel, sum_error_rel, unit_roundoff
 from trueline.testing.ranks import run_ranks
-from trueline.trials.noise import Question, workers_gradients
+from trueline.trials.noise import SumSetup, workers_gradients
 
 ELEMENTS = 65_536
 
@@ -31,31 +31,31 @@ def all_reduces() -> Iterator[AllReduce]:
     for ranks in (3, 4):
         for dtype in ("float32", "bfloat16", "float16"):
             for cosine in (0.0, 0.5):
-                yield _one(Question(ranks, ELEMENTS, dtype, cosine=cosine))
+                yield _one(SumSetup(ranks, ELEMENTS, dtype, cosine=cosine))
 
 
-def _one(question: Question) -> AllReduce:
-    exact = _terms(question).double().sum(0)
-    first, second = (run_ranks(_reduced, question.workers, question, swapped)[0].double() for swapped in (False, True))
-    u = unit_roundoff(question.dtype)
-    error = sum_error_rel(question.workers, order="ring", u=u, mean_cosine=question.cosine)
-    difference = order_difference_rel(question.workers, u=u, mean_cosine=question.cosine)
+def _one(setup: SumSetup) -> AllReduce:
+    exact = _terms(setup).double().sum(0)
+    first, second = (run_ranks(_reduced, setup.workers, setup, swapped)[0].double() for swapped in (False, True))
+    u = unit_roundoff(setup.dtype)
+    error = sum_error_rel(setup.workers, order="ring", u=u, mean_cosine=setup.cosine)
+    difference = order_difference_rel(setup.workers, u=u, mean_cosine=setup.cosine)
     norm = float(exact.norm())
     return AllReduce(
-        question.dtype,
-        question.workers,
-        question.cosine,
+        setup.dtype,
+        setup.workers,
+        setup.cosine,
         float((first - exact).norm()) / norm / error,
         float((first - second).norm()) / norm / difference,
     )
 
 
-def _reduced(rank: int, _: int, question: Question, swapped: bool) -> Tensor:
+def _reduced(rank: int, _: int, setup: SumSetup, swapped: bool) -> Tensor:
     """What a rank gets, with the gradients of ranks 0 and 1 swapped or not: they then meet others first."""
-    own = _terms(question)[1 - rank if swapped and rank < 2 else rank].clone()
+    own = _terms(setup)[1 - rank if swapped and rank < 2 else rank].clone()
     distributed.all_reduce(own)
     return own
 
 
-def _terms(question: Question) -> Tensor:
-    return workers_gradients(question, question.elements, torch.Generator().manual_seed(question.seed))
+def _terms(setup: SumSetup) -> Tensor:
+    return workers_gradients(setup, setup.elements, torch.Generator().manual_seed(setup.seed))

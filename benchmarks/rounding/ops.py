@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from trueline.analyze.compare.expect.ops import OpClass, op_rounding_rel
+from trueline.analyze.compare.expect.ops import op_rounding_rel
+from trueline.analyze.compare.op_names import OpClass
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

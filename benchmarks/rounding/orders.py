@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trueline.analyze.compare.expect.rounding import STAGNATION, UNIT_ROUNDOFF
-from trueline.trials.noise import Question, measure
+from trueline.trials.noise import SumSetup, measure
 
 WORKERS = (2, 3, 4, 8, 32, 128)
 COSINES = (-0.5, 0.0, 0.1, 0.5, 0.9)
@@ -44,27 +44,27 @@ def sums() -> Iterator[Sums]:
             for workers in WORKERS:
                 for share in COSINES:
                     cosine = -share / (1 - workers) if share < 0 else share
-                    yield from of(Question(workers, ELEMENTS, dtype, accumulate, cosine=cosine, seed=workers))
+                    yield from of(SumSetup(workers, ELEMENTS, dtype, accumulate, cosine=cosine, seed=workers))
 
 
 def near_stagnation() -> Iterator[Sums]:
     """bfloat16 added one after the other: from far to near, and terms that are all equal."""
     for workers, cosine in NEARER:
-        yield from of(Question(workers, ELEMENTS, "bfloat16", "same", ("sequential",), cosine, 1))
+        yield from of(SumSetup(workers, ELEMENTS, "bfloat16", "same", ("sequential",), cosine, 1))
 
 
-def of(question: Question) -> Iterator[Sums]:
+def of(setup: SumSetup) -> Iterator[Sums]:
     """One of each kind of order."""
-    u = UNIT_ROUNDOFF["float32" if question.accumulate == "float32" else question.dtype]
-    count = question.workers
-    nearness = u * math.sqrt(count + count * (count - 1) * question.cosine)
-    for one in measure(question):
+    u = UNIT_ROUNDOFF["float32" if setup.accumulate == "float32" else setup.dtype]
+    count = setup.workers
+    nearness = u * math.sqrt(count + count * (count - 1) * setup.cosine)
+    for one in measure(setup):
         expected = one.difference_expected_rel
         yield Sums(
-            question.dtype,
-            question.accumulate,
+            setup.dtype,
+            setup.accumulate,
             count,
-            question.cosine,
+            setup.cosine,
             one.order,
             one.error_rel / one.error_expected_rel,
             one.difference_rel / expected if expected else 0.0,

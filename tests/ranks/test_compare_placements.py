@@ -196,7 +196,7 @@ def test_a_fault_of_all_ranks_is_found_in_its_call(pools, single, tmp_path, how,
 def test_tokens_of_a_sharded_sequence_are_compared_in_the_order_of_the_whole(pools, single, tmp_path):
     """[B, L] of each rank as tokens is not a part of [B·L] side by side with the others', but sample by sample."""
     run = trueline.open_run(recorded(pools, tmp_path / "run", "cp", False, "tensor"))
-    mine, theirs = arrange(run, trueline.open_run(single / "tensor"))[0].read()
+    mine, theirs = arrange(run, trueline.open_run(single / "tensor"))[0].read().sides
     loads = [
         {str(value.site).split("/", 2)[2]: value.load for value in side.values if value.site.call == 0}
         for side in (mine, theirs)

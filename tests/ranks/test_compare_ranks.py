@@ -130,7 +130,7 @@ def compared(run, ref, *, index=0):
     each other is not merged, and left out of the second.
     """
     arrangement = arrange(run, ref)[index]
-    mine, theirs = arrangement.read()
+    mine, theirs = arrangement.read().sides
     pairs = align(mine, theirs, NameMap()).pairs
     both = [(pair.mine, pair.theirs) for pair in pairs if not pair.reason]
     told = [(one, other) for one, other in both if one.load is not None]
@@ -159,14 +159,14 @@ def test_four_data_parallel_ranks_merge_to_one(four, single, tmp_path, num_micro
     four.run(train, str(tmp_path / "run"), "ddp", num_micro)
     run = trueline.open_run(tmp_path / "run")
     for index in range(STEPS):
-        arrangement, told, untold, lonely = compared(run, single, index=index)
-        lonely = [pair for pair in lonely if pair.theirs is not None or pair.mine.site.phase != "comm"]
+        arrangement, told, untold, unmatched = compared(run, single, index=index)
+        unmatched = [pair for pair in unmatched if pair.theirs is not None or pair.mine.site.phase != "comm"]
         assert (arrangement.step, arrangement.rank) == (index, None)
         assert "ranks 0, 1, 2, 3 of 4" in arrangement.note
         assert_merged_is_whole(told)
         assert not untold
         # what divides the loss by the number of micro-batches
-        assert {pair.mine.site.name for pair in lonely} <= {"div", "AdamW.div"} if num_micro > 1 else not lonely
+        assert {pair.mine.site.name for pair in unmatched} <= {"div", "AdamW.div"} if num_micro > 1 else not unmatched
     head = next(one for one, _ in told if str(one.site).startswith("1.0/r0/bwd/head#0:in0"))
     assert (head.ranks, head.scale) == ((0, 1, 2, 3), 0.25)
     assert trueline.compare(run.path, single.path).exit_code == 0
@@ -174,14 +174,14 @@ def test_four_data_parallel_ranks_merge_to_one(four, single, tmp_path, num_micro
 
 def test_fsdp2_shards_and_activations_merge_to_one_rank(two, single, tmp_path):
     two.run(train, str(tmp_path / "run"), "fsdp2")
-    _, told, untold, lonely = compared(trueline.open_run(tmp_path / "run"), single)
+    _, told, untold, unmatched = compared(trueline.open_run(tmp_path / "run"), single)
     assert trueline.compare(tmp_path / "run", single.path).exit_code == 0
     assert_merged_is_whole(told)
     assert not untold
     assert {"param", "grad", "opt", "fwd", "bwd"} == {one.site.phase for one, _ in told}
     # FSDP2 shows no gradient of a parameter before it is reduced
-    assert {(pair.theirs.site.phase, pair.theirs.kind) for pair in lonely if pair.mine is None} == {("bwd", "param")}
-    assert {pair.mine.site.phase for pair in lonely if pair.theirs is None} == {"comm"}
+    assert {(pair.theirs.site.phase, pair.theirs.kind) for pair in unmatched if pair.mine is None} == {("bwd", "param")}
+    assert {pair.mine.site.phase for pair in unmatched if pair.theirs is None} == {"comm"}
 
 
 def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
@@ -234,7 +234,7 @@ def test_losses_that_are_summed_are_not_averaged(four, one, tmp_path):
 def test_replicas_that_differ_are_named(four, single, tmp_path):
     four.run(train, str(tmp_path / "run"), "ddp", 1, None, drift)
     arrangement = arrange(trueline.open_run(tmp_path / "run"), single)[0]
-    mine, _ = arrangement.read()
+    mine, _ = arrangement.read().sides
     notes = {value.site.name: value.note for value in mine.values if value.site.phase == "param" and value.note}
     assert notes == {"blocks.1.up.bias": "replicas differ: rank 2, which is shown, from rank 0, 1, 3"}
 

@@ -123,7 +123,7 @@ def chain(label: str, off: Off = {}, *, step: int = 0, backward: bool = False) -
 
 def judged(mine: StepValues, theirs: StepValues, *, measure: Any = exactly, **settings: Any) -> dict[str, Compared]:
     """What the judge says of each value, by ``phase/name:slot``."""
-    divergence = Divergence(align(mine, theirs, NameMap()), (mine, theirs), measure=measure, **settings)
+    divergence = Divergence(align(mine, theirs, NameMap()), measure=measure, **settings)
     return {place_of(row): row for row in divergence.rows}
 
 

@@ -50,7 +50,7 @@ def command(
             names=None if names is None else NameMap.load(names),
             steps=steps or None,
             ranks=ranks or None,
-            heard=lambda done, total: say(f"Comparing Runs: {done} of {total} steps"),
+            progress=lambda done, total: say(f"Comparing Runs: {done} of {total} steps"),
         )
     tolerance.save(target)
     if json:

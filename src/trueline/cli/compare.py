@@ -63,17 +63,21 @@ def command(
 
 
 def _targets(csv: str | None, xlsx: str | None, html: str | None, *, overwrite: bool) -> dict[str, Path]:
-    """The files to write by kind, checked before anything is read."""
+    """The files to write by option, checked before anything is read."""
     from trueline.render.comparison.compare_xlsx import require_xlsxwriter
     from trueline.render.output import writable_target
     from trueline.schema.errors import InputError
 
     if xlsx is not None:
         require_xlsxwriter()
-    asked = (("CSV file", csv, "rows.csv"), ("workbook", xlsx, "rows.xlsx"), ("page", html, "compare.html"))
+    asked = (
+        ("csv", csv, "CSV file", "rows.csv"),
+        ("xlsx", xlsx, "workbook", "rows.xlsx"),
+        ("html", html, "page", "compare.html"),
+    )
     targets = {
-        what: writable_target(out, overwrite=overwrite, what=what, example=example)
-        for what, out, example in asked
+        option: writable_target(out, overwrite=overwrite, what=what, example=example)
+        for option, out, what, example in asked
         if out is not None
     }
     if len({target.resolve() for target in targets.values()}) < len(targets):
@@ -137,10 +141,10 @@ def _write(targets: dict[str, Path], result: Comparison, story: Story) -> list[s
     from trueline.render.comparison.compare_page import write_page
     from trueline.render.comparison.compare_xlsx import write_xlsx
 
-    if "CSV file" in targets:
-        write_csv(targets["CSV file"], result.rows)
-    if "workbook" in targets:
-        write_xlsx(targets["workbook"], result, story)
-    if "page" in targets:
-        write_page(targets["page"], result, story)
+    if "csv" in targets:
+        write_csv(targets["csv"], result.rows)
+    if "xlsx" in targets:
+        write_xlsx(targets["xlsx"], result, story)
+    if "html" in targets:
+        write_page(targets["html"], result, story)
     return [str(target) for target in targets.values()]

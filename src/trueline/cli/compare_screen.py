@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from trueline.analyze.compare.result import Comparison, Judged
-    from trueline.render.comparison.compare_rows import Telling
+    from trueline.analyze.compare.result import ComparedRow, Comparison
+    from trueline.render.comparison.compare_rows import RelevantRow
     from trueline.render.comparison.compare_story import Story
 
 MAX_LINES = 40
 MAX_WIDTH = 100
-_MAX_TELLING = 12
-_LEAST_TELLING = 4
+_MAX_RELEVANT = 12
+_LEAST_RELEVANT = 4
 """Rows of the table: at most, and those that are kept free for it where the words are many."""
 
 _STATUS = {"out": "bold red", "suspect": "bold yellow", "clear": "bold green", "unknown": "bold"}
@@ -56,8 +56,8 @@ def print_screen(
     if every_row:
         lines = [*_joined(blocks, width), _as_text(""), *_all_rows(comparison.rows)]
     else:
-        _fit(blocks, MAX_LINES - 2 - min(_LEAST_TELLING, len(comparison.rows)))
-        table = _table(comparison, width, rows=min(_MAX_TELLING, MAX_LINES - 2 - _height(blocks)))
+        _fit(blocks, MAX_LINES - 2 - min(_LEAST_RELEVANT, len(comparison.rows)))
+        table = _table(comparison, width, rows=min(_MAX_RELEVANT, MAX_LINES - 2 - _height(blocks)))
         # The table stands after the words on the first difference, before what is said of all values.
         lines = _joined([*blocks[:4], _Block(table), *blocks[4:]], width)
     for line in lines:
@@ -89,8 +89,8 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
 
 def _facts(console: Console, story: Story, width: int) -> list[Text]:
     lines: list[Text] = []
-    for label, text in story.facts:
-        style = "bold" if label == "first" else ""
+    for place, (label, text) in enumerate(story.facts):
+        style = "" if place else "bold"
         for index, line in enumerate(_wrapped(console, _as_text(text, style=style), width - _LABEL_WIDTH, 0)):
             head = _as_text((label if index == 0 else "").ljust(_LABEL_WIDTH), style="dim")
             lines.append(head.append_text(line))
@@ -131,34 +131,34 @@ def _joined(blocks: Sequence[_Block], width: int) -> list[Text]:
 
 
 def _table(comparison: Comparison, width: int, *, rows: int) -> list[Text]:
-    from trueline.render.comparison.compare_rows import telling
+    from trueline.render.comparison.compare_rows import most_relevant
 
-    told = telling(comparison.rows, comparison.first, max(rows, 0))
-    return [_as_text(_heading(), style="dim"), *(_line(each, width) for each in told)] if told else []
+    relevant = most_relevant(comparison.rows, comparison.first, max(rows, 0))
+    return [_as_text(_heading(), style="dim"), *(_line(each, width) for each in relevant)] if relevant else []
 
 
 def _heading() -> str:
     return f"{'what else differs':<17}{'times':>8}  {'difference':>10}  site"
 
 
-def _line(each: Telling, width: int) -> Text:
-    from trueline.render.comparison.compare_rows import SAID, place_text
+def _line(each: RelevantRow, width: int) -> Text:
+    from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text
 
     row = each.row
     more = f"  (+{each.also})" if each.also else ""
     note = f"  {row.note}" if row.note and row.judgement == "not-comparable" else ""
-    head = f"{SAID[row.judgement]:<17}{_short(row.times):>8}  {_short(row.measured):>10}  "
+    head = f"{JUDGEMENT_WORDS[row.judgement]:<17}{_short(row.times):>8}  {_short(row.measured):>10}  "
     site = place_text(row)
     shown = _middle_cut(site, width - len(head) - len(more))
     left = width - len(head) - len(more) - len(shown)
     line = _as_text(f"{head}{shown}{more}{note[:left]}")
-    line.stylize(_JUDGEMENT[row.judgement], 0, len(SAID[row.judgement]))
+    line.stylize(_JUDGEMENT[row.judgement], 0, len(JUDGEMENT_WORDS[row.judgement]))
     return line
 
 
-def _all_rows(rows: Sequence[Judged]) -> Iterable[Text]:
+def _all_rows(rows: Sequence[ComparedRow]) -> Iterable[Text]:
     """One line a row, nothing cut: judgement, times, measured, expected, how, dtypes, shape, site, note."""
-    from trueline.render.comparison.compare_rows import SAID, place_text, shape_text
+    from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text, shape_text
 
     heading = f"{'judgement':<17}{'times':>8}  {'difference':>10}  {'explained':>10}  {'how':<11}  "
     yield _as_text(f"{heading}{'dtype':<17}  {'shape':<14}  site", style="dim")
@@ -166,8 +166,8 @@ def _all_rows(rows: Sequence[Judged]) -> Iterable[Text]:
         dtype = row.dtype if row.dtype == row.ref_dtype else f"{row.dtype}|{row.ref_dtype}"
         numbers = f"{_short(row.times):>8}  {_short(row.measured):>10}  {_short(row.expected):>10}  {row.how:<11}  "
         where = f"{dtype:<17}  {shape_text(row.shape):<14}  {place_text(row)}" + (f"  {row.note}" if row.note else "")
-        line = _as_text(f"{SAID[row.judgement]:<17}{numbers}{where}")
-        line.stylize(_JUDGEMENT[row.judgement], 0, len(SAID[row.judgement]))
+        line = _as_text(f"{JUDGEMENT_WORDS[row.judgement]:<17}{numbers}{where}")
+        line.stylize(_JUDGEMENT[row.judgement], 0, len(JUDGEMENT_WORDS[row.judgement]))
         yield line
 
 

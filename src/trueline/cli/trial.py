@@ -10,7 +10,7 @@ from trueline.cli.options import Json
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
-    from trueline.trials.noise import OrderNoise, Question
+    from trueline.trials.noise import OrderNoise, SumSetup
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers what recorded Runs do not.")
 
@@ -68,34 +68,34 @@ def noise(
 
     given = {"workers": workers, "cosine": cosine, "dtype": dtype, "elements": elements}
     orders = ORDERS if order == "all" else (order,)
-    question = _question(run, given, accumulate=accumulate, orders=orders, seed=seed)
-    answer = None if difference is None else judge(difference, question)
-    measured = _measured(question)
+    setup = _question(run, given, accumulate=accumulate, orders=orders, seed=seed)
+    answer = None if difference is None else judge(difference, setup)
+    measured = _measured(setup)
     if json:
-        print_document(_document(question, measured, run=run, difference=difference, answer=answer))
+        print_document(_document(setup, measured, run=run, difference=difference, answer=answer))
     else:
-        _print(question, measured, difference=difference, answer=answer)
+        _print(setup, measured, difference=difference, answer=answer)
     if answer is not None:
         raise typer.Exit(_EXIT_CODES[answer.explained])
 
 
-def _question(run: str | None, given: dict[str, Any], **asked: Any) -> Question:
+def _question(run: str | None, given: dict[str, Any], **asked: Any) -> SumSetup:
     """What was asked: as ``given``, where that is None as the Run has it, and else as is usual. It refuses what cannot
     be.
     """
-    from trueline.trials.noise import Question, question_of, usual_elements
+    from trueline.trials.noise import SumSetup, setup_of, usual_elements
 
     if run is not None:
         from trueline.store.reader import Run
 
         known = {name: given[name] for name in ("workers", "cosine", "dtype")}
-        given = given | dict(zip(known, question_of(Run(run), **known), strict=True))
+        given = given | dict(zip(known, setup_of(Run(run), **known), strict=True))
     given = {name: value for name, value in given.items() if value is not None}
-    workers = given.get("workers", Question.workers)
-    return Question(**{"elements": usual_elements(workers), **given, **asked})
+    workers = given.get("workers", SumSetup.workers)
+    return SumSetup(**{"elements": usual_elements(workers), **given, **asked})
 
 
-def _measured(question: Question) -> list[OrderNoise]:
+def _measured(setup: SumSetup) -> list[OrderNoise]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -105,12 +105,12 @@ def _measured(question: Question) -> list[OrderNoise]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not on_terminal()) as progress:
-        task = progress.add_task("Adding up gradients", total=num_pieces(question))
-        return measure(question, heard=lambda: progress.advance(task))
+        task = progress.add_task("Adding up gradients", total=num_pieces(setup))
+        return measure(setup, progress=lambda: progress.advance(task))
 
 
 def _document(
-    question: Question,
+    setup: SumSetup,
     measured: list[OrderNoise],
     *,
     run: str | None,
@@ -122,7 +122,7 @@ def _document(
 
     from trueline.schema.run_manifest import SCHEMA_VERSION
 
-    told = asdict(question)
+    told = asdict(setup)
     del told["orders"]
     return {
         "schema": SCHEMA_VERSION,
@@ -135,13 +135,13 @@ def _document(
 
 
 def _print(
-    question: Question, measured: list[OrderNoise], *, difference: float | None, answer: OrderJudgement | None
+    setup: SumSetup, measured: list[OrderNoise], *, difference: float | None, answer: OrderJudgement | None
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    console.print(_asked(question), highlight=False, soft_wrap=True)
+    console.print(_asked(setup), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold")
     table.add_column("order")
     for title in ("error", "expected", "between two orders", "expected", "explained up to"):
@@ -154,11 +154,11 @@ def _print(
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _asked(question: Question) -> str:
-    kept = "float32" if question.accumulate == "float32" else "the same"
+def _asked(setup: SumSetup) -> str:
+    kept = "float32" if setup.accumulate == "float32" else "the same"
     return (
-        f"Sums of the gradients of {question.workers:,} workers in {question.dtype}, partial sums in {kept}, mean "
-        f"cosine {question.cosine:.4g}; {question.elements:,} elements, relative L2:"
+        f"Sums of the gradients of {setup.workers:,} workers in {setup.dtype}, partial sums in {kept}, mean "
+        f"cosine {setup.cosine:.4g}; {setup.elements:,} elements, relative L2:"
     )
 
 

@@ -55,7 +55,7 @@ _SUM_RMS = 256.0
 
 
 @dataclass(frozen=True)
-class Question:
+class SumSetup:
     """What is added up: ``elements`` numbers of each of ``workers`` gradients in ``dtype``, with partial sums in the
     same or in float32, in each kind of ``orders``. Raises ``InputError`` for what cannot be.
     """
@@ -110,10 +110,10 @@ class OrderNoise:
 
 def usual_elements(workers: int) -> int:
     """Elements of each gradient where nobody says how many: 65,536, or as many as make 2**24 for all workers."""
-    return min(Question.elements, max(_USUAL_NUMBERS // max(workers, 1), _LEAST_PIECE))
+    return min(SumSetup.elements, max(_USUAL_NUMBERS // max(workers, 1), _LEAST_PIECE))
 
 
-def question_of(run: Run, *, workers: int | None, cosine: float | None, dtype: str | None) -> tuple[int, float, str]:
+def setup_of(run: Run, *, workers: int | None, cosine: float | None, dtype: str | None) -> tuple[int, float, str]:
     """Number of workers, mean cosine (median over steps) and dtype of the gradients of a Run, but for what is given.
 
     Raises ``CannotTell`` where the Run has no two workers, or did not measure what is not given.
@@ -137,45 +137,45 @@ def question_of(run: Run, *, workers: int | None, cosine: float | None, dtype: s
     return count, cosine, dtype
 
 
-def num_pieces(question: Question) -> int:
+def num_pieces(setup: SumSetup) -> int:
     """How many pieces of the gradient are added up one after the other, in each kind of order."""
-    return len(_piece_sizes(question)) * len(question.orders)
+    return len(_piece_sizes(setup)) * len(setup.orders)
 
 
-def measure(question: Question, heard: Callable[[], None] = lambda: None) -> list[OrderNoise]:
-    """The noise of each kind of order; ``heard`` is called after each of ``num_pieces``. The same for the same seed."""
-    generator = torch.Generator().manual_seed(question.seed)
-    permutations = [torch.randperm(question.workers, generator=generator) for _ in range(PERMUTATIONS)]
-    squares = {order: _Squares() for order in question.orders}
-    for size in _piece_sizes(question):
-        terms = workers_gradients(question, size, generator)
+def measure(setup: SumSetup, progress: Callable[[], None] = lambda: None) -> list[OrderNoise]:
+    """The noise of each kind of order, the same for one seed; ``progress`` is called after each of ``num_pieces``."""
+    generator = torch.Generator().manual_seed(setup.seed)
+    permutations = [torch.randperm(setup.workers, generator=generator) for _ in range(PERMUTATIONS)]
+    squares = {order: _Squares() for order in setup.orders}
+    for size in _piece_sizes(setup):
+        terms = workers_gradients(setup, size, generator)
         exact = terms.double().sum(0)
         for order, sums in squares.items():
-            added = [add_up(terms[one], order, accumulate=question.accumulate) for one in permutations]
+            added = [add_up(terms[one], order, accumulate=setup.accumulate) for one in permutations]
             sums.take(added, exact)
-            heard()
-    return [_noise(question, order, sums) for order, sums in squares.items()]
+            progress()
+    return [_noise(setup, order, sums) for order, sums in squares.items()]
 
 
-def judge(difference_rel: float, question: Question) -> OrderJudgement:
+def judge(difference_rel: float, setup: SumSetup) -> OrderJudgement:
     """Whether the order of the sum explains a difference: the answer of the kind of order that allows most."""
     answers = [
         explained_by_order(
             difference_rel,
-            question.workers,
-            question.dtype,
-            accumulate=question.accumulate,
-            mean_cosine=question.cosine,
+            setup.workers,
+            setup.dtype,
+            accumulate=setup.accumulate,
+            mean_cosine=setup.cosine,
             order=order,
         )
-        for order in question.orders
+        for order in setup.orders
     ]
     return max(answers, key=lambda answer: (answer.explained is True, answer.explained is None, answer.limit_rel))
 
 
-def workers_gradients(question: Question, size: int, generator: torch.Generator) -> Tensor:
-    """[N, size] in the dtype of the question: gradients with its mean cosine, each element with its own scale."""
-    count, cosine = question.workers, question.cosine
+def workers_gradients(setup: SumSetup, size: int, generator: torch.Generator) -> Tensor:
+    """[N, size] in the dtype of the setup: gradients with its mean cosine, each element with its own scale."""
+    count, cosine = setup.workers, setup.cosine
     own_Nn = torch.randn(count, size, generator=generator)
     if cosine >= 0:
         own_Nn = own_Nn.mul_(math.sqrt(1 - cosine)).add_(math.sqrt(cosine) * torch.randn(size, generator=generator))
@@ -184,7 +184,7 @@ def workers_gradients(question: Question, size: int, generator: torch.Generator)
         own_Nn -= share * own_Nn.mean(0)
     growth = math.sqrt(max(count + count * (count - 1) * cosine, 1.0))
     scale_n = torch.exp2(_OCTAVES * (torch.rand(size, generator=generator) - 0.5)) * (_SUM_RMS / growth)
-    return own_Nn.mul_(scale_n).to(DTYPES[question.dtype])
+    return own_Nn.mul_(scale_n).to(DTYPES[setup.dtype])
 
 
 def add_up(terms_Nn: Tensor, order: Order, *, accumulate: Accumulate) -> Tensor:
@@ -213,12 +213,12 @@ class _Squares:
         self.differences += (wide_Pn[first] - wide_Pn[second]).square().sum(1)
 
 
-def _noise(question: Question, order: Order, squares: _Squares) -> OrderNoise:
-    u_out = UNIT_ROUNDOFF[question.dtype]
-    u = UNIT_ROUNDOFF["float32"] if question.accumulate == "float32" else u_out
-    count, cosine = question.workers, question.cosine
+def _noise(setup: SumSetup, order: Order, squares: _Squares) -> OrderNoise:
+    u_out = UNIT_ROUNDOFF[setup.dtype]
+    u = UNIT_ROUNDOFF["float32"] if setup.accumulate == "float32" else u_out
+    count, cosine = setup.workers, setup.cosine
     within = sum_error_rel(count, order=order, u=u, mean_cosine=cosine)
-    last = sum_error_rel(2, order="sequential", u=u_out) if question.accumulate == "float32" and u < u_out else 0.0
+    last = sum_error_rel(2, order="sequential", u=u_out) if setup.accumulate == "float32" and u < u_out else 0.0
     expected = order_difference_rel(count, orders=(order, order), u=u, u_out=u_out, mean_cosine=cosine)
     differences = (squares.differences / squares.norm).sqrt()
     return OrderNoise(
@@ -229,15 +229,15 @@ def _noise(question: Question, order: Order, squares: _Squares) -> OrderNoise:
         difference_expected_rel=expected,
         difference_most_rel=float(differences.max()),
         limit_rel=explained_by_order(
-            0.0, count, question.dtype, accumulate=question.accumulate, mean_cosine=cosine, order=order
+            0.0, count, setup.dtype, accumulate=setup.accumulate, mean_cosine=cosine, order=order
         ).limit_rel,
         stagnates=stagnates(count, u=u, mean_cosine=cosine, order=order),
     )
 
 
-def _piece_sizes(question: Question) -> list[int]:
-    most = max(_AT_A_TIME // question.workers, _LEAST_PIECE)
-    whole, rest = divmod(question.elements, most)
+def _piece_sizes(setup: SumSetup) -> list[int]:
+    most = max(_AT_A_TIME // setup.workers, _LEAST_PIECE)
+    whole, rest = divmod(setup.elements, most)
     return [most] * whole + ([rest] if rest else [])
 
 

@@ -29,7 +29,7 @@ from tests.made_comparison import (
 from tests.unit.page_words import Words
 from tests.unit.recorded_steps import make_step
 
-from trueline.analyze.compare.result import Comparison, Judged, StepSummary
+from trueline.analyze.compare.result import ComparedRow, Comparison, StepSummary
 from trueline.render.charts.matrix import luminance
 from trueline.render.comparison import compare_xlsx
 from trueline.render.comparison.compare_call import RecordedCall, differing_arguments, recorded_call
@@ -38,7 +38,7 @@ from trueline.render.comparison.compare_csv import write_csv
 from trueline.render.comparison.compare_details import details_text
 from trueline.render.comparison.compare_growth import steps_lines
 from trueline.render.comparison.compare_page import render, write_page
-from trueline.render.comparison.compare_rows import COLUMNS, telling
+from trueline.render.comparison.compare_rows import COLUMNS, most_relevant
 from trueline.render.comparison.compare_story import size_text, story_of, times_text
 from trueline.render.comparison.compare_xlsx import COLOURS, write_xlsx
 from trueline.schema.errors import InputError
@@ -51,7 +51,7 @@ CASES = [made_comparison(), same_comparison(), rounding_comparison(), untold_com
 NAMES = ["made", "same", "rounding", "untold"]
 
 
-def differing(place: int, judgement: str, times: float | None, **given: Any) -> Judged:
+def differing(place: int, judgement: str, times: float | None, **given: Any) -> ComparedRow:
     measured = None if times is None else times * 1e-6
     made = row(place, f"0.0/r0/fwd/op{place}#0:out0", judgement, how="statistics", **given)
     return replace(made, measured=measured, expected=1e-6, times=times)
@@ -73,9 +73,9 @@ def test_telling_rows_are_beyond_in_order_then_the_largest_propagated_then_the_r
     ]
 
     later = [replace(each, step=1) for each in rows[4:6]]
-    told = [(each.row.step, each.row.place) for each in telling([*rows, *later], None, 10)]
+    told = [(each.row.step, each.row.place) for each in most_relevant([*rows, *later], None, 10)]
     assert told == [(0, 3), (0, 5), (1, 5), (0, 4), (0, 2), (1, 4), (0, 6), (0, 7), (0, 1)]
-    assert [each.row.place for each in telling(rows, rows[3], 2)] == [5, 4]
+    assert [each.row.place for each in most_relevant(rows, rows[3], 2)] == [5, 4]
 
 
 def test_a_value_at_several_sites_is_told_once_and_unmeasured_values_are_not_one() -> None:
@@ -83,7 +83,7 @@ def test_a_value_at_several_sites_is_told_once_and_unmeasured_values_are_not_one
     view = differing(3, "propagated", 4.0, shape=(128, 64))
     other = [differing(place, "propagated", 4.0, shape=(7,)) for place in (4,)]
     unmeasured = [differing(place, "beyond", None) for place in (5, 6)]
-    told = telling([*same, view, *other, *unmeasured], None, 10)
+    told = most_relevant([*same, view, *other, *unmeasured], None, 10)
 
     assert sorted((each.row.place, each.also) for each in told) == [(0, 3), (4, 0), (5, 0), (6, 0)]
 
@@ -92,7 +92,7 @@ def test_the_blamed_value_is_told_nowhere_else() -> None:
     rows = [differing(0, "beyond", 9.0), differing(1, "beyond", 9.0), differing(2, "beyond", 8.0)]
     again = replace(rows[0])
 
-    assert [each.row.place for each in telling(rows, again, 10)] == [2]
+    assert [each.row.place for each in most_relevant(rows, again, 10)] == [2]
 
 
 # The words.
@@ -160,7 +160,7 @@ def test_call_names_equal_and_unequal_values_apart() -> None:
 
 def test_advice_with_a_command_of_its_own_gets_no_second_one() -> None:
     made = made_comparison()
-    own = replace(made.findings[0], next=("Run trueline info runs/npu --site x.",))
+    own = replace(made.findings[0], next=("Do this first.", story_of(made).next[-1]))
 
     assert story_of(replace(made, findings=(own,))).next == own.next
 
@@ -621,5 +621,5 @@ def test_page_of_many_rows_stays_small() -> None:
     document = render(comparison, story_of(comparison))
 
     assert document.count("<tr data-judgement") == 300 + 13
-    assert "The 300 most telling of 19,999 values" in document
+    assert "The 300 most relevant of 19,999 values" in document
     assert len(document) < 3_000_000

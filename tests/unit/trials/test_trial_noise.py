@@ -8,7 +8,7 @@ from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.schema.errors import CannotTell, InputError
 from trueline.trials import noise
-from trueline.trials.noise import Question, add_up, judge, measure, num_pieces, question_of, workers_gradients
+from trueline.trials.noise import SumSetup, add_up, judge, measure, num_pieces, setup_of, workers_gradients
 
 
 def rounded(values, dtype):
@@ -50,7 +50,7 @@ def test_every_partial_sum_is_rounded_in_the_order_that_was_asked_for(order, acc
 
 @pytest.mark.parametrize("cosine", [-0.2, 0.0, 0.1, 0.9, 1.0])
 def test_simulated_gradients_have_the_mean_cosine_that_was_asked_for(cosine):
-    terms = workers_gradients(Question(5, 1, cosine=cosine), 40_000, torch.Generator().manual_seed(0)).double()
+    terms = workers_gradients(SumSetup(5, 1, cosine=cosine), 40_000, torch.Generator().manual_seed(0)).double()
     cosines = torch.corrcoef(terms) if cosine < 1 else terms @ terms.T / terms[0].square().sum()
     pairs = cosines[tuple(torch.triu_indices(5, 5, offset=1))]
     # The standard error of a correlation of 40,000 elements with scales of their own is about 1 %.
@@ -59,40 +59,40 @@ def test_simulated_gradients_have_the_mean_cosine_that_was_asked_for(cosine):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_measured_floor_is_the_predicted_one(dtype):
-    for one in measure(Question(workers=16, elements=8192, dtype=dtype, cosine=0.1)):
+    for one in measure(SumSetup(workers=16, elements=8192, dtype=dtype, cosine=0.1)):
         assert one.error_rel == pytest.approx(one.error_expected_rel, rel=0.15)
         assert one.difference_rel == pytest.approx(one.difference_expected_rel, rel=0.15)
         assert one.difference_rel <= one.difference_most_rel < one.limit_rel
 
 
 def test_float32_partial_sums_leave_one_rounding_and_next_to_no_difference():
-    (one,) = measure(Question(8, 8192, "bfloat16", "float32", ("ring",)))
+    (one,) = measure(SumSetup(8, 8192, "bfloat16", "float32", ("ring",)))
     assert one.error_rel == pytest.approx(0.4247 * UNIT_ROUNDOFF["bfloat16"], rel=0.05)
     assert one.error_expected_rel == pytest.approx(one.error_rel, rel=0.05)
     assert one.difference_most_rel <= one.limit_rel < one.error_rel / 50
 
 
 def test_a_seed_decides_everything_and_pieces_are_heard_of(monkeypatch):
-    question = Question(4, 1000, seed=3)
-    assert measure(question) == measure(question) != measure(Question(4, 1000, seed=4))
+    setup = SumSetup(4, 1000, seed=3)
+    assert measure(setup) == measure(setup) != measure(SumSetup(4, 1000, seed=4))
 
     monkeypatch.setattr(noise, "_AT_A_TIME", 4 * 300)
     monkeypatch.setattr(noise, "_LEAST_PIECE", 1)
     heard = []
-    piecewise = measure(question, heard=lambda: heard.append(1))
-    assert len(heard) == num_pieces(question) == 4 * 3
-    assert [one.error_rel for one in piecewise] == pytest.approx([one.error_rel for one in measure(question)], rel=0.2)
+    piecewise = measure(setup, progress=lambda: heard.append(1))
+    assert len(heard) == num_pieces(setup) == 4 * 3
+    assert [one.error_rel for one in piecewise] == pytest.approx([one.error_rel for one in measure(setup)], rel=0.2)
 
 
 def test_the_kind_of_order_that_allows_most_decides():
-    def question(*orders):
-        return Question(64, dtype="bfloat16", orders=orders)
+    def setup(*orders):
+        return SumSetup(64, dtype="bfloat16", orders=orders)
 
-    tree, ring = (judge(0.0, question(order)).limit_rel for order in ("tree", "ring"))
+    tree, ring = (judge(0.0, setup(order)).limit_rel for order in ("tree", "ring"))
     between = (tree + ring) / 2
-    told = [judge(between, question(*orders)).explained for orders in (("tree",), ("ring",), ("tree", "ring"))]
+    told = [judge(between, setup(*orders)).explained for orders in (("tree",), ("ring",), ("tree", "ring"))]
     assert told == [False, True, True]
-    stagnating = Question(1024, dtype="bfloat16", cosine=0.1)
+    stagnating = SumSetup(1024, dtype="bfloat16", cosine=0.1)
     assert judge(0.5, stagnating).explained is None
 
 
@@ -105,16 +105,16 @@ def run_of(tmp_path, cosines, dtype="torch.bfloat16"):
 
 def test_a_run_gives_its_workers_dtype_and_the_median_of_its_cosines(tmp_path):
     run = run_of(tmp_path, [0.1, 0.9, 0.2])
-    assert question_of(run, workers=None, cosine=None, dtype=None) == (3, 0.2, "bfloat16")
-    assert question_of(run, workers=64, cosine=0.5, dtype="float32") == (64, 0.5, "float32")
+    assert setup_of(run, workers=None, cosine=None, dtype=None) == (3, 0.2, "bfloat16")
+    assert setup_of(run, workers=64, cosine=0.5, dtype="float32") == (64, 0.5, "float32")
 
 
 def test_a_run_without_cosines_or_workers_cannot_tell(tmp_path):
     with pytest.raises(CannotTell, match="pass --cosine"):
-        question_of(run_of(tmp_path, [float("nan")]), workers=None, cosine=None, dtype=None)
+        setup_of(run_of(tmp_path, [float("nan")]), workers=None, cosine=None, dtype=None)
     alone = write_run(tmp_path / "alone", healthy_rows(1, 2))
     with pytest.raises(CannotTell, match=r"Run '.*alone' has only one worker .* pass --workers"):
-        question_of(alone, workers=None, cosine=None, dtype=None)
+        setup_of(alone, workers=None, cosine=None, dtype=None)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_a_run_without_cosines_or_workers_cannot_tell(tmp_path):
 )
 def test_what_cannot_be_asked_is_refused_in_a_sentence(wrong, words):
     with pytest.raises(InputError, match=words):
-        Question(**wrong)
+        SumSetup(**wrong)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from trueline.analyze.compare.match.fused_modules import fused
+from trueline.analyze.compare.match.align import Alignment, align
+from trueline.analyze.compare.match.fused_modules import Fusion
+from trueline.analyze.compare.match.gather import gather, num_micro, read_ranks
 from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.compare.merge.gather import gather, num_micro, read_ranks
-from trueline.analyze.compare.merge.join import joined
+from trueline.analyze.compare.merge.join import Parts, joined
 from trueline.analyze.compare.merge.parameters import with_parameters
 from trueline.analyze.recorded.step_values import RankStep, StepValues
 from trueline.schema.errors import CannotTell, InputError
@@ -22,13 +23,13 @@ from trueline.store.records.whole import place_of
 @dataclass(frozen=True)
 class Arrangement:
     """One step to be compared: of one rank, or (None) of all ranks merged. ``note`` says what was done to make the two
-    sides comparable. ``read`` reads both, the run first; only what it returns takes memory.
+    sides comparable. ``read`` reads both and matches their values; only what it returns takes memory.
     """
 
     step: int
     rank: int | None
     note: str
-    read: Callable[[], tuple[StepValues, StepValues]]
+    read: Callable[[], Alignment]
 
 
 def arrange(
@@ -56,10 +57,10 @@ def arrange(
                 "ranks out, and all are compared together."
             )
         return [
-            Arrangement(step, None, f"{why}: all ranks are merged", _joiner(run, ref, step, names)) for step in common
+            Arrangement(step, None, f"{why}: all ranks are merged", _reader(run, ref, step, names)) for step in common
         ]
     chosen = _chosen_ranks(run, ranks)
-    return [Arrangement(step, rank, "", _joiner(run, ref, step, names, rank)) for step in common for rank in chosen]
+    return [Arrangement(step, rank, "", _reader(run, ref, step, names, rank)) for step in common for rank in chosen]
 
 
 def _unlike(run: Run, ref: Run, step: int) -> str:
@@ -92,20 +93,23 @@ def _chosen_ranks(run: Run, ranks: Collection[int] | None) -> list[int]:
     return chosen
 
 
-def _joiner(
-    run: Run, ref: Run, step: int, names: NameMap, rank: int | None = None
-) -> Callable[[], tuple[StepValues, StepValues]]:
-    def read() -> tuple[StepValues, StepValues]:
+def _reader(run: Run, ref: Run, step: int, names: NameMap, rank: int | None = None) -> Callable[[], Alignment]:
+    """What reads one step of both runs, matches their values, and merges what ranks or micro-batches have of them."""
+
+    def read() -> Alignment:
         mine, theirs = (read_ranks(side, step, side.record_ranks if rank is None else [rank]) for side in (run, ref))
         same = num_micro(mine) == num_micro(theirs)
         if rank is not None and same:
-            own, twin = _of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs)
-            return fused(with_parameters(own), with_parameters(twin), names)
-        alone = rank is not None
-        one = gather(run, step, mine, micros_apart=same, alone=alone)
-        other = gather(ref, step, theirs, micros_apart=same, alone=alone)
-        merged, merged_other = joined(one, other, names)
-        return fused(with_parameters(merged), with_parameters(merged_other), names)
+            sides = _of_rank(run, step, rank, mine), _of_rank(ref, step, rank, theirs)
+            fusion = Fusion(*sides, names)
+            alignment = align(*fusion.sides, names)
+        else:
+            gathered = {"micros_apart": same, "alone": rank is not None}
+            one, other = Parts(gather(run, step, mine, **gathered)), Parts(gather(ref, step, theirs, **gathered))
+            fusion = Fusion(one.values, other.values, names)
+            alignment = align(*fusion.sides, names, shapes=(one.shapes, other.shapes))
+            sides = joined(one, other, fusion.before(alignment.twins))
+        return alignment.of(*fusion.of(*map(with_parameters, sides)))
 
     return read
 

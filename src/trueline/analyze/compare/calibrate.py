@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compare.arrange import Arrangement, arrange
-from trueline.analyze.compare.compare import Heard, measure_with
+from trueline.analyze.compare.compare import Progress
 from trueline.analyze.compare.judge.distance import MAX_BYTES, Distance
 from trueline.analyze.compare.judge.floors import kind_key, site_key
 from trueline.analyze.compare.judge.loss_gap import Curve, loss_curve
-from trueline.analyze.compare.match.align import Alignment, align
+from trueline.analyze.compare.judge.measure import measure_with
+from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import CannotTell, InputError
@@ -29,7 +30,7 @@ from trueline.schema.words import counted
 from trueline.store.reader import Run
 
 Floats = NDArray[np.float64]
-Place = tuple[str, int]
+SiteAtStep = tuple[str, int]
 """The key of a site, and a step."""
 
 DIFFERENT_MODELS = 0.5
@@ -41,14 +42,14 @@ DIFFERENT_WEIGHTS = 0.1
 
 
 @dataclass
-class _Seen:
+class _Distances:
     """What the pairs so far have shown. ``apart`` has a distance for each place that a pair has, ``nonfinite`` the
     places, as sites in full, where NaN or infinities differ.
     """
 
-    apart: list[dict[Place, float]] = field(default_factory=list[dict[Place, float]])
+    apart: list[dict[SiteAtStep, float]] = field(default_factory=list[dict[SiteAtStep, float]])
     kinds: dict[str, str] = field(default_factory=dict[str, str])
-    nonfinite: dict[Place, str] = field(default_factory=dict[Place, str])
+    nonfinite: dict[SiteAtStep, str] = field(default_factory=dict[SiteAtStep, str])
     inexact: int = 0
 
 
@@ -59,7 +60,7 @@ def calibrate(
     steps: Collection[int] | None = None,
     ranks: Collection[int] | None = None,
     max_bytes: int = MAX_BYTES,
-    heard: Heard | None = None,
+    progress: Progress | None = None,
 ) -> Tolerance:
     """The Tolerance that all pairs of these Runs give; the arguments are those of ``compare``.
 
@@ -69,15 +70,15 @@ def calibrate(
     """
     opened = _opened(runs)
     pairs = list(combinations(opened, 2))
-    seen = _Seen()
+    seen = _Distances()
     measure = measure_with(max_bytes)
     for done, (one, other) in enumerate(pairs):
         arrangements = arrange(one, other, steps=steps, ranks=ranks, names=names)
         seen.apart.append({})
         for at, each in enumerate(arrangements):
-            if heard is not None:
-                heard(done * len(arrangements) + at, len(pairs) * len(arrangements))
-            _look_at(seen, each, names or NameMap(), measure, first=each.step == arrangements[0].step)
+            if progress is not None:
+                progress(done * len(arrangements) + at, len(pairs) * len(arrangements))
+            _measure_step(seen, each, measure, first=each.step == arrangements[0].step)
         if not set(seen.apart[-1]) - set(seen.nonfinite):
             raise CannotTell(
                 f"'{one.path}' and '{other.path}' have no numbers in common to measure. Record with depth = \"stats\" "
@@ -103,18 +104,16 @@ def _opened(runs: Sequence[str | os.PathLike[str] | Run]) -> list[Run]:
     return opened
 
 
-def _look_at(
-    seen: _Seen,
+def _measure_step(
+    seen: _Distances,
     each: Arrangement,
-    names: NameMap,
     measure: Callable[[Value, Value], Distance],
     *,
     first: bool,
 ) -> None:
     """Measure each pair of values of a step once, and note it at every site where the two were seen."""
-    mine, theirs = each.read()
-    alignment = align(mine, theirs, names)
-    labels = mine.label, theirs.label
+    alignment = each.read()
+    labels = alignment.mine.label, alignment.theirs.label
     _require_one_model(alignment, labels)
     known: dict[tuple[int, int], Distance] = {}
     begins = first
@@ -131,7 +130,7 @@ def _look_at(
         _note(seen, pair.mine, pair.theirs, distance)
 
 
-def _note(seen: _Seen, mine: Value, theirs: Value, distance: Distance) -> None:
+def _note(seen: _Distances, mine: Value, theirs: Value, distance: Distance) -> None:
     site = site_key(theirs)
     place = site, theirs.site.step
     if distance.nonfinite_differ:
@@ -169,7 +168,7 @@ def _require_equal_start(mine: Value, distance: Distance, labels: tuple[str, str
         )
 
 
-def _tolerance(seen: _Seen, paths: Sequence[str], damage: Sequence[str], curves: Sequence[Curve]) -> Tolerance:
+def _tolerance(seen: _Distances, paths: Sequence[str], damage: Sequence[str], curves: Sequence[Curve]) -> Tolerance:
     places = sorted({place for apart in seen.apart for place in apart} - set(seen.nonfinite))
     apart_PK = np.array([[apart.get(place, np.nan) for place in places] for apart in seen.apart])
     floor_K = np.nanmax(apart_PK, axis=0)
@@ -199,7 +198,7 @@ def _thinned(steps: Sequence[int]) -> Sequence[int]:
     return [*steps[: MOST_LOSSES // 2], *rest[:: max(-(-len(rest) // (MOST_LOSSES // 2)), 1)]]
 
 
-def _places_by_kind(places: Sequence[Place], kinds: dict[str, str]) -> dict[tuple[str, int], list[int]]:
+def _places_by_kind(places: Sequence[SiteAtStep], kinds: dict[str, str]) -> dict[tuple[str, int], list[int]]:
     """Indices of the places of each kind at each step."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for k, (site, step) in enumerate(places):
@@ -244,7 +243,7 @@ def _spread(apart_PK: Floats, kinds: Sequence[list[int]], num_runs: int) -> floa
     return largest
 
 
-def _notes(seen: _Seen, floor_K: Floats) -> list[str]:
+def _notes(seen: _Distances, floor_K: Floats) -> list[str]:
     notes: list[str] = []
     if not floor_K.any() and not seen.nonfinite:
         notes.append("All Runs agree in all that was measured: the floor is 0, and any difference will be beyond it.")

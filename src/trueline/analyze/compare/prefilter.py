@@ -28,7 +28,7 @@ def differing_steps(
 
     Rows are joined by step, rank and their order in the step. Steps are the same where they have as many rows, and each
     row the same place among calls, statistics and fingerprint, bit for bit. Names are not looked at: values that are
-    alike in all of that are the same, whatever they are called. A step that was seen in another order is not the same.
+    same in all of that are the same, whatever they are called. A step that was seen in another order is not the same.
     """
     common = np.intersect1d(run.record_steps, ref.record_steps)
     wanted = [int(step) for step in common if steps is None or step in steps]
@@ -57,11 +57,11 @@ def _differing(mine: Any, theirs: Any) -> list[int]:
     steps, counts = np.unique(step_R, return_counts=True)
     others, other_counts = np.unique(other_R, return_counts=True)
     both, at, other_at = np.intersect1d(steps, others, return_indices=True)
-    alike = both[counts[at] == other_counts[other_at]]
-    rest = np.setdiff1d(both, alike).tolist()
-    if len(alike) < len(steps) or len(alike) < len(others):
-        mine = mine.filter(np.isin(step_R, alike))
-        theirs = theirs.filter(np.isin(other_R, alike))
+    same = both[counts[at] == other_counts[other_at]]
+    rest = np.setdiff1d(both, same).tolist()
+    if len(same) < len(steps) or len(same) < len(others):
+        mine = mine.filter(np.isin(step_R, same))
+        theirs = theirs.filter(np.isin(other_R, same))
         step_R = _numbers(mine, "step")
     differs_R = np.zeros(len(step_R), dtype=bool)
     for name in _COLUMNS[1:]:

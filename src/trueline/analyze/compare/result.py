@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from trueline.schema.fact import fact
 from trueline.schema.finding import Finding
 from trueline.schema.shown import Shown
+from trueline.schema.site import Site
 
 SCHEMA = 1
 """Of the document that ``Comparison.to_json`` makes; raised when a field changes meaning."""
@@ -22,7 +24,7 @@ not, and neither do the inputs. ``propagated``: it does not, but the inputs diff
 
 
 @fact()
-class Judged:
+class ComparedRow:
     """One value of a run beside its twin of the reference; ``site`` or ``ref_site`` is None where one has no twin.
 
     ``measured`` and ``expected`` are relative L2 differences (0 equal, 1 as large as the value): what was seen, a lower
@@ -76,9 +78,9 @@ class Comparison(Shown):
     run: str
     ref: str
     findings: tuple[Finding, ...]
-    rows: Sequence[Judged]
+    rows: Sequence[ComparedRow]
     steps: Sequence[StepSummary]
-    first: Judged | None = None
+    first: ComparedRow | None = None
     missing: Mapping[str, int] | None = None
     notes: tuple[str, ...] = ()
 
@@ -123,6 +125,12 @@ class Comparison(Shown):
         }
 
 
-def _plain(row: Judged) -> dict[str, Any]:
+def command_for(run: str, site: Site) -> str:
+    """The command that prints the call of a value with its call stack."""
+    words = ["trueline", "info", run, "--site", f"{site.phase}/{site.name}#{site.call}:*"]
+    return shlex.join([*words, "--step", str(site.step), "--rank", str(site.rank), "--stacks"])
+
+
+def _plain(row: ComparedRow) -> dict[str, Any]:
     document = asdict(row)
     return {**document, "shape": list(row.shape), "details": dict(row.details or {})}

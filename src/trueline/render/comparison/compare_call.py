@@ -28,16 +28,15 @@ class RecordedCall:
     frames: tuple[str, ...]
 
     @property
-    def code(self) -> str:
-        """``file:line function`` of the innermost frame and, where that is a library's, of the script that led there.
+    def lines(self) -> tuple[str, ...]:
+        """``file:line function`` of the innermost frame and, where a library has that, of the script that called it."""
+        own = next((frame for frame in self.frames if not _installed(frame)), None)
+        return tuple(dict.fromkeys(frame for frame in (*self.frames[:1], own) if frame is not None))
 
-        "" without a stack.
-        """
-        if not self.frames:
-            return ""
-        inner = self.frames[0]
-        own = next((frame for frame in self.frames if not _installed(frame)), inner)
-        return inner if own == inner else f"{inner}, called from {own}"
+    @property
+    def code(self) -> str:
+        """``lines`` as one text, "" without a stack."""
+        return ", called from ".join(self.lines)
 
 
 def recorded_call(run: Run | None, site: str | None) -> RecordedCall | None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.compare.result import Judged, Judgement
+from trueline.analyze.compare.result import ComparedRow, Judgement
 from trueline.render.charts.chart import Chart, Entry
 from trueline.render.charts.mark import Mark
 from trueline.render.charts.path import WIDTH, Plot, Shape, line_path
 from trueline.render.charts.scale import Axis
-from trueline.render.comparison.compare_rows import SAID, place_text, same_row
+from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text, same_row
 from trueline.render.wording import number
 
 HEIGHT = 170
@@ -64,9 +64,9 @@ def decades(low: float, high: float) -> Axis:
     return Axis(10.0**first, 10.0**last, True, ticks)
 
 
-def phase_charts(rows: Sequence[Judged], first: Judged | None) -> list[Chart]:
+def phase_charts(rows: Sequence[ComparedRow], first: ComparedRow | None) -> list[Chart]:
     """One chart for each phase of the ``rows`` of one step and rank: every value, in the order of execution."""
-    by_phase: dict[str, list[Judged]] = {}
+    by_phase: dict[str, list[ComparedRow]] = {}
     for row in rows:
         by_phase.setdefault(_phase(row), []).append(row)
     axis = times_axis([row.times for row in rows if row.times is not None])
@@ -99,7 +99,7 @@ def growth_chart(chart_id: str, title: str, values: Mapping[int, float], text: s
     return chart
 
 
-def _phase_chart(phase: str, rows: Sequence[Judged], axis: Axis, first: Judged | None) -> Chart:
+def _phase_chart(phase: str, rows: Sequence[ComparedRow], axis: Axis, first: ComparedRow | None) -> Chart:
     chart = Chart(f"phase-{phase}", PHASES.get(phase, phase), HEIGHT, numbers={"series": []})
     placed = [row for row in rows if row.judgement != "not-comparable"]
     if not placed:
@@ -111,15 +111,15 @@ def _phase_chart(phase: str, rows: Sequence[Judged], axis: Axis, first: Judged |
     chart.across = _names(placed, across_P)
     line = round(HEIGHT * 10 * (1 - float(axis.fraction(np.array([1.0]))[0])))
     chart.shapes.append(Shape(f"M0 {line}h{WIDTH * 10}", "line explained"))
-    kept: list[int] = []
+    shown: list[int] = []
     for judgement in _DRAWN:
         at = [place for place, row in enumerate(placed) if row.judgement == judgement]
-        drawn = _apart(at, across_P, down_P)
+        drawn = _distinct(at, across_P, down_P)
         if at:
             chart.shapes.append(Shape(_dots(across_P[drawn], down_P[drawn]), f"line dot j-{judgement}"))
-            chart.legend.append(Entry(None, SAID[judgement], f"dot j-{judgement}", f"{len(at):,}"))
-        kept += drawn if judgement != "equal" else []
-    chart.numbers["points"] = _points(across_P[kept], down_P[kept], [_readout(placed[place]) for place in kept])
+            chart.legend.append(Entry(None, JUDGEMENT_WORDS[judgement], f"dot j-{judgement}", f"{len(at):,}"))
+        shown += drawn if judgement != "equal" else []
+    chart.numbers["points"] = _points(across_P[shown], down_P[shown], [_readout(placed[place]) for place in shown])
     chart.marks = [_first_mark(float(across_P[place])) for place, row in enumerate(placed) if _is(row, first)]
     unseen = len(rows) - len(placed)
     chart.notes = [f"Not drawn: {unseen:,} that cannot be compared."] if unseen else []
@@ -135,7 +135,7 @@ def _short(text: str) -> str:
     return f"1e{text.count('0')}" if len(text) > 6 and text.startswith("1") and "," in text else text
 
 
-def _height(row: Judged) -> float:
+def _height(row: ComparedRow) -> float:
     """What is drawn of a row: 0 for equal ones, infinity where a difference is beyond any rounding."""
     if row.judgement == "equal":
         return 0.0
@@ -144,7 +144,7 @@ def _height(row: Judged) -> float:
     return row.times
 
 
-def _across(rows: Sequence[Judged]) -> Floats:
+def _across(rows: Sequence[ComparedRow]) -> Floats:
     """[P] 0 to 10,000, in the order of execution and a little away from both edges."""
     return (np.arange(len(rows)) + 0.5) * (WIDTH * 10 / len(rows))
 
@@ -154,7 +154,7 @@ def _down(values_P: Floats, axis: Axis) -> Floats:
     return np.rint((1.0 - axis.fraction(np.minimum(values_P, axis.high))) * HEIGHT * 10)
 
 
-def _apart(places: Sequence[int], across_P: Floats, down_P: Floats) -> list[int]:
+def _distinct(places: Sequence[int], across_P: Floats, down_P: Floats) -> list[int]:
     """Those of ``places`` whose dots are not drawn over by one before."""
     seen: dict[tuple[int, int], int] = {}
     for place in places:
@@ -176,12 +176,12 @@ def _points(across_P: Floats, down_P: Floats, texts: Sequence[str]) -> dict[str,
     }
 
 
-def _readout(row: Judged) -> str:
+def _readout(row: ComparedRow) -> str:
     times = "" if row.times is None else f", {number(row.times, 3)} times"
-    return f"{place_text(row)}: {SAID[row.judgement]}{times}"
+    return f"{place_text(row)}: {JUDGEMENT_WORDS[row.judgement]}{times}"
 
 
-def _names(rows: Sequence[Judged], across_P: Floats) -> list[tuple[float, str, str]]:
+def _names(rows: Sequence[ComparedRow], across_P: Floats) -> list[tuple[float, str, str]]:
     """Where on the axis another part of the model begins, as far as there is room for its name."""
     ticks: list[tuple[float, str, str]] = []
     before, free = "", 0.0
@@ -194,7 +194,7 @@ def _names(rows: Sequence[Judged], across_P: Floats) -> list[tuple[float, str, s
     return ticks
 
 
-def _part(row: Judged) -> str:
+def _part(row: ComparedRow) -> str:
     """The first names of a site's module, up to a number: ``layers.1``, ``embed``."""
     name = (row.site or row.ref_site or "").split("/", 3)[-1].split("#", 1)[0]
     pieces = name.split(".")
@@ -208,11 +208,11 @@ def _first_mark(across: float) -> Mark:
     return Mark(at, "first", "error", "start" if at < 8 else "end" if at > 92 else "middle")
 
 
-def _is(row: Judged, first: Judged | None) -> bool:
+def _is(row: ComparedRow, first: ComparedRow | None) -> bool:
     return first is not None and same_row(row, first)
 
 
-def _phase(row: Judged) -> str:
+def _phase(row: ComparedRow) -> str:
     return phase_of(row.site or row.ref_site or "")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from trueline.analyze.compare.result import Judged
+from trueline.analyze.compare.result import ComparedRow
 from trueline.render.comparison.compare_rows import COLUMNS, RowColumn
 from trueline.render.output import replacing
 
@@ -14,7 +14,7 @@ _ROWS = 8192
 """Rows of which the text is in memory at once."""
 
 
-def write_csv(target: Path, rows: Sequence[Judged]) -> None:
+def write_csv(target: Path, rows: Sequence[ComparedRow]) -> None:
     """Write a header and one line a row to ``target`` (UTF-8, RFC 4180): numbers in full precision, nothing where
     something was not measured, ``nan`` and ``inf`` by name. Raises ``InputError`` where it cannot be written.
     """
@@ -31,14 +31,14 @@ def _line(texts: Iterable[str]) -> str:
     return ",".join(texts) + "\r\n"
 
 
-def _texts(column: RowColumn, rows: Sequence[Judged]) -> list[str]:
+def _texts(column: RowColumn, rows: Sequence[ComparedRow]) -> list[str]:
     """The cells of a column as the file has them. Many rows share what they are about: that is put in words once,
     which takes half the time of the module ``csv``.
     """
     shared = list(map(column.of, rows))
     keys = list(map(id, shared))
     distinct = dict(zip(keys, shared, strict=True))
-    cells = map(column.said, distinct.values())
+    cells = map(column.text, distinct.values())
     texts = dict(zip(distinct, _quoted(["" if cell is None else str(cell) for cell in cells]), strict=True))
     return list(map(texts.__getitem__, keys))
 

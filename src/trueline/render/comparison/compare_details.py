@@ -1,4 +1,4 @@
-"""The further numbers of a difference (``Judged.details``) in a few words."""
+"""The further numbers of a difference (``ComparedRow.details``) in a few words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trueline.render.wording import number
 
 _COUNTS = {"nan": "NaN", "pos_inf": "+inf", "neg_inf": "−inf", "zero": "zeros", "subnormal": "subnormals"}
 _VALUES = {"min": "smallest", "max": "largest", "sum": "sum", "sum_sq": "sum of squares"}
-"""Statistics, each a pair: of the run and of the reference; in the order in which they are told."""
+"""Statistics, each a pair: of the run and of the reference; in the order in which they are shown."""
 
 _MAX_PAIRS = 4
 
@@ -28,20 +28,20 @@ def place_of(details: Mapping[str, Any] | None) -> str:
 
 
 def _elements(details: Mapping[str, Any]) -> list[str]:
-    told: list[str] = []
+    parts: list[str] = []
     if details.get("nonfinite"):
-        told.append(f"{number(details['nonfinite'])} elements are NaN or infinite in one only")
+        parts.append(f"{number(details['nonfinite'])} elements are NaN or infinite in one only")
     if _is_number(details.get("max_abs")):
-        told.append(f"at most {number(details['max_abs'], 3)}{_at(details)}")
+        parts.append(f"at most {number(details['max_abs'], 3)}{_at(details)}")
     if _is_number(details.get("differ_frac")):
         beyond = details.get("beyond_frac")
         also = f", {_percent(beyond)} by more than a rounding" if _is_number(beyond) else ""
-        told.append(f"{_percent(details['differ_frac'])} of elements differ{also}")
+        parts.append(f"{_percent(details['differ_frac'])} of elements differ{also}")
     if _is_number(details.get("ulp_p50")) and _is_number(details.get("ulp_max")):
-        told.append(f"by {number(details['ulp_p50'], 2)} ULP in the middle, {number(details['ulp_max'], 2)} at most")
+        parts.append(f"by {number(details['ulp_p50'], 2)} ULP in the middle, {number(details['ulp_max'], 2)} at most")
     if _is_number(details.get("cosine")):
-        told.append(f"cosine {_cosine(details['cosine'])}")
-    return told
+        parts.append(f"cosine {_cosine(details['cosine'])}")
+    return parts
 
 
 def _at(details: Mapping[str, Any]) -> str:
@@ -54,12 +54,12 @@ def _at(details: Mapping[str, Any]) -> str:
 
 def _statistics(details: Mapping[str, Any]) -> list[str]:
     """Counts that differ first, as one NaN says more than a sum."""
-    told = [
+    parts = [
         f"{words} {number(pair[0], 6)}, in REF {number(pair[1], 6)}"
         for name, words in {**_COUNTS, **_VALUES}.items()
         if isinstance(pair := details.get(name), Sequence) and len(pair) == 2 and not isinstance(pair, str)
     ]
-    return told[:_MAX_PAIRS]
+    return parts[:_MAX_PAIRS]
 
 
 def _cosine(value: float) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from trueline.analyze.compare.result import JUDGEMENTS, Comparison, Judged, StepSummary
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
 from trueline.render.charts.chart import Chart
 from trueline.render.comparison.compare_chart import PHASES, growth_chart, phase_charts, phase_of
 from trueline.render.comparison.compare_details import place_of
 from trueline.render.comparison.compare_growth import differs, percent
-from trueline.render.comparison.compare_rows import SAID, place_text, same_row, shape_text, telling
+from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, most_relevant, place_text, same_row, shape_text
 from trueline.render.comparison.compare_story import Story
 from trueline.render.document import policy, resource, template, version
 from trueline.render.output import save
@@ -25,10 +25,10 @@ from trueline.render.wording import ABSENT, number
 from trueline.schema.words import clipped
 
 _TEMPLATE = "compare.html.j2"
-_MAX_TELLING = 300
+_MAX_RELEVANT = 300
 _AROUND = 12
 _MAX_STEPS = 200
-"""Rows of the tables: the most telling ones, those on each side of the first difference, steps. CSV has all rows."""
+"""Rows of the tables: the most relevant ones, those on each side of the first difference, steps. CSV has all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def render(comparison: Comparison, story: Story) -> str:
 
 def _page_of(comparison: Comparison, story: Story) -> ComparePage:
     shown = _shown(comparison)
-    told = telling(comparison.rows, comparison.first, len(comparison.rows))
+    relevant = most_relevant(comparison.rows, comparison.first, len(comparison.rows))
     grave, notices = _finding_groups(comparison)
     return ComparePage(
         title=f"Trueline: {clipped(f'{comparison.run} against {comparison.ref}', 80)}",
@@ -116,17 +116,17 @@ def _page_of(comparison: Comparison, story: Story) -> ComparePage:
         at=_at(shown),
         charts=tuple(phase_charts(shown, comparison.first)) if shown else (),
         around=tuple(_around(shown, comparison.first)),
-        lines=tuple(_line(each.row, also=each.also) for each in told[:_MAX_TELLING]),
-        lines_caption=_lines_caption(min(len(told), _MAX_TELLING), len(told)),
-        said=tuple(SAID[name] for name in JUDGEMENTS),
+        lines=tuple(_line(each.row, also=each.also) for each in relevant[:_MAX_RELEVANT]),
+        lines_caption=_lines_caption(min(len(relevant), _MAX_RELEVANT), len(relevant)),
+        said=tuple(JUDGEMENT_WORDS[name] for name in JUDGEMENTS),
         phases=tuple(_phases(comparison.rows)),
-        steps=tuple(_step_line(each) for each in _worth(comparison.steps)),
+        steps=tuple(_step_line(each) for each in _steps_shown(comparison.steps)),
         num_steps=len(comparison.steps),
         growth=tuple(_growth(comparison.steps)),
     )
 
 
-def _shown(comparison: Comparison) -> list[Judged]:
+def _shown(comparison: Comparison) -> list[ComparedRow]:
     """The rows of the step and rank of the first difference, else of the first that has any."""
     rows = comparison.rows
     differing = (row for row in rows if row.judgement not in ("equal", "not-comparable"))
@@ -136,14 +136,14 @@ def _shown(comparison: Comparison) -> list[Judged]:
     return [row for row in rows if (row.step, row.rank) == (chosen.step, chosen.rank)]
 
 
-def _at(rows: Sequence[Judged]) -> str:
+def _at(rows: Sequence[ComparedRow]) -> str:
     if not rows:
         return ""
     return f"step {rows[0].step}" + (", ranks merged" if rows[0].rank is None else f", rank {rows[0].rank}")
 
 
 def _lines_caption(shown: int, count: int) -> str:
-    which = "Each value that is" if shown == count else f"The {shown:,} most telling of {count:,} values that are"
+    which = "Each value that is" if shown == count else f"The {shown:,} most relevant of {count:,} values that are"
     order = "beyond rounding first, then propagated, the largest of the first step first"
     return f"{which} not equal: {order}. --csv and --xlsx have every row."
 
@@ -160,7 +160,7 @@ def _finding_groups(comparison: Comparison) -> tuple[tuple[FindingGroup, ...], t
     return (FindingGroup("", grave),) if grave else (), (FindingGroup("", notices),) if notices else ()
 
 
-def _around(rows: Sequence[Judged], first: Judged | None) -> list[Line]:
+def _around(rows: Sequence[ComparedRow], first: ComparedRow | None) -> list[Line]:
     """The rows before and after the first difference in the order of execution, equal ones too."""
     place = next((place for place, row in enumerate(rows) if first is not None and same_row(row, first)), None)
     if place is None or first is None:
@@ -169,11 +169,11 @@ def _around(rows: Sequence[Judged], first: Judged | None) -> list[Line]:
     return [_line(row, first=same_row(row, first)) for row in near]
 
 
-def _line(row: Judged, *, also: int = 0, first: bool = False) -> Line:
+def _line(row: ComparedRow, *, also: int = 0, first: bool = False) -> Line:
     dtype = row.dtype if row.dtype == row.ref_dtype else f"{row.dtype} (REF {row.ref_dtype})"
     return Line(
         judgement=row.judgement,
-        said=SAID[row.judgement],
+        said=JUDGEMENT_WORDS[row.judgement],
         times=number(row.times, 3),
         measured=number(row.measured, 3),
         expected=number(row.expected, 3),
@@ -187,7 +187,7 @@ def _line(row: Judged, *, also: int = 0, first: bool = False) -> Line:
     )
 
 
-def _phases(rows: Sequence[Judged]) -> list[tuple[str, tuple[str, ...]]]:
+def _phases(rows: Sequence[ComparedRow]) -> list[tuple[str, tuple[str, ...]]]:
     counts: dict[str, dict[str, int]] = {}
     for row in rows:
         of = counts.setdefault(phase_of(row.site or row.ref_site or ""), dict.fromkeys(JUDGEMENTS, 0))
@@ -202,7 +202,7 @@ def _phases(rows: Sequence[Judged]) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
-def _worth(steps: Sequence[StepSummary]) -> Sequence[StepSummary]:
+def _steps_shown(steps: Sequence[StepSummary]) -> Sequence[StepSummary]:
     """At most ``_MAX_STEPS``: those that differ first, in their order."""
     if len(steps) <= _MAX_STEPS:
         return steps

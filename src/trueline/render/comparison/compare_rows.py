@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from trueline.analyze.compare.result import JUDGEMENTS, Judged, Judgement
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Judgement
 
 Cell = str | int | float | None
 
-SAID: dict[Judgement, str] = {
+JUDGEMENT_WORDS: dict[Judgement, str] = {
     "equal": "equal",
     "within": "within rounding",
     "beyond": "beyond rounding",
@@ -30,17 +30,17 @@ def _same(value: Any) -> Cell:
 @dataclass(frozen=True, slots=True)
 class RowColumn:
     """One column of the tables that are written: its name, its unit or meaning in a few words, what it is about of a
-    row (``of``), and what a cell says of that (``said``), which rows may share.
+    row (``of``), and what a cell says of that (``text``), which rows may share.
     """
 
     name: str
     meaning: str
-    of: Callable[[Judged], Any]
-    said: Callable[[Any], Cell] = _same
+    of: Callable[[ComparedRow], Any]
+    text: Callable[[Any], Cell] = _same
 
-    def cell(self, row: Judged) -> Cell:
+    def cell(self, row: ComparedRow) -> Cell:
         """The cell of a row."""
-        return self.said(self.of(row))
+        return self.text(self.of(row))
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -90,37 +90,37 @@ COLUMNS: tuple[RowColumn, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class RelevantRow:
     """A row worth looking at, and how many more rows show the same difference of the same value at other sites."""
 
-    row: Judged
+    row: ComparedRow
     also: int = 0
 
 
-def telling(rows: Sequence[Judged], first: Judged | None, limit: int) -> list[Telling]:
+def most_relevant(rows: Sequence[ComparedRow], first: ComparedRow | None, limit: int) -> list[RelevantRow]:
     """At most ``limit`` rows but ``first``: those beyond in the order given, then propagated ones, the largest of the
     earliest step first, those that cannot be compared, and those within rounding, the nearest to its end first. Equal
     ones tell nothing.
 
-    A value that is seen at several sites (the output of one module is the input of the next) is told once.
+    A value that is seen at several sites (the output of one module is the input of the next) is shown once.
     """
-    groups: dict[object, list[Judged]] = {}
+    groups: dict[object, list[ComparedRow]] = {}
     for row in rows:
         if row.judgement != "equal" and not (first is not None and same_row(row, first)):
             groups.setdefault(_same_value(row), []).append(row)
     if first is not None:
         groups.pop(_same_value(first), None)
-    told = [Telling(group[0], len(group) - 1) for group in groups.values()]
-    told.sort(key=lambda each: _weight(each.row))
-    return told[:limit]
+    found = [RelevantRow(group[0], len(group) - 1) for group in groups.values()]
+    found.sort(key=lambda each: _weight(each.row))
+    return found[:limit]
 
 
-def same_row(row: Judged, other: Judged) -> bool:
+def same_row(row: ComparedRow, other: ComparedRow) -> bool:
     """Whether both are the same line of a comparison."""
     return (row.step, row.rank, row.place, row.site) == (other.step, other.rank, other.place, other.site)
 
 
-def _same_value(row: Judged) -> object:
+def _same_value(row: ComparedRow) -> object:
     """Equal for rows that show one difference of one value."""
     if row.judgement == "not-comparable":
         return (row.step, row.rank, row.judgement, row.note, row.site is None, row.ref_site is None)
@@ -132,12 +132,12 @@ def _same_value(row: Judged) -> object:
 _ORDER = {"beyond": 0, "propagated": 1, "not-comparable": 2, "within": 3, "equal": 4}
 
 
-def _weight(row: Judged) -> tuple[int, int, float]:
+def _weight(row: ComparedRow) -> tuple[int, int, float]:
     step = row.step if row.judgement == "propagated" else 0
     by = {"propagated": row.measured, "within": row.times}.get(row.judgement)
     return _ORDER[row.judgement], step, -by if by is not None and not math.isnan(by) else 0.0
 
 
-def place_text(row: Judged) -> str:
+def place_text(row: ComparedRow) -> str:
     """The site of a row, or that of REF and that it is only there."""
     return row.site or f"{row.ref_site} (only in REF)"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trueline.analyze.compare.result import JUDGEMENTS, Comparison, Judged
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, command_for
 from trueline.render.comparison.compare_call import RecordedCall, call_text, differing_arguments
 from trueline.render.comparison.compare_details import details_text, place_of
 from trueline.render.comparison.compare_growth import steps_lines
-from trueline.render.comparison.compare_rows import SAID, shape_text
+from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, shape_text
 from trueline.render.wording import number
 from trueline.schema.errors import SiteError
 from trueline.schema.finding import SEVERITIES, Finding
@@ -61,8 +60,8 @@ def counts_text(comparison: Comparison) -> str:
     out.
     """
     counts = comparison.counts
-    told = [f"{counts[name]:,} {SAID[name]}" for name in JUDGEMENTS if counts[name]]
-    return f"{counted(len(comparison.rows), 'value')}: {', '.join(told)}." if told else "No values were aligned."
+    parts = [f"{counts[name]:,} {JUDGEMENT_WORDS[name]}" for name in JUDGEMENTS if counts[name]]
+    return f"{counted(len(comparison.rows), 'value')}: {', '.join(parts)}." if parts else "No values were aligned."
 
 
 def missing_lines(comparison: Comparison) -> list[str]:
@@ -71,7 +70,7 @@ def missing_lines(comparison: Comparison) -> list[str]:
     return [f"{counted(count, 'value')}: {reason}" for reason, count in missing]
 
 
-def size_text(row: Judged) -> str:
+def size_text(row: ComparedRow) -> str:
     """How large the difference of ``row`` is, against what rounding explains, and how that was measured."""
     if row.measured is None:
         return "how large it is was not measured" + (f"; seen by {_measured_on(row)}" if row.how else "")
@@ -128,7 +127,7 @@ def _all_of(count: int) -> str:
 
 
 def _facts(
-    comparison: Comparison, first: Judged, call: RecordedCall | None, ref_call: RecordedCall | None
+    comparison: Comparison, first: ComparedRow, call: RecordedCall | None, ref_call: RecordedCall | None
 ) -> list[tuple[str, str]]:
     ref_site = first.ref_site if first.ref_site != first.site else None
     facts = [
@@ -142,13 +141,13 @@ def _facts(
         ("place", place_of(first.details)),
         ("its call", _its_call(comparison, first)),
         ("arguments", _arguments(first, call, ref_call)),
-        ("where", "" if call is not None and first.where and first.where in call.code else first.where),
+        ("where", "" if call is not None and first.where in call.lines else first.where),
         ("note", first.note),
     ]
     return [(label, text) for label, text in facts if text]
 
 
-def _what(first: Judged, call: RecordedCall | None) -> str:
+def _what(first: ComparedRow, call: RecordedCall | None) -> str:
     module = call.module if call is not None else ""
     what = first.api or first.kind
     within = f" in {module}" if module and first.kind == "op" else ""
@@ -156,7 +155,7 @@ def _what(first: Judged, call: RecordedCall | None) -> str:
     return f"{what}{within}, {dtypes} {shape_text(first.shape)}"
 
 
-def _its_call(comparison: Comparison, first: Judged) -> str:
+def _its_call(comparison: Comparison, first: ComparedRow) -> str:
     """Which values of the call are equal and which are not: ``in0, weight equal; out0 beyond rounding``."""
     key = _call_key(first)
     if key is None:
@@ -165,10 +164,10 @@ def _its_call(comparison: Comparison, first: Judged) -> str:
     for row in comparison.rows:
         if _call_key(row) == key:
             slots.setdefault(row.judgement, []).append(_slot(row.site))
-    return "; ".join(f"{_slots(slots[name])} {SAID[name]}" for name in JUDGEMENTS if name in slots)
+    return "; ".join(f"{_slots(slots[name])} {JUDGEMENT_WORDS[name]}" for name in JUDGEMENTS if name in slots)
 
 
-def _call_key(row: Judged) -> str | None:
+def _call_key(row: ComparedRow) -> str | None:
     """The site without its slot."""
     return row.site.rpartition(":")[0] if row.site else None
 
@@ -183,7 +182,7 @@ def _slots(names: Sequence[str]) -> str:
     return f"{', '.join(names[: _MAX_SLOTS - 1])} and {len(names) - _MAX_SLOTS + 1} more"
 
 
-def _arguments(first: Judged, call: RecordedCall | None, ref_call: RecordedCall | None) -> str:
+def _arguments(first: ComparedRow, call: RecordedCall | None, ref_call: RecordedCall | None) -> str:
     if call is None or not call.arguments:
         return ""
     text = call_text(first.api.rpartition(".")[2] or first.kind, call)
@@ -192,31 +191,23 @@ def _arguments(first: Judged, call: RecordedCall | None, ref_call: RecordedCall 
     different = differing_arguments(call, ref_call)
     if not different:
         return f"the same: {text}"
-    told = [
+    parts = [
         f"{'argument ' if name.isdigit() else ''}{name} is {mine}, in REF {theirs}" for name, mine, theirs in different
     ]
-    return f"{text}; differs: {listed(told)}"
+    return f"{text}; differs: {listed(parts)}"
 
 
-def _measured_on(row: Judged) -> str:
+def _measured_on(row: ComparedRow) -> str:
     return {"tensor": "stored values", "fingerprint": "fingerprints", "statistics": "statistics"}.get(row.how, row.how)
 
 
 def _next(comparison: Comparison, leading: Finding | None) -> tuple[str, ...]:
     advice = leading.next if leading is not None else ()
-    command = _look_at(comparison)
-    return (*advice, *((command,) if command and not any("trueline info" in line for line in advice) else ()))
-
-
-def _look_at(comparison: Comparison) -> str:
-    """The command that prints the first call with its call stack."""
     first = comparison.first
     if first is None or first.site is None:
-        return ""
+        return advice
     try:
-        site = Site.parse(first.site)
+        command = command_for(comparison.run, Site.parse(first.site))
     except SiteError:
-        return ""
-    words = ["trueline", "info", comparison.run, "--site", f"{site.phase}/{site.name}#{site.call}:*"]
-    words += ["--step", str(site.step), "--rank", str(site.rank), "--stacks"]
-    return " ".join(shlex.quote(word) for word in words)
+        return advice
+    return advice if command in advice else (*advice, command)

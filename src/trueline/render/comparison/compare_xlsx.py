@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trueline.analyze.compare.result import JUDGEMENTS, Comparison, Judged, Judgement
-from trueline.render.comparison.compare_rows import COLUMNS, SAID, Cell
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, Judgement
+from trueline.render.comparison.compare_rows import COLUMNS, JUDGEMENT_WORDS, Cell
 from trueline.render.comparison.compare_story import Story
 from trueline.render.output import replacing
 from trueline.render.wording import visible
@@ -100,7 +100,7 @@ def _write_summary(sheet: Any, comparison: Comparison, story: Story, formats: di
         sheet.write_string(place, 1, _text(text), style)
     place = len(lines) + 1
     for name in JUDGEMENTS:
-        sheet.write_string(place, 0, SAID[name], formats[name])
+        sheet.write_string(place, 0, JUDGEMENT_WORDS[name], formats[name])
         sheet.write_number(place, 1, comparison.counts[name], formats["left"])
         place += 1
     for column in COLUMNS:
@@ -109,7 +109,7 @@ def _write_summary(sheet: Any, comparison: Comparison, story: Story, formats: di
         sheet.write_string(place, 1, column.meaning, formats["text"])
 
 
-def _write_rows(sheet: Any, rows: Sequence[Judged], formats: dict[str, Any]) -> None:
+def _write_rows(sheet: Any, rows: Sequence[ComparedRow], formats: dict[str, Any]) -> None:
     for place, column in enumerate(COLUMNS):
         sheet.set_column(place, place, _WIDTHS.get(column.name, 11))
         sheet.write_string(0, place, column.name, formats["head"])

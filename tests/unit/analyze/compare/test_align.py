@@ -68,7 +68,7 @@ def sites(pairs):
     return [(text(pair.mine), text(pair.theirs)) for pair in pairs]
 
 
-def lonely(alignment):
+def unmatched(alignment):
     return {
         text: pair.reason
         for pair, (mine, theirs) in zip(alignment.pairs, sites(alignment.pairs), strict=True)
@@ -126,7 +126,7 @@ def test_an_extra_call_shifts_the_numbers_of_those_after_it_and_of_their_gradien
     assert twins["fwd/m.add#1:out0"] == "fwd/m.add#2:out0"
     assert twins["bwd/m.add#0:out0"] == "bwd/m.add#1:out0"
     assert twins["bwd/m.add#1:out0"] == "bwd/m.add#2:out0"
-    assert lonely(found) == {
+    assert unmatched(found) == {
         "fwd/m.add#0:in0": "only in REF: a call that RUN does not make",
         "fwd/m.add#0:out0": "only in REF: a call that RUN does not make",
         "bwd/m.add#0:out0": "only in REF: RUN has no gradient there",
@@ -148,7 +148,7 @@ def test_ops_that_do_the_same_in_another_way_are_twins():
     theirs = Steps().add("m", "in0", kind="module", module="LM").add("m.add", "in0 in1 out0", module="m")
     for name in ("add_", "iadd", "radd"):
         mine = Steps().add("m", "in0", kind="module", module="LM").add(f"m.{name}", "in0 in1 out0", module="m")
-        assert lonely(align(mine.step, theirs.step, NameMap())) == {}
+        assert unmatched(align(mine.step, theirs.step, NameMap())) == {}
 
 
 def test_calls_that_only_move_other_numbers_are_no_twins():
@@ -212,7 +212,7 @@ def test_gradients_of_calls_that_were_done_again_belong_to_the_first():
 
     found = align(step(True), step(False), NameMap())
     assert ("bwd/m.mul#1:out0", "bwd/m.mul#0:out0") in sites(found.pairs)
-    assert set(lonely(found).values()) == {"only in RUN: recomputed for the backward pass, which REF does not do"}
+    assert set(unmatched(found).values()) == {"only in RUN: recomputed for the backward pass, which REF does not do"}
     found = align(step(False), step(True), NameMap())
     assert ("bwd/m.mul#0:out0", "bwd/m.mul#1:out0") in sites(found.pairs)
 
@@ -225,7 +225,7 @@ def test_what_has_no_twin_says_why():
     theirs = Steps().add("m", "in0", kind="module", module="LM").add("m.a", "in0", kind="module", module="m")
     theirs.add("m.mul", "in0 out0", module="m").add("w", "value", kind="param", phase="param", args=None)
     theirs.add("m.a.exp", "in0", module="m.a").add("m.mul", "out0", phase="bwd", args=None, module="m")
-    assert lonely(align(mine.step, theirs.step, NameMap())) == {
+    assert unmatched(align(mine.step, theirs.step, NameMap())) == {
         "fwd/m.a#0:in0": "only in REF: inside a compiled module of RUN",
         "fwd/m.a.exp#0:in0": "only in REF: inside a compiled module of RUN",
         "bwd/m.mul#0:out0": "only in REF: inside a compiled module of RUN",
@@ -240,7 +240,7 @@ def test_what_has_no_twin_says_why():
 def test_a_model_that_was_compiled_whole_hides_all_that_is_inside():
     mine = Steps().add("LM", "in0 out0", kind="module", flags=("compiled",)).add("loss", "in0 out0")
     mine.add("layers.0.weight", "value", kind="param", phase="param", args=None)
-    found = lonely(align(mine.step, model().add("loss", "in0 out0").step, NameMap()))
+    found = unmatched(align(mine.step, model().add("loss", "in0 out0").step, NameMap()))
     reasons = {site: why for site, why in found.items() if site.startswith(("fwd/layers", "bwd/layers"))}
     assert set(reasons.values()) == {"only in REF: inside a compiled module of RUN"}
     assert len(reasons) == 1 + 3 * 10

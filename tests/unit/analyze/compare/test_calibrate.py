@@ -171,7 +171,7 @@ def test_steps_and_ranks_choose(runs: list[Path]) -> None:
 
 def test_progress_is_told_and_ends_before_the_number_of_steps(runs: list[Path]) -> None:
     told: list[tuple[int, int]] = []
-    calibrate(runs, heard=lambda done, total: told.append((done, total)))
+    calibrate(runs, progress=lambda done, total: told.append((done, total)))
     assert told == [(done, 6) for done in range(6)]
 
 

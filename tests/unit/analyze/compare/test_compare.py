@@ -184,7 +184,7 @@ def test_the_first_difference_between_stored_values_is_described(tensors: Path, 
 def test_only_the_first_steps_that_differ_and_some_later_ones_are_looked_at(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trueline.analyze.compare.compare.IN_DETAIL", 1)
+    monkeypatch.setattr("trueline.analyze.compare.compare.STEPS_IN_DETAIL", 1)
     same = compare(record(tmp_path / "same"), reference)
     assert [step.detailed for step in same.steps] == [True, False]
     assert (same.exit_code, len(same.notes)) == (0, 1)

@@ -128,7 +128,7 @@ def test_the_merged_weight_is_that_of_megatron(tmp_path) -> None:
     other = served.Megatron(served.llama())
     record(tmp_path / "other", other, **how)
     runs = trueline.open_run(tmp_path / "hf"), trueline.open_run(tmp_path / "other")
-    mine, _ = arrange(*runs, names=NameMap.load("hf-megatron"))[0].read()
+    mine, _ = arrange(*runs, names=NameMap.load("hf-megatron"))[0].read().sides
     names = "layers.1.self_attn.linear_qkv.linear"
     value = next(each for each in mine.values if each.site.name.endswith(names) and each.site.slot == "in1")
     weight = other.decoder.layers[1].self_attention.linear_qkv.weight.detach().numpy()

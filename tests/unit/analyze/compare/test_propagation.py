@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueline.analyze.compare.expect.propagation import Operand, backward_rel, factors_first, forward_rel, function_of
+from trueline.analyze.compare.expect.propagation import Operand, backward_rel, factors_first, forward_rel
+from trueline.analyze.compare.op_names import function_of
 
 REL = 1e-6
 BAND = (0.12, 3.4)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueline.analyze.compare.expect.ops import LAWS, op_class_of, op_rounding_rel
+from trueline.analyze.compare.expect.ops import LAWS, op_rounding_rel
 from trueline.analyze.compare.expect.rounding import (
     KAPPA,
     UNIT_ROUNDOFF,
@@ -24,6 +24,7 @@ from trueline.analyze.compare.expect.rounding import (
     sum_std,
     unit_roundoff,
 )
+from trueline.analyze.compare.op_names import op_class_of
 from trueline.schema.errors import InputError
 
 U32 = 2.0**-24

@@ -15,17 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from trueline.analyze.compare.expect.operand import lowest_apart, size_of
-from trueline.analyze.compare.expect.ops import op_class_of, op_rounding_rel
+from trueline.analyze.compare.expect.ops import op_rounding_rel
 from trueline.analyze.compare.expect.propagation import (
     Operand,
     backward_rel,
     condition_of,
     forward_rel,
-    function_of,
+    lowest_apart,
     reduction_length,
+    size_of,
 )
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, rounding_rel
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
+from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
 
@@ -379,11 +380,6 @@ class Expected:
 
     def _all(self, roots: list[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
-
-
-def coarser(one: str, other: str) -> str:
-    """Of two dtypes the one that rounds more; an integer one rounds nothing."""
-    return one if one == other or _unit(one) >= _unit(other) else other
 
 
 def _cast(value: Value, twin: Value | None) -> float:

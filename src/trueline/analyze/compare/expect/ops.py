@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from trueline.analyze.compare.expect.rounding import (
     KAPPA,
@@ -26,22 +25,8 @@ from trueline.analyze.compare.expect.rounding import (
     require_product,
     unit_roundoff,
 )
+from trueline.analyze.compare.op_names import OpClass
 from trueline.schema.errors import InputError
-
-OpClass = Literal[
-    "exact",
-    "rounded",
-    "activation",
-    "matmul",
-    "matvec",
-    "sum",
-    "normalization",
-    "softmax",
-    "attention",
-    "loss",
-    "scatter",
-    "unknown",
-]
 
 
 @dataclass(frozen=True)
@@ -89,44 +74,6 @@ one term outweighs all others it is up to 1/8, which the upper end of the band l
 the dtype itself, as the backward of an embedding does on a CPU; kernels that do it in float32 are far below. ``loss``
 is a single number: it may hit the exact value, and rows that are alike round alike. ``unknown`` is no law but a guess
 on the safe side."""
-
-
-_NAMES: dict[OpClass, str] = {
-    "exact": "getitem view view_as reshape transpose permute t T flatten unflatten squeeze unsqueeze expand expand_as "
-    "repeat chunk split unbind select narrow cat stack concat embedding relu relu6 hardtanh leaky_relu clamp max min "
-    "amax amin maximum minimum argmax argmin topk sort gather index_select take clone contiguous detach abs neg sign "
-    "where masked_fill zeros_like ones_like copy triu tril roll flip pad max_pool1d max_pool2d max_pool3d "
-    "histc bincount one_hot searchsorted bucketize",
-    "rounded": "add radd sub rsub mul rmul div rdiv truediv rtruediv sqrt to float half bfloat16 double type dropout "
-    "square",
-    "activation": "gelu silu tanh sigmoid exp expm1 log log1p log2 softplus sin cos erf pow rsqrt reciprocal mish elu "
-    "selu celu logsigmoid hardswish hardsigmoid lerp addcmul addcdiv glu",
-    "matmul": "linear matmul rmatmul mm bmm addmm baddbmm einsum bilinear conv1d conv2d conv3d conv_transpose1d "
-    "conv_transpose2d conv_transpose3d",
-    "matvec": "mv dot vdot inner addmv",
-    "sum": "sum mean nansum nanmean",
-    "softmax": "softmax log_softmax",
-    "normalization": "layer_norm rms_norm group_norm batch_norm instance_norm normalize",
-    "attention": "scaled_dot_product_attention",
-    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
-    "binary_cross_entropy_with_logits kl_div",
-    "scatter": "index_add scatter_add embedding_bag",
-}
-"""Last parts of the names of torch functions and methods, without underscores at their ends."""
-
-_CLASS_BY_NAME: dict[str, OpClass] = {name: each for each, names in _NAMES.items() for name in names.split()}
-
-
-@functools.cache
-def op_class_of(api: str, *, rows: int | None = None) -> OpClass:
-    """The class of a recorded call, by the last part of its ``api`` ('torch.nn.functional.linear').
-
-    ``rows`` is the smaller of the two outer sizes of a product: with 1 it is a matrix times a vector, which kernels add
-    up in another order. 'unknown' for what is not listed, modules included.
-    """
-    name = api.rpartition(".")[2].strip("_")
-    found = _CLASS_BY_NAME.get(name, "unknown")
-    return "matvec" if found == "matmul" and rows == 1 else found
 
 
 @functools.lru_cache(maxsize=4096)

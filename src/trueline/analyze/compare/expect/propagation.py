@@ -15,35 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from trueline.analyze.compare.expect.ops import OpClass, op_class_of
+from trueline.analyze.compare.op_names import OpClass, op_class_of
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.fact import fact
-
-RANDOM = frozenset(
-    {
-        "dropout",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "bernoulli",
-        "multinomial",
-    }
-    | {
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "normal",
-        "uniform",
-        "poisson",
-    }
-    | {"exponential", "rrelu", "gumbel_softmax"}
-)
-"""Functions of torch that draw random numbers."""
+from trueline.schema.formats import FORMATS
 
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
 _FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "prod"})
@@ -56,9 +31,6 @@ _THROUGH_ZERO = frozenset(
 """Functions that scale a number by a factor that hardly depends on it: relative differences stay."""
 
 _MEANS = frozenset({"mean", "nanmean"})
-
-_PREFIXED = {f"{side}{name}": name for side in "ir" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
-_ALIASES = {"rdiv": "div", "multiply": "mul", "divide": "div", "subtract": "sub", "concatenate": "cat"}
 
 
 @fact()
@@ -83,28 +55,33 @@ class Operand:
         return self if slot == self.slot else Operand(self.rel, self.rms, self.shape, self.spread, slot)
 
 
-@functools.cache
-def function_of(api: str) -> str:
-    """The plain name of what was called: 'add' for 'torch.Tensor.__iadd__', 'layer_norm' for 'torch.nn.LayerNorm'."""
-    name = api.rsplit(".", 1)[-1]
-    if ".nn.modules." in api and name[:1].isupper():
-        name = _MODULES.get(name) or name.lower()
-    name = name.removeprefix("_foreach_").strip("_")
-    return _PREFIXED.get(name) or _ALIASES.get(name) or name
+def size_of(value: Value) -> tuple[float | None, float]:
+    """``rms`` and ``spread`` of an ``Operand`` that has the numbers of ``value``."""
+    stats = value.stats
+    if stats is None or not stats.finite:
+        return None, 1.0
+    if _is_masked(value):
+        return abs(stats.max or 0.0) or None, 1.0
+    rms, std = stats.rms, stats.std
+    return rms or None, max(rms / std if rms and std else 1.0, 1.0)
 
 
-_MODULES = {
-    "LayerNorm": "layer_norm",
-    "RMSNorm": "rms_norm",
-    "GroupNorm": "group_norm",
-    "BatchNorm1d": "batch_norm",
-    "BatchNorm2d": "batch_norm",
-    "BatchNorm3d": "batch_norm",
-    "LogSoftmax": "log_softmax",
-    "CrossEntropyLoss": "cross_entropy",
-    "MSELoss": "mse_loss",
-    "MultiheadAttention": "scaled_dot_product_attention",
-}
+def _is_masked(value: Value) -> bool:
+    """Whether some numbers are as low as a dtype goes, which a softmax makes 0 of: only the others have a size."""
+    low = None if value.stats is None else value.stats.min
+    return low is not None and low <= _MASK.get(value.dtype, -math.inf)
+
+
+def lowest_apart(value: Value, twin: Value | None) -> float:
+    """The difference of two masks that are as low as the dtypes go that they were made for."""
+    if twin is None or value.stats is None or twin.stats is None or not (_is_masked(value) and _is_masked(twin)):
+        return 0.0
+    one, other = value.stats.min or 0.0, twin.stats.min or 0.0
+    return abs(one - other) / abs(other) if math.isfinite(one) and math.isfinite(other) else 0.0
+
+
+_MASK = {name: -each.largest / 4 for name, each in FORMATS.items()}
+"""By dtype, a quarter of the lowest number: what is added to it, or to that of a coarser dtype, leaves it lower."""
 
 
 def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:
@@ -227,7 +204,7 @@ def _powered(function: str, ins: Sequence[Operand]) -> float:
     return _POWERS[function] * math.sqrt(sum(each.rel**2 for each in ins))
 
 
-def _kept(ins: Sequence[Operand], out: Operand) -> float:
+def _through_zero(ins: Sequence[Operand], out: Operand) -> float:
     """GELU's slope is up to 1.13 times its value over its argument."""
     del out
     return 1.2 * math.sqrt(sum(each.rel**2 for each in ins))
@@ -250,8 +227,8 @@ def _product_added(ins: Sequence[Operand], out: Operand) -> float:
     """Of x + value·a·b, Adam's second moment."""
     if len(ins) < 3:
         return _factors(ins, out)
-    kept = ins[0]
-    share = kept.rel * (kept.rms or 0.0) / out.rms if out.rms else kept.rel
+    addend = ins[0]
+    share = addend.rel * (addend.rms or 0.0) / out.rms if out.rms else addend.rel
     return math.hypot(share, 2 * _compound(ins[1:3]))
 
 
@@ -262,10 +239,10 @@ def _quotient(ins: Sequence[Operand], out: Operand) -> float:
     """
     if len(ins) < 3 or not out.rms:
         return _additive(ins, out)
-    kept, numerator, denominator = ins[0], ins[1], ins[2]
+    addend, numerator, denominator = ins[0], ins[1], ins[2]
     quotient = (numerator.rms or 1.0) / denominator.rms if denominator.rms else 1.0
     moved = max(2 * math.sqrt(min(numerator.rel + denominator.rel, 1.0)), numerator.rel) * quotient
-    return math.hypot(kept.rel * (kept.rms or out.rms) / out.rms, moved / out.rms)
+    return math.hypot(addend.rel * (addend.rms or out.rms) / out.rms, moved / out.rms)
 
 
 def _product(ins: Sequence[Operand], out: Operand) -> float:
@@ -279,13 +256,13 @@ def _product(ins: Sequence[Operand], out: Operand) -> float:
     return math.sqrt(grown**2 + sum((each.rel * (each.rms or 0.0) / out.rms) ** 2 for each in ins[2:]))
 
 
-def _normed(ins: Sequence[Operand], out: Operand) -> float:
+def _norm(ins: Sequence[Operand], out: Operand) -> float:
     """Rows are divided by their own size; where a mean is taken off, what is left is smaller by ``spread``."""
     first, rest = ins[0], ins[1:]
     return math.sqrt((1.5 * min(first.spread, _MOST) * first.rel) ** 2 + sum(each.rel**2 for each in rest))
 
 
-def _exponential(ins: Sequence[Operand], out: Operand) -> float:
+def _softmax(ins: Sequence[Operand], out: Operand) -> float:
     """Softmax turns absolute differences of its logits into relative ones."""
     return _PEAKED * (ins[0].rms or 1.0) * ins[0].rel
 
@@ -324,7 +301,7 @@ def _summed(ins: Sequence[Operand], out: Operand) -> float:
     return first.rel * min(most, first.rms * math.sqrt(terms) / out.rms * _SHARED)
 
 
-def _lost(ins: Sequence[Operand], out: Operand) -> float:
+def _loss(ins: Sequence[Operand], out: Operand) -> float:
     """A mean of differences between logits, which does not average out where one cause is behind all of them."""
     return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (out.rms or 1.0))
 
@@ -352,12 +329,12 @@ _KINDS: Mapping[OpClass, str] = {
 }
 
 _FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {
-    "through zero": _kept,
+    "through zero": _through_zero,
     "product": _product,
-    "norm": _normed,
-    "softmax": _exponential,
+    "norm": _norm,
+    "softmax": _softmax,
     "attention": _attention,
-    "loss": _lost,
+    "loss": _loss,
     "factors": _factors,
     "quotient": _quotient,
     "product added": _product_added,

@@ -77,6 +77,11 @@ def unit_roundoff(dtype: str) -> float:
     return unit
 
 
+def coarser(one: str, other: str) -> str:
+    """Of two dtypes the one that rounds more; an integer one rounds nothing."""
+    return one if one == other or UNIT_ROUNDOFF.get(one, 0.0) >= UNIT_ROUNDOFF.get(other, 0.0) else other
+
+
 def rounding_rel(u: float) -> float:
     """The relative L2 error that one rounding of a vector is expected to make."""
     return KAPPA * u

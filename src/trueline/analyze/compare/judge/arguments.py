@@ -9,14 +9,17 @@ coefficient of clipping) would have differed by then. Whole numbers may follow f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
-from trueline.analyze.compare.judge.first_cause import different_arguments, is_fraction
 from trueline.analyze.compare.judge.step import Step
 from trueline.analyze.recorded.step_values import Call
 
-Arguments = Mapping[str, tuple[str, str]]
+Argument = str | None
+"""As JSON; None where it was not given."""
+Arguments = Mapping[str, tuple[Argument, Argument]]
 Key = tuple[int | None, tuple[int, str, str, int]]
 
 STEPS_BEFORE = 2
@@ -24,7 +27,7 @@ STEPS_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class OtherArguments:
+class ChangedArguments:
     """A call that is given other arguments from a step on, of the run and of the reference by name or place, as JSON:
     ``at`` is which of the steps that were given, ``num_steps`` at how many before they agreed.
     """
@@ -35,10 +38,10 @@ class OtherArguments:
     num_steps: int
 
 
-def first_other_arguments(steps: Sequence[Step]) -> OtherArguments | None:
+def first_changed_arguments(steps: Sequence[Step]) -> ChangedArguments | None:
     """The first such call of the forward pass, in the order of steps, then of execution."""
     agreed: dict[Key, int] = {}
-    begun: dict[Key, OtherArguments] = {}
+    begun: dict[Key, ChangedArguments] = {}
     never: set[Key] = set()
     for at, step in enumerate(steps):
         for call_key, (mine, theirs) in step.calls.items():
@@ -55,7 +58,7 @@ def first_other_arguments(steps: Sequence[Step]) -> OtherArguments | None:
                 if agreed.get(key, 0) < least:
                     never.add(key)
                 else:
-                    begun[key] = OtherArguments(at, mine, other, agreed[key])
+                    begun[key] = ChangedArguments(at, mine, other, agreed[key])
     return min(begun.values(), key=lambda each: (steps[each.at].step, each.call.first.index), default=None)
 
 
@@ -67,6 +70,44 @@ def _settings(mine: Call, theirs: Call) -> Arguments:
     return {name: pair for name, pair in found.items() if not any(_is_whole(text) for text in pair)}
 
 
-def _is_whole(text: str) -> bool:
+def _is_whole(argument: Argument) -> bool:
     """Whether JSON holds numbers, and is no single fraction."""
-    return not is_fraction(text) and any(letter.isdigit() for letter in text) and not text.startswith('"')
+    if argument is None or argument.startswith('"'):
+        return False
+    return not is_fraction(argument) and any(letter.isdigit() for letter in argument)
+
+
+def different_arguments(mine: Call, theirs: Call) -> Arguments:
+    """Arguments that differ between two calls, by name or place."""
+    one, other = _flat_arguments(mine), _flat_arguments(theirs)
+    pairs = {name: (one.get(name), other.get(name)) for name in {**one, **other}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def shown_arguments(different: Arguments) -> dict[str, tuple[str, str]]:
+    """Arguments that differ as people read them."""
+    return {name: (mine or _NOT_GIVEN, theirs or _NOT_GIVEN) for name, (mine, theirs) in different.items()}
+
+
+def arguments_in_words(different: Arguments) -> str:
+    """Arguments that differ, in words."""
+    return "; ".join(
+        f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in shown_arguments(different).items()
+    )
+
+
+_NOT_GIVEN = "not given"
+
+
+def is_fraction(argument: Argument) -> bool:
+    """Whether JSON is a number with a fraction or an exponent."""
+    return argument is not None and argument.lstrip("-")[:1].isdigit() and any(mark in argument for mark in ".e")
+
+
+def _flat_arguments(call: Call) -> dict[str, str]:
+    text = next((value.args for value in call.values if value.args is not None), None)
+    if text is None:
+        return {}
+    document = cast(dict[str, Any], json.loads(text))
+    places = {f"argument {place}": value for place, value in enumerate(document.get("args", []))}
+    return {name: json.dumps(value) for name, value in {**places, **document.get("kwargs", {})}.items()}

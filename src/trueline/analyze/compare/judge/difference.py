@@ -46,11 +46,11 @@ def describe_difference(mine: Numbers, theirs: Numbers, *, dtype: str, max_bytes
         return {}
     complex_pairs = mine.dtype.kind == "c" or theirs.dtype.kind == "c"
     shape = (*mine.shape, 2) if complex_pairs else mine.shape
-    seen = _Seen(shape, dtype, _usual_size(theirs, mine, max_bytes), max_bytes)
+    totals = _ElementTotals(shape, dtype, _usual_size(theirs, mine, max_bytes), max_bytes)
     with np.errstate(all="ignore"):
         for begin, x, y in blocks(mine, theirs, max_bytes=max_bytes, arrays=_ARRAYS):
-            seen.add(begin, x.astype(np.float64), y.astype(np.float64))
-    return seen.described()
+            totals.add(begin, x.astype(np.float64), y.astype(np.float64))
+    return totals.described()
 
 
 def _usual_size(theirs: Numbers, mine: Numbers, max_bytes: int) -> float:
@@ -70,8 +70,8 @@ def _usual_size(theirs: Numbers, mine: Numbers, max_bytes: int) -> float:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Of the elements seen so far."""
+class _ElementTotals:
+    """Of the elements so far."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -88,12 +88,12 @@ class _Seen:
     ends: tuple[int, int] | None = None
     bad_ends: tuple[int, int] | None = None
     ulps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_MOST - _LEAST + 2, dtype=np.int64))
-    places: _Places | None = None
-    bad_places: _Places | None = None
+    weights: _WeightByIndex | None = None
+    bad_weights: _WeightByIndex | None = None
 
     def __post_init__(self) -> None:
-        if _Places.fits(self.shape, self.max_bytes):
-            self.places, self.bad_places = _Places(self.shape), _Places(self.shape)
+        if _WeightByIndex.fits(self.shape, self.max_bytes):
+            self.weights, self.bad_weights = _WeightByIndex(self.shape), _WeightByIndex(self.shape)
 
     def add(self, begin: int, x: Floats, y: Floats) -> None:
         """The elements from ``begin`` on in row-major order."""
@@ -105,17 +105,17 @@ class _Seen:
         if bad.any():
             self.nonfinite += int(np.count_nonzero(bad))
             self.bad_ends = _widened(self.bad_ends, begin, bad)
-            if self.bad_places is not None:
-                self.bad_places.add(begin, bad.astype(np.float64))
+            if self.bad_weights is not None:
+                self.bad_weights.add(begin, bad.astype(np.float64))
         self._add_finite(x[both], y[both])
         size = np.abs(error)
         at = int(size.argmax())
         if size[at] > self.largest[0]:
             self.largest = (float(size[at]), begin + at, float(x[at]), float(y[at]))
         self._add_roundings(begin, size, np.where(both, np.maximum(np.abs(x), np.abs(y)), 0.0), both)
-        if self.places is not None:
+        if self.weights is not None:
             weight = np.divide(error**2, np.where(both, y, 0.0) ** 2 + self.usual_size**2)
-            self.places.add(begin, np.nan_to_num(weight, posinf=1e300))
+            self.weights.add(begin, np.nan_to_num(weight, posinf=1e300))
 
     def _add_finite(self, x: Floats, y: Floats) -> None:
         self.finite += len(x)
@@ -131,26 +131,26 @@ class _Seen:
         else:
             beyond = size > 2 * number.unit * np.maximum(larger, self.usual_size)
             step = np.maximum(2 * number.unit * np.exp2(np.frexp(larger)[1] - 1.0), number.smallest)
-            places = np.ceil(np.log2(size / step) * _BINS)
-            bins = np.where(size > 0, np.clip(places, _LEAST, _MOST) - _LEAST + 1, 0)[both].astype(np.int64)
+            weights = np.ceil(np.log2(size / step) * _BINS)
+            bins = np.where(size > 0, np.clip(weights, _LEAST, _MOST) - _LEAST + 1, 0)[both].astype(np.int64)
             self.ulps += np.bincount(bins, minlength=len(self.ulps))
         self.beyond += int(np.count_nonzero(beyond))
         self.ends = _widened(self.ends, begin, beyond)
 
     def described(self) -> dict[str, Any]:
         count = max(math.prod(self.shape), 1)
-        told: dict[str, Any] = {"differ_frac": self.differ / count, "nonfinite": self.nonfinite}
+        found: dict[str, Any] = {"differ_frac": self.differ / count, "nonfinite": self.nonfinite}
         if self.largest[1] >= 0:
             value, at, x, y = self.largest
-            told |= {"max_abs": value, "max_abs_at": _index(at, self.shape), "max_abs_values": (x, y)}
+            found |= {"max_abs": value, "max_abs_at": _index(at, self.shape), "max_abs_values": (x, y)}
         if self.xx and self.yy and math.isfinite(self.xx * self.yy):
-            told["cosine"] = max(-1.0, min(1.0, self.xy / math.sqrt(self.xx * self.yy)))
+            found["cosine"] = max(-1.0, min(1.0, self.xy / math.sqrt(self.xx * self.yy)))
         if self.dtype in FORMATS and self.finite:
-            told["beyond_frac"] = self.beyond / count
-            told |= {f"ulp_p{percent}": self._ulps(percent / 100) for percent in (50, 90, 99)}
-            told["ulp_max"] = self._ulps(1.0)
-        told["where"] = self._where(count)
-        return told
+            found["beyond_frac"] = self.beyond / count
+            found |= {f"ulp_p{percent}": self._ulps(percent / 100) for percent in (50, 90, 99)}
+            found["ulp_max"] = self._ulps(1.0)
+        found["where"] = self._where(count)
+        return found
 
     def _ulps(self, fraction: float) -> float:
         place = max(math.ceil(fraction * self.finite), 1)
@@ -159,8 +159,8 @@ class _Seen:
 
     def _where(self, count: int) -> str:
         """Where NaN and infinities differ, if they do; else where numbers do."""
-        places, ends = (self.bad_places, self.bad_ends) if self.nonfinite else (self.places, self.ends)
-        by_dim = places.in_words() if places is not None else ""
+        weights, ends = (self.bad_weights, self.bad_ends) if self.nonfinite else (self.weights, self.ends)
+        by_dim = weights.in_words() if weights is not None else ""
         if by_dim or ends is None or count < FEW:
             return by_dim
         first, last = ends
@@ -170,7 +170,7 @@ class _Seen:
         return f"{many} of {count:,} in row-major order"
 
 
-class _Places:
+class _WeightByIndex:
     """How much of something lies at each index of each dim: sums by row [R] and by column [C]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:

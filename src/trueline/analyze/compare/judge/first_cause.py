@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
-from trueline.analyze.compare.expect.propagation import RANDOM, function_of
+from trueline.analyze.compare.judge.arguments import different_arguments, is_fraction, shown_arguments
+from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.optimizer_settings import settings_differ
+from trueline.analyze.compare.judge.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import NONFINITE, Compared
-from trueline.analyze.recorded.step_values import Call, Value
+from trueline.analyze.compare.result import command_for
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.words import counted, named_some
 from trueline.store.reader import Run
@@ -21,13 +22,39 @@ from trueline.store.reader import Run
 First = tuple[Step, Compared]
 
 
-def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
-    """Findings, errors first, and the value that is to blame: None where rounding explains everything.
-
-    Of differences that rounding does not explain only those of the first step that has any are told, and of these the
-    first in the order of execution: what comes after may be its consequence. Parameters before an update are none.
+@dataclass(frozen=True)
+class Conclusion:
+    """``findings``, errors first; the value where the difference begins, None where rounding explains everything; and
+    the steps, that value judged as beyond rounding.
     """
-    at = min((step.step for step in steps if step.first is not None or step.apart), default=None)
+
+    findings: list[Finding]
+    first: First | None
+    steps: Sequence[Step]
+
+
+def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | None = None) -> Conclusion:
+    """What the judgements of all steps say. Of a ``late`` fault and the first value that rounding does not explain the
+    earlier one counts: what comes after it may be its consequence.
+    """
+    findings, first = _by_laws(steps)
+    if late is not None and (first is None or execution_order(steps[late.at], late.row) < execution_order(*first)):
+        rows = [late.row if row.place == late.row.place else row for row in steps[late.at].rows]
+        step = replace(steps[late.at], rows=rows)
+        findings, first, steps = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
+    if not any(finding.code == "optimizer-differs" for finding in findings):
+        findings += settings_differ(mine, theirs)
+    if not findings:
+        findings += _explained(steps)
+    findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
+    return Conclusion(sorted(findings, key=by_weight), first, steps)
+
+
+def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
+    """Findings on differences that rounding does not explain, and the first such value: of the first step that has any,
+    and there of the first in the order of execution. Parameters before an update are no consequences.
+    """
+    at = min((step.step for step in steps if step.first is not None or step.rewired_rows), default=None)
     concerned = [step for step in steps if step.step == at]
     weights = list(_all(concerned, "param"))
     others = sorted(
@@ -42,13 +69,7 @@ def blame(mine: Run, theirs: Run, steps: Sequence[Step]) -> tuple[list[Finding],
     if others:
         findings.append(_TOLD[_origin(others[0][1])](others))
     findings += _wiring_differs(concerned, before=others[0] if others else None)
-    if not any(finding.code == "optimizer-differs" for finding in findings):
-        findings += settings_differ(mine, theirs)
-    if not findings:
-        findings += _explained(steps)
-    findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
-    first = (others or weights or _unlike(concerned) or [None])[0]
-    return sorted(findings, key=by_weight), first
+    return findings, (others or weights or _rewired(concerned) or [None])[0]
 
 
 def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
@@ -57,8 +78,8 @@ def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
             yield step, row
 
 
-def _unlike(steps: Sequence[Step]) -> list[First]:
-    return [(step, row) for step in steps for row in step.apart]
+def _rewired(steps: Sequence[Step]) -> list[First]:
+    return [(step, row) for step in steps for row in step.rewired_rows]
 
 
 def _origin(row: Compared) -> str:
@@ -78,7 +99,7 @@ def _input_differs(found: Sequence[First]) -> Finding:
         found[:1],
         next=(
             "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step.",
-            look(step, value),
+            command_for(step.run.path, value.site),
         ),
     )
 
@@ -108,7 +129,7 @@ def _updated_otherwise(found: Sequence[First]) -> Finding:
         f"there, and at step {step.step} {counted(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} not: "
         f"{named_some(names)}, {_by(first)}."
     )
-    if alone is not None and alone.lonely:
+    if alone is not None and alone.unmatched:
         claim += f" {value_of(alone).site.name} is {alone.note}."
     same = "Build both optimizers from one configuration, and compare what else changes parameters between two steps."
     return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
@@ -116,15 +137,15 @@ def _updated_otherwise(found: Sequence[First]) -> Finding:
 
 def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Finding]:
     """Where calls take other values than in the reference, if what comes out is not the same all the same."""
-    found = _unlike(steps)
+    found = _rewired(steps)
     if before is not None:
-        found = [(step, row) for step in steps for row in step.rows if row.excess and row.place < before[1].place]
+        found = [(step, row) for step in steps for row in step.rows if row.rewired and row.place < before[1].place]
     if not found:
         return []
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = value_of(first)
     claim = f"At {value.site} calls take other values than in the reference: the two connect their calls differently."
-    next = ("Compare the forward methods of both models at this call.", look(step, value))
+    next = ("Compare the forward methods of both models at this call.", command_for(step.run.path, value.site))
     return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
 
 
@@ -133,7 +154,9 @@ def _update_differs(found: Sequence[First]) -> Finding:
     why = in_words(cause_of(step, first))
     claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {why}"
     same = "Build both optimizers from one configuration, and compare their param_groups."
-    return _finding("optimizer-differs", "error", claim, found[:1], next=(same, look(step, value_of(first))))
+    return _finding(
+        "optimizer-differs", "error", claim, found[:1], next=(same, command_for(step.run.path, value_of(first).site))
+    )
 
 
 def _first_divergence(found: Sequence[First]) -> Finding:
@@ -155,7 +178,7 @@ def _first_divergence(found: Sequence[First]) -> Finding:
             "why": in_words(cause),
             "where": at,
             "beyond": len(found),
-            "arguments": differing_arguments(step, first),
+            "arguments": shown_arguments(differing_arguments(step, first)),
         },
         next=_next(step, first, cause),
     )
@@ -164,72 +187,6 @@ def _first_divergence(found: Sequence[First]) -> Finding:
 def _by_checksum(row: Compared) -> bool:
     """Whether all that is known of a difference is that there is one."""
     return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What is left as the reason of a call's difference, and what differs there: parameters or arguments, in words."""
-
-    reason: Literal["random", "parameters", "arguments", "backward", "computation"]
-    different: str = ""
-
-
-def cause_of(step: Step, row: Compared) -> Cause:
-    """What differs in what the call of a value was given, or that nothing does."""
-    value = value_of(row)
-    if function_of(value.api) in RANDOM:
-        return Cause("random")
-    names = _differing_params(step, row)
-    if names:
-        return Cause("parameters", ", ".join(names[:2]))
-    different = differing_arguments(step, row)
-    if different:
-        return Cause("arguments", arguments_in_words(different))
-    return Cause("backward" if value.site.phase == "bwd" else "computation")
-
-
-def arguments_in_words(different: Mapping[str, tuple[str, str]]) -> str:
-    """Arguments that differ, in words."""
-    return "; ".join(f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in different.items())
-
-
-def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
-    """The cause in words; ``agree`` says of its inputs that they are none."""
-    return {
-        "random": "it draws random numbers, and the two runs draw different ones.",
-        "parameters": f"{agree}, its weight {cause.different} does not.",
-        "arguments": f"{agree}, its arguments do not: {cause.different}.",
-        "backward": "the gradient it was given and its forward inputs agree.",
-        "computation": "its inputs and arguments agree, so what it computes does not.",
-    }[cause.reason]
-
-
-def _differing_params(step: Step, row: Compared) -> list[str]:
-    """Parameters that went into the call of a value and differ by more than rounding explains."""
-    sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
-    wrong = {other.root: other.param for other in step.beyond("param")}
-    return [name for root, name in wrong.items() if root in sources and name is not None]
-
-
-def differing_arguments(step: Step, row: Compared) -> dict[str, tuple[str, str]]:
-    """Arguments of the call of a value that differ between the runs, by name or place."""
-    site = value_of(row).site
-    phase = "fwd" if site.phase == "bwd" else site.phase
-    mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
-    if mine is None or theirs is None:
-        return {}
-    return different_arguments(mine, theirs)
-
-
-def different_arguments(mine: Call, theirs: Call) -> dict[str, tuple[str, str]]:
-    """Arguments that differ between two calls, by name or place, as JSON."""
-    one, other = _flat_arguments(mine), _flat_arguments(theirs)
-    absent = "not given"
-    return {
-        name: (one.get(name, absent), other.get(name, absent))
-        for name in {**one, **other}
-        if one.get(name, absent) != other.get(name, absent)
-    }
 
 
 def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
@@ -250,34 +207,20 @@ def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
     return [_finding("structure-differs", "info", claim, [], evidence={"arguments": told[:100]})]
 
 
-def is_fraction(text: str) -> bool:
-    """Whether JSON is a number with a fraction or an exponent."""
-    return text.lstrip("-")[:1].isdigit() and any(mark in text for mark in ".e")
-
-
-def _flat_arguments(call: Call) -> dict[str, str]:
-    text = next((value.args for value in call.values if value.args is not None), None)
-    if text is None:
-        return {}
-    document = cast(dict[str, Any], json.loads(text))
-    places = {f"argument {place}": value for place, value in enumerate(document.get("args", []))}
-    return {name: json.dumps(value) for name, value in {**places, **document.get("kwargs", {})}.items()}
-
-
 def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
-    lonely = [(step, row) for step in steps for row in step.rows if row.lonely]
-    if not lonely:
+    unmatched = [(step, row) for step in steps for row in step.rows if row.unmatched]
+    if not unmatched:
         return []
-    reasons = Counter(row.note for _, row in lonely)
+    reasons = Counter(row.note for _, row in unmatched)
     told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
-    has = "has" if len(lonely) == 1 else "have"
-    claim = f"{counted(len(lonely), 'value')} of one run {has} no twin in the other: {told}."
-    params = [found for found in lonely if value_of(found[1]).site.phase == "param"]
+    has = "has" if len(unmatched) == 1 else "have"
+    claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {told}."
+    params = [found for found in unmatched if value_of(found[1]).site.phase == "param"]
     if params:
         names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
         claim += f" Among them {counted(len(names), 'parameter')}: {named_some(names)}."
     severity = "warning" if params else "info"
-    shown = (params or lonely)[:3]
+    shown = (params or unmatched)[:3]
     return [_finding("site-missing", severity, claim, shown, evidence={"reasons": dict(reasons)})]
 
 
@@ -340,17 +283,12 @@ def _finding(
 
 
 def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
-    seen = look(step, value_of(row))
+    seen = command_for(step.run.path, value_of(row).site)
     if cause.reason in _DO:
         return (_DO[cause.reason], seen)
     if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
         return (seen,)
     return (seen, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
-
-
-def look(step: Step, value: Value) -> str:
-    """The command that shows the call of a value."""
-    return f"Look at it: trueline info {step.run.path} --site '{value.site.name}' --step {step.step} --stacks"
 
 
 def _by(row: Compared) -> str:

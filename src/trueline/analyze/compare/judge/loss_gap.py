@@ -49,7 +49,7 @@ GROWN = 10.0
 
 
 @dataclass(frozen=True)
-class Drift:
+class LossGap:
     """How the loss of a run parts from those of ``num_runs`` others: its excess, the largest of theirs, the step at
     which it exceeds what is allowed first (None: it does not), and the chance that a run like them has an excess as
     large, which is 1/(num_runs + 1) at least.
@@ -71,11 +71,11 @@ def loss_curve(run: Run) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in zip(run.steps, loss_T, strict=True) if math.isfinite(loss)}
 
 
-def told_of_losses(
-    run: Curve, ref: Curve, tolerance: Tolerance | None, *, excused: bool
+def judge_losses(
+    run: Curve, ref: Curve, tolerance: Tolerance | None, *, has_errors: bool
 ) -> tuple[list[Finding], list[str]]:
-    """Findings and sentences on how the losses part. ``excused``: there are errors already, of which a gap may be the
-    consequence: then nothing is found, and it is only said.
+    """Findings and notes on how the losses part. ``has_errors``: there are errors already, whose consequence a gap may
+    be; it is then a note and no finding.
     """
     common = sorted(set(run) & set(ref))
     if not common:
@@ -83,14 +83,14 @@ def told_of_losses(
     notes = _on_first_step(common[0], run, ref)
     if tolerance is None or not tolerance.losses:
         return [], notes + _on_growth(common, run, ref)
-    drift = drift_of(run, ref, [_curve(tolerance.loss_steps, losses) for losses in tolerance.losses])
-    if drift is None:
+    found = loss_gap_of(run, ref, [_curve(tolerance.loss_steps, losses) for losses in tolerance.losses])
+    if found is None:
         return [], notes
-    finding = _finding(drift)
-    return ([], [*notes, finding.claim]) if excused else ([finding], notes)
+    finding = _finding(found)
+    return ([], [*notes, finding.claim]) if has_errors else ([finding], notes)
 
 
-def drift_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> Drift | None:
+def loss_gap_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> LossGap | None:
     """How the run parts from the calibrated ones and the reference, which may be one of them; None without a step that
     all have.
     """
@@ -103,7 +103,7 @@ def drift_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> Drift | Non
     excess_N = times_NT.max(axis=1)
     usual = float(excess_N[1:].max())
     beyond_T = times_NT[0] > ALLOWED * usual
-    return Drift(
+    return LossGap(
         excess=float(excess_N[0]),
         usual=usual,
         num_runs=len(others),
@@ -132,36 +132,36 @@ def _same(one: Curve, other: Curve) -> bool:
     return bool(common) and all(one[step] == other[step] for step in common)
 
 
-def _finding(drift: Drift) -> Finding:
-    least = 1 / (drift.num_runs + 1)
+def _finding(found: LossGap) -> Finding:
+    least = 1 / (found.num_runs + 1)
     rate = (
-        f"of {drift.num_runs + 1} Runs that agree, one has an excess as large with a chance of {drift.chance:.0%}, and "
+        f"of {found.num_runs + 1} Runs that agree, one has an excess as large with a chance of {found.chance:.0%}, and "
         f"so few cannot show less than {least:.0%}"
     )
-    others = f"any of {drift.num_runs} Runs that should agree has at most {drift.usual:.2g}"
-    measured = f"it is up to {drift.excess:.2g} times as far from the others as they are apart, and {others}"
-    if drift.since is None:
+    others = f"any of {found.num_runs} Runs that should agree has at most {found.usual:.2g}"
+    measured = f"it is up to {found.excess:.2g} times as far from the others as they are apart, and {others}"
+    if found.since is None:
         return Finding(
             code="explained-by-rounding",
             severity="info",
             claim=f"The loss parts no faster than chaos explains: {measured}.",
-            measured=drift.excess,
-            expected=drift.usual,
+            measured=found.excess,
+            expected=found.usual,
             unit="times the spread of the others",
-            evidence={"chance": drift.chance},
+            evidence={"chance": found.chance},
         )
     return Finding(
         code="first-divergence",
         severity="warning",
-        claim=f"The loss parts faster than chaos explains, from step {drift.since} on: {measured}; {rate}.",
-        step_first=drift.since,
-        measured=drift.excess,
-        expected=drift.usual,
+        claim=f"The loss parts faster than chaos explains, from step {found.since} on: {measured}; {rate}.",
+        step_first=found.since,
+        measured=found.excess,
+        expected=found.usual,
         unit="times the spread of the others",
-        false_alarm_rate=drift.chance,
-        evidence={"chance": drift.chance},
+        false_alarm_rate=found.chance,
+        evidence={"chance": found.chance},
         next=(
-            f"Record single steps up to step {drift.since} in both runs, and compare them: the first that differs by "
+            f"Record single steps up to step {found.since} in both runs, and compare them: the first that differs by "
             "more than rounding tells where.",
         ),
     )

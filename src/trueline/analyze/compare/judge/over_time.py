@@ -1,88 +1,72 @@
-"""Faults that begin at a later step of runs that were apart before: which value is to blame, and the finding."""
+"""Faults that begin at a later step of runs that were apart before: the value at which one begins, and its finding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trueline.analyze.compare.judge.arguments import OtherArguments, first_other_arguments
-from trueline.analyze.compare.judge.first_cause import (
-    First,
+from trueline.analyze.compare.judge.arguments import (
+    ChangedArguments,
     arguments_in_words,
-    cause_of,
-    differing_arguments,
-    in_words,
-    look,
+    first_changed_arguments,
+    shown_arguments,
 )
-from trueline.analyze.compare.judge.own_history import Unlike, unlike_own_past
+from trueline.analyze.compare.judge.cause import cause_of, differing_arguments, in_words
+from trueline.analyze.compare.judge.own_history import HistoryOutlier, history_outliers
 from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call
 from trueline.schema.finding import Finding
 from trueline.schema.words import counted, named_some
 
 
 @dataclass(frozen=True)
-class Late:
-    """The steps with the value that is to blame judged as beyond rounding, that value, and what is told of it."""
+class LateFault:
+    """Where a fault begins: ``at`` is which of the steps that were given, ``row`` the value there, judged as beyond
+    rounding.
+    """
 
-    steps: Sequence[Step]
-    first: First
+    at: int
+    row: Compared
     finding: Finding
 
 
-def late_fault(steps: Sequence[Step], *, before: First | None) -> Late | None:
-    """The first value that laws do not blame and that the runs' own pasts do: a parameter that changed between two
-    steps, a call that is given other arguments, or one that is unlike its past. None where there is none before the
-    value that laws blame.
+def late_fault(steps: Sequence[Step]) -> LateFault | None:
+    """The first value that the runs' own pasts do not explain: a parameter that changed between two steps, a call that
+    is given other arguments, or one whose own past does not explain it. None where there is none.
     """
-    if len(steps) < 2:
-        return None
-    found = min(_candidates(steps), key=lambda each: _order(steps[each[0]], each[1]), default=None)
-    if found is None or (before is not None and _order(*before) <= _order(steps[found[0]], found[1])):
-        return None
-    at, row, finding = found
-    rows = [row if each.place == row.place else each for each in steps[at].rows]
-    marked = replace(steps[at], rows=rows)
-    return Late([*steps[:at], marked, *steps[at + 1 :]], (marked, row), finding)
+    found = _candidates(steps) if len(steps) > 1 else ()
+    return min(found, key=lambda each: execution_order(steps[each.at], each.row), default=None)
 
 
-def with_late(findings: Sequence[Finding], late: Finding) -> list[Finding]:
-    """``findings`` with that of a late fault first, and without what they say of later values: its consequences."""
-    kept = [each for each in findings if each.code != "explained-by-rounding" and not _is_of_values(each)]
-    return [late, *kept]
-
-
-def _is_of_values(finding: Finding) -> bool:
-    return finding.severity == "error" and bool(finding.sites)
-
-
-def _order(step: Step, row: Compared) -> tuple[int, int, int]:
+def execution_order(step: Step, row: Compared) -> tuple[int, int, int]:
+    """By which values of several steps are sorted: what comes first may be the cause of what comes after it."""
     return step.step, row.place, step.rank or 0
 
 
-def _candidates(steps: Sequence[Step]) -> Iterator[tuple[int, Compared, Finding]]:
-    """The first change of parameters, of arguments, and the first value that is unlike its past."""
-    other = first_other_arguments(steps)
+def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
+    """The first change of parameters, of arguments, and the first value that its own past does not explain."""
+    other = first_changed_arguments(steps)
     if other is not None:
         row = _returned_row(steps[other.at], other.call)
         if row is not None:
-            yield other.at, row, _given_otherwise(steps[other.at], other, row)
+            yield LateFault(other.at, row, _arguments_changed(steps[other.at], other, row))
     changes = changed_between_steps(steps)
     for change in changes:
         row = _param_row(steps[change.at], change.name)
         if row is not None:
-            yield change.at, row, _changed(steps, changes, change, row)
+            yield LateFault(change.at, row, _changed(steps, changes, change, row))
             break
-    for unlike in unlike_own_past(steps):
-        step = steps[unlike.at]
-        row = next(each for each in step.rows if each.place == unlike.place)
+    for outlier in history_outliers(steps):
+        step = steps[outlier.at]
+        row = next(each for each in step.rows if each.place == outlier.place)
         if row.expectation is not None:
-            note = f"expected from its past, {counted(unlike.num_steps, 'step')}, and from what it takes"
-            expectation = replace(row.expectation, rel=unlike.expected)
+            note = f"expected from its past, {counted(outlier.num_steps, 'step')}, and from what it takes"
+            expectation = replace(row.expectation, rel=outlier.expected)
             row = replace(row, judgement="beyond", expectation=expectation, note=note)
-            yield unlike.at, row, _unlike(step, row, unlike)
+            yield LateFault(outlier.at, row, _history_outlier(step, row, outlier))
             break
 
 
@@ -103,7 +87,7 @@ def _returned_row(step: Step, call: Call) -> Compared | None:
     return replace(row, judgement="beyond", expectation=None, note="given other arguments from this step on")
 
 
-def _given_otherwise(step: Step, other: OtherArguments, row: Compared) -> Finding:
+def _arguments_changed(step: Step, other: ChangedArguments, row: Compared) -> Finding:
     value, at = value_of(row), step.frame(value_of(row))
     claim = (
         f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is given other "
@@ -119,8 +103,11 @@ def _given_otherwise(step: Step, other: OtherArguments, row: Compared) -> Findin
         step_last=step.step,
         sites=(str(value.site),),
         false_alarm_rate=0.0,
-        evidence={"where": at, "arguments": dict(other.arguments)},
-        next=("Look for what changes the settings of the module while it trains.", look(step, value)),
+        evidence={"where": at, "arguments": shown_arguments(other.arguments)},
+        next=(
+            "Look for what changes the settings of the module while it trains.",
+            command_for(step.run.path, value.site),
+        ),
     )
 
 
@@ -149,12 +136,12 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
         evidence={"parameters": names[:100]},
         next=(
             "Look for what writes to parameters between two steps: loading, synchronising, clipping, or memory.",
-            look(step, value_of(row)),
+            command_for(step.run.path, value_of(row).site),
         ),
     )
 
 
-def _unlike(step: Step, row: Compared, unlike: Unlike) -> Finding:
+def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Finding:
     value, why, at = value_of(row), _why(step, row), step.frame(value_of(row))
     measured = row.distance.rel if row.distance is not None else None
     times = "" if row.times is None else f", {row.times:.3g} times what its past lets expect"
@@ -171,12 +158,17 @@ def _unlike(step: Step, row: Compared, unlike: Unlike) -> Finding:
         step_last=step.step,
         sites=(str(value.site),),
         measured=measured,
-        expected=unlike.expected,
+        expected=outlier.expected,
         unit="relative L2 difference",
-        false_alarm_rate=unlike.false_alarm_rate,
-        evidence={"why": why, "where": at, "past": unlike.num_steps, "arguments": differing_arguments(step, row)},
+        false_alarm_rate=outlier.false_alarm_rate,
+        evidence={
+            "why": why,
+            "where": at,
+            "past": outlier.num_steps,
+            "arguments": shown_arguments(differing_arguments(step, row)),
+        },
         next=(
-            look(step, value),
+            command_for(step.run.path, value.site),
             'Record this call in full in both runs at this step: names of it and depth = "tensor".',
         ),
     )

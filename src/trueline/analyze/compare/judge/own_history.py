@@ -33,12 +33,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.compare.expect.expectation import coarser
-from trueline.analyze.compare.expect.ops import op_class_of
-from trueline.analyze.compare.expect.propagation import function_of
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, rounding_rel
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.stats.peaks_over_threshold import log_tail, tail_size
 
 Floats = NDArray[np.float64]
@@ -71,7 +69,7 @@ _PASSES = {"fwd": "forward", "bwd": "backward", "grad": "backward"}
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class HistoryOutlier:
     """A value that is unlike its past: the row of that place in a step. ``expected`` is the relative difference that
     its past lets expect, ``num_steps`` how many steps that is, ``false_alarm_rate`` how many values as unlike are
     expected of a whole healthy comparison, at most.
@@ -95,12 +93,12 @@ class _Added:
     taken: float
 
 
-def unlike_own_past(steps: Sequence[Step]) -> list[Unlike]:
+def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
     """Values that are unlike their past, with a rate below ``FALSE_ALARMS``, in the order of steps and of execution."""
     ranks: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, step in enumerate(steps):
         ranks[step.rank].append(index)
-    tested: dict[str, list[tuple[float, Unlike]]] = {"forward": [], "backward": []}
+    tested: dict[str, list[tuple[float, HistoryOutlier]]] = {"forward": [], "backward": []}
     counts = dict.fromkeys(tested, 0)
     for indices in ranks.values():
         added = [list(_added(steps[index])) for index in indices]
@@ -129,7 +127,7 @@ class _Table:
             for k, each in rows.items():
                 self._log_KS[k, s] = each.log_ratio
 
-    def test(self, found: list[tuple[float, Unlike]]) -> int:
+    def test(self, found: list[tuple[float, HistoryOutlier]]) -> int:
         """How many values were judged; those that stand out at all are added to ``found``, with ln of how likely that
         is of one value.
         """
@@ -138,7 +136,7 @@ class _Table:
         for s in range(1, len(self._added)):
             known_K = np.isfinite(square_KS[:, :s]).sum(axis=1)
             total_K = np.nansum(square_KS[:, :s], axis=1)
-            past = _Past(_apart(self._log_KS[:, 1:s], square_KS[:, 1:s], known_K, total_K))
+            past = _Past(_jumps_of(self._log_KS[:, 1:s], square_KS[:, 1:s], known_K, total_K))
             for k, each in sorted(self._rows[s].items(), key=lambda item: item[1].place):
                 if not known_K[k]:
                     continue
@@ -149,12 +147,14 @@ class _Table:
                     log_p = past.log_probability(jump)
                     if log_p < 0:
                         expected = usual * each.taken
-                        found.append((log_p, Unlike(self._indices[s], each.place, expected, int(known_K[k]), 1.0)))
+                        found.append(
+                            (log_p, HistoryOutlier(self._indices[s], each.place, expected, int(known_K[k]), 1.0))
+                        )
                 past.add(jump)
         return num_tests
 
 
-def _apart(log_KS: Floats, square_KS: Floats, known_K: NDArray[np.int64], total_K: Floats) -> Floats:
+def _jumps_of(log_KS: Floats, square_KS: Floats, known_K: NDArray[np.int64], total_K: Floats) -> Floats:
     """[n] of each of these steps and values, the jump from the other steps, of which there are ``known_K`` - 1."""
     several = known_K > 1
     others_KS = total_K[several, None] - np.nan_to_num(square_KS[several])

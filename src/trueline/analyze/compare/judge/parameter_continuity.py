@@ -46,38 +46,38 @@ def changed_between_steps(steps: Sequence[Step]) -> list[Changed]:
         by_rank[step.rank].append(index)
     found: list[Changed] = []
     for indices in by_rank.values():
-        kept: defaultdict[str, int] = defaultdict(int)
+        unchanged: defaultdict[str, int] = defaultdict(int)
         changes: list[Changed] = []
         for before, after in pairwise(indices):
             if steps[after].step == steps[before].step + 1:
-                for name, change in _carried(steps[before], steps[after], after):
+                for name, change in _continuity(steps[before], steps[after], after):
                     if change is None:
-                        kept[name] += 1
+                        unchanged[name] += 1
                     else:
                         changes.append(change)
-        found += [change for change in changes if kept[change.name]]
+        found += [change for change in changes if unchanged[change.name]]
     return sorted(found, key=lambda change: (steps[change.at].step, change.at))
 
 
-def _carried(before: Step, after: Step, at: int) -> Iterator[tuple[str, Changed | None]]:
+def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Changed | None]]:
     """Of each parameter that both runs carry over in a way that is seen: None where both do as they should."""
     sides = [
-        (_left([row.mine for row in before.rows]), _begun([row.mine for row in after.rows])),
-        (_left([row.theirs for row in before.rows]), _begun([row.theirs for row in after.rows])),
+        (_after_update([row.mine for row in before.rows]), _at_start([row.mine for row in after.rows])),
+        (_after_update([row.theirs for row in before.rows]), _at_start([row.theirs for row in after.rows])),
     ]
-    (left, begun), (ref_left, ref_begun) = sides
-    for name in left.keys() & begun.keys() & ref_left.keys() & ref_begun.keys():
-        same, ref_same = _same(left[name], begun[name]), _same(ref_left[name], ref_begun[name])
+    (left, start), (ref_left, ref_start) = sides
+    for name in left.keys() & start.keys() & ref_left.keys() & ref_start.keys():
+        same, ref_same = _same(left[name], start[name]), _same(ref_left[name], ref_start[name])
         if same and ref_same:
             yield name, None
         elif same != ref_same:
-            one, other = (ref_begun[name], ref_left[name]) if same else (begun[name], left[name])
+            one, other = (ref_start[name], ref_left[name]) if same else (start[name], left[name])
             distance = stats_distance(one, other, rows=1)
             rel = None if distance.nonfinite_differ else distance.rel
             yield name, Changed(at, name, in_reference=same, rel=rel)
 
 
-def _left(side: Iterable[Value | None]) -> dict[str, TensorStats]:
+def _after_update(side: Iterable[Value | None]) -> dict[str, TensorStats]:
     """What the last recorded operation of an update left of each parameter that one wrote to."""
     values = _ordered(side)
     current = {value.root: value.site.name for value in values if value.site.phase == "param"}
@@ -96,7 +96,7 @@ def _left(side: Iterable[Value | None]) -> dict[str, TensorStats]:
     return left
 
 
-def _begun(side: Iterable[Value | None]) -> dict[str, TensorStats]:
+def _at_start(side: Iterable[Value | None]) -> dict[str, TensorStats]:
     """The parameters that a step begins with."""
     return {
         value.site.name: value.stats

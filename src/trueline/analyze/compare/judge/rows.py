@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import NONFINITE, Compared
-from trueline.analyze.compare.result import JUDGEMENTS, Judged, StepSummary
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, StepSummary
 
 
-def row_of(step: Step, compared: Compared) -> Judged:
+def row_of(step: Step, compared: Compared) -> ComparedRow:
     """One value of ``step`` beside its twin, in texts and numbers."""
     mine, theirs, distance, expectation = compared.mine, compared.theirs, compared.distance, compared.expectation
     value = value_of(compared)
     nonfinite = distance is not None and distance.nonfinite_differ
     shown = None if distance is None or nonfinite else distance.rel
-    return Judged(
+    return ComparedRow(
         step.step,
         step.rank,
         compared.place,

@@ -32,7 +32,7 @@ class Step:
     before: Step | None = None
 
     @cached_property
-    def updates_alike(self) -> bool:
+    def equal_before_update(self) -> bool:
         """Whether the update has the same to work on in both runs: all parameters and their gradients are equal."""
         params = [row for row in self.rows if value_of(row).kind == "param"]
         phases = {value_of(row).site.phase for row in params}
@@ -44,7 +44,7 @@ class Step:
         return next((row for row in self.rows if row.judgement == "beyond"), None)
 
     @cached_property
-    def apart(self) -> Sequence[Compared]:
+    def rewired_rows(self) -> Sequence[Compared]:
         """Values that differ since their calls take others than in the reference, where no call could be blamed and
         what comes out in the end differs too: the last value of the forward pass, else gradients of parameters.
         """
@@ -52,10 +52,10 @@ class Step:
             return ()
         measured = [row for row in self.rows if row.mine is not None and row.distance is not None]
         forward = next((row for row in reversed(measured) if value_of(row).site.phase == "fwd"), None)
-        if forward is not None and forward.excess:
-            return [row for row in self.rows if row.excess]
-        if any(row.excess for row in measured if value_of(row).kind == "param"):
-            return [row for row in self.rows if row.excess and value_of(row).site.phase in ("bwd", "grad")]
+        if forward is not None and forward.rewired:
+            return [row for row in self.rows if row.rewired]
+        if any(row.rewired for row in measured if value_of(row).kind == "param"):
+            return [row for row in self.rows if row.rewired and value_of(row).site.phase in ("bwd", "grad")]
         return ()
 
     @cached_property

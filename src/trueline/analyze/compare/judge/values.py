@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from trueline.analyze.compare.expect.expectation import Expectation, Expected, coarser
+from trueline.analyze.compare.expect.expectation import Expectation, Expected
 from trueline.analyze.compare.expect.ops import op_rounding_rel
-from trueline.analyze.compare.expect.propagation import function_of
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, rounding_rel
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.floors import floor_of
 from trueline.analyze.compare.match.align import Alignment
+from trueline.analyze.compare.op_names import function_of
 from trueline.analyze.compare.result import Judgement
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
@@ -39,12 +39,12 @@ Measure = Callable[[Value, Value], Distance]
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Outcome:
     judgement: Judgement
     distance: Distance | None
     expectation: Expectation
     note: str = ""
-    excess: bool = False
+    rewired: bool = False
 
 
 @fact(eq=False)
@@ -64,11 +64,11 @@ class Compared:
     expectation: Expectation | None = None
     note: str = ""
     param: str | None = None
-    excess: bool = False
+    rewired: bool = False
     """Whether it is not comparable although rounding does not explain the difference: its call took other values."""
 
     @property
-    def lonely(self) -> bool:
+    def unmatched(self) -> bool:
         """Whether one side has no such value."""
         return self.mine is None or self.theirs is None
 
@@ -89,36 +89,34 @@ class Divergence:
 
     ``moved``: how far apart updates may have brought two elements of a parameter that began equal; parameters and the
     optimizer's state are then taken as they are. None at the first step that is compared: none has moved. ``tainted``:
-    rounding did not explain a difference at a step before, so it need not explain those. ``retraced``: the update just
-    before had equal parameters and gradients to work on, so that only its own rounding explains what it left.
+    rounding did not explain a difference at a step before, so it need not explain those. ``same_update``: the update
+    just before had equal parameters and gradients to work on, so that only its own rounding explains what it left.
     """
 
     def __init__(
         self,
         alignment: Alignment,
-        sides: tuple[StepValues, StepValues],
         *,
         measure: Measure,
         tolerance: Tolerance | None = None,
         moved: float | None = None,
         tainted: bool = False,
-        retraced: bool = False,
+        same_update: bool = False,
     ) -> None:
         self._measure = measure
         self._tolerance = tolerance
         self._moved = moved
         self._tainted = tainted
-        self._retraced = retraced
-        mine, theirs = sides
-        self._leads = len(mine.values) >= len(theirs.values)
-        guide = mine if self._leads else theirs
-        self.expected = Expected(guide, of_reference=not self._leads)
-        self._by_root: dict[tuple[int, int], _Verdict] = {}
+        self._retraced = same_update
+        self._run_is_guide = len(alignment.mine.values) >= len(alignment.theirs.values)
+        guide = alignment.mine if self._run_is_guide else alignment.theirs
+        self.expected = Expected(guide, of_reference=not self._run_is_guide)
+        self._by_root: dict[tuple[int, int], _Outcome] = {}
         self._unmeasured: dict[int, Expectation] = {}
         """What is expected of values that had no twin so far, by root."""
-        self._unlike: set[int] = set()
+        self._without_twin: set[int] = set()
         """Roots of values without a comparable twin."""
-        self._unlike_calls: set[CallKey] = set()
+        self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or others than in the reference: what they return says nothing."""
         self.rows = list(self._run(guide, alignment))
 
@@ -128,7 +126,7 @@ class Divergence:
         reasons: dict[int, str] = {}
         alone: list[tuple[Value, str]] = []
         for pair in alignment.pairs:
-            own, other = (pair.mine, pair.theirs) if self._leads else (pair.theirs, pair.mine)
+            own, other = (pair.mine, pair.theirs) if self._run_is_guide else (pair.theirs, pair.mine)
             if own is None and other is not None:
                 alone.append((other, pair.reason))
             elif own is not None and other is not None:
@@ -141,81 +139,81 @@ class Divergence:
                 self._judge(value, others[value.index][0])
         for place, value in enumerate(guide.values):
             twin, reason = others.get(value.index, (None, reasons.get(value.index, "")))
-            verdict = None if twin is None else self._by_root.get((value.root, twin.root))
-            if verdict is None or verdict.excess:
-                verdict = self._judge(value, twin)
+            outcome = None if twin is None else self._by_root.get((value.root, twin.root))
+            if outcome is None or outcome.rewired:
+                outcome = self._judge(value, twin)
             self.expected.seen(value)
-            if verdict is None or verdict.judgement == "not-comparable":
+            if outcome is None or outcome.judgement == "not-comparable":
                 self._note_inputs(value)
-            yield self._row(place, value, twin, verdict, reason)
+            yield self._row(place, value, twin, outcome, reason)
         for place, (value, reason) in enumerate(alone, start=len(guide.values)):
             yield self._row(place, None, value, None, reason)
 
     def _row(
-        self, place: int, own: Value | None, other: Value | None, verdict: _Verdict | None, reason: str
+        self, place: int, own: Value | None, other: Value | None, outcome: _Outcome | None, reason: str
     ) -> Compared:
-        mine, theirs = (own, other) if self._leads else (other, own)
+        mine, theirs = (own, other) if self._run_is_guide else (other, own)
         root = None if own is None else own.root
         param = None if root is None else self.expected.param_of(root)
-        if verdict is None or other is None:
+        if outcome is None or other is None:
             return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
-        told = verdict.judgement, verdict.distance, verdict.expectation, verdict.note or reason
-        return Compared(place, root, mine, theirs, *told, param, verdict.excess)
+        known = outcome.judgement, outcome.distance, outcome.expectation, outcome.note or reason
+        return Compared(place, root, mine, theirs, *known, param, outcome.rewired)
 
-    def _judge(self, value: Value, twin: Value | None) -> _Verdict | None:
+    def _judge(self, value: Value, twin: Value | None) -> _Outcome | None:
         """The judgement of a value; of a tensor that was seen before, the one of then."""
         if not self.expected.knows(value.root):
             expectation = self.expected.of(value, twin)
-            verdict = None if twin is None else self._compared(value, twin, expectation)
-            self._learn(value, twin, expectation, verdict)
+            outcome = None if twin is None else self._compared(value, twin, expectation)
+            self._learn(value, twin, expectation, outcome)
         elif twin is None:
             return None
         else:
-            verdict = self._by_root.get((value.root, twin.root))
-            if verdict is None:
+            outcome = self._by_root.get((value.root, twin.root))
+            if outcome is None:
                 expectation = self._unmeasured.get(value.root) or self.expected.again(value)
-                verdict = self._compared(value, twin, expectation)
+                outcome = self._compared(value, twin, expectation)
                 if value.root in self._unmeasured:
-                    self._learn(value, twin, expectation, verdict)
-            elif verdict.excess:
-                verdict = self._of_module(value, twin, verdict)
-        if twin is not None and verdict is not None:
-            self._by_root[value.root, twin.root] = verdict
-        return verdict
+                    self._learn(value, twin, expectation, outcome)
+            elif outcome.rewired:
+                outcome = self._of_module(value, twin, outcome)
+        if twin is not None and outcome is not None:
+            self._by_root[value.root, twin.root] = outcome
+        return outcome
 
-    def _of_module(self, value: Value, twin: Value, verdict: _Verdict) -> _Verdict:
+    def _of_module(self, value: Value, twin: Value, outcome: _Outcome) -> _Outcome:
         """What a module returns is its doing where it took what the reference's did, whatever its calls inside took."""
         key = key_of(value)
-        if value.kind != "module" or not value.returned or value.site.phase != "fwd" or key in self._unlike_calls:
-            return verdict
+        if value.kind != "module" or not value.returned or value.site.phase != "fwd" or key in self._incomparable_calls:
+            return outcome
         taken = self.expected.taken_by(key)
-        expectation = replace(verdict.expectation, origin="call", call=key, sources=taken)
+        expectation = replace(outcome.expectation, origin="call", call=key, sources=taken)
         note = "calls inside it take other values than in the reference"
         judgement: Judgement = "propagated" if expectation.tainted else "beyond"
-        blamed = _Verdict(judgement, verdict.distance, expectation, note)
-        self._learn(value, twin, expectation, blamed)
-        return blamed
+        outcome = _Outcome(judgement, outcome.distance, expectation, note)
+        self._learn(value, twin, expectation, outcome)
+        return outcome
 
     def _note_inputs(self, value: Value) -> None:
         """Of a value without a comparable twin."""
         if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
-            self._unlike_calls.add(key_of(value))
+            self._incomparable_calls.add(key_of(value))
 
-    def _learn(self, value: Value, twin: Value | None, expectation: Expectation, verdict: _Verdict | None) -> None:
+    def _learn(self, value: Value, twin: Value | None, expectation: Expectation, outcome: _Outcome | None) -> None:
         dtype = value.dtype if twin is None else coarser(value.dtype, twin.dtype)
         if (
-            verdict is None
-            or verdict.distance is None
-            or verdict.distance.rel is None
-            or verdict.judgement == "not-comparable"
+            outcome is None
+            or outcome.distance is None
+            or outcome.distance.rel is None
+            or outcome.judgement == "not-comparable"
         ):
             self._unmeasured[value.root] = expectation
-            self._unlike.add(value.root)
+            self._without_twin.add(value.root)
             self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=expectation.tainted)
             return
         self._unmeasured.pop(value.root, None)
-        self._unlike.discard(value.root)
-        distance, judgement, expectation = verdict.distance, verdict.judgement, verdict.expectation
+        self._without_twin.discard(value.root)
+        distance, judgement, expectation = outcome.distance, outcome.judgement, outcome.expectation
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
             rel = self._hidden_rel(distance, expectation, dtype)
@@ -235,12 +233,12 @@ class Divergence:
             return 0.0
         return min(expectation.rel, rounding_rel(UNIT_ROUNDOFF.get(dtype, 0.0)))
 
-    def _settles(self, value: Value, expectation: Expectation) -> bool:
+    def _is_left_by_update(self, value: Value, expectation: Expectation) -> bool:
         """Whether a value is what an update before left."""
         left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
         return self._moved is not None and left
 
-    def _unseen_move(self, value: Value, distance: Distance, dtype: str) -> float:
+    def _hidden_move(self, value: Value, distance: Distance, dtype: str) -> float:
         """The difference of a parameter that its statistics need not show: an update by the sign of a gradient (Adam's
         is, at first) has the other sign where the gradient is as near to zero as it is uncertain.
         """
@@ -250,33 +248,33 @@ class Divergence:
         turned = max(min(UNCERTAIN * UNIT_ROUNDOFF.get(dtype, 0.0), 1.0), 1 / stats.numel)
         return self._moved * math.sqrt(turned) / stats.rms
 
-    def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Verdict:
+    def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Outcome:
         if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
             note = f"shapes {list(value.shape)} and {list(twin.shape)} cannot be compared"
-            return _Verdict("not-comparable", None, expectation, note)
+            return _Outcome("not-comparable", None, expectation, note)
         distance = self._measure(value, twin)
         if distance.rel is None and distance.equal is None:
             note = value.note or twin.note or "nothing that both sides recorded can be compared"
-            return _Verdict("not-comparable", distance, expectation, note)
+            return _Outcome("not-comparable", distance, expectation, note)
         if distance.equal:
-            return _Verdict("equal", distance, expectation)
+            return _Outcome("equal", distance, expectation)
         if self._retraced and expectation.origin == "param":
             expectation = replace(expectation, rel=math.hypot(expectation.rel, _update_rounding(value.dtype)))
-        elif self._settles(value, expectation):
+        elif self._is_left_by_update(value, expectation):
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
             dtype = coarser(value.dtype, twin.dtype)
-            left = replace(expectation, rel=max(distance.rel or 0.0, self._unseen_move(value, distance, dtype)))
-            return _Verdict(judgement, distance, left, "as the updates before this step left it")
+            left = replace(expectation, rel=max(distance.rel or 0.0, self._hidden_move(value, distance, dtype)))
+            return _Outcome(judgement, distance, left, "as the updates before this step left it")
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
-            return _Verdict("not-comparable", distance, expectation, "held before the call that writes over it")
-        if judgement == "beyond" and self._is_of_unlike(expectation):
+            return _Outcome("not-comparable", distance, expectation, "held before the call that writes over it")
+        if judgement == "beyond" and self._is_incomparable(expectation):
             note = "its call takes other values than the one in the reference"
-            return _Verdict("not-comparable", distance, expectation, note, excess=True)
-        return _Verdict(judgement, distance, expectation)
+            return _Outcome("not-comparable", distance, expectation, note, rewired=True)
+        return _Outcome(judgement, distance, expectation)
 
-    def _is_of_unlike(self, expectation: Expectation) -> bool:
+    def _is_incomparable(self, expectation: Expectation) -> bool:
         """Whether a value was made from values without a comparable twin, here or in the forward call; or is another
         one than in the reference.
         """
@@ -286,7 +284,9 @@ class Divergence:
             return False
         micro, _, name, number = expectation.call
         keys = expectation.call, (micro, "fwd", name, number)
-        return any(key in self._unlike_calls for key in keys) or any(s in self._unlike for s in expectation.sources)
+        return any(key in self._incomparable_calls for key in keys) or any(
+            s in self._without_twin for s in expectation.sources
+        )
 
     def _floor(
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
@@ -295,7 +295,7 @@ class Divergence:
         limit = LIMIT[distance.how]
         if self._tolerance is None or expectation.tainted:
             return expectation, limit
-        mine, theirs = (value, twin) if self._leads else (twin, value)
+        mine, theirs = (value, twin) if self._run_is_guide else (twin, value)
         floor = floor_of(self._tolerance, mine, theirs, how=distance.how)
         if floor is None:
             return expectation, limit

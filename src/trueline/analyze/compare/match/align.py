@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter, eq
 from typing import NamedTuple
 
-from trueline.analyze.compare.match.calls import Side, Twins, matched, values_beside
-from trueline.analyze.compare.match.names import NameMap, vocabularies
+from trueline.analyze.compare.match.calls import Shapes, Side, Twins, matched, matched_values, own_shape
+from trueline.analyze.compare.match.names import NameMap, shared_names
 from trueline.analyze.compare.match.unmatched import Reasons, is_inside, nothing_aligned
 from trueline.analyze.recorded.step_values import Call, StepValues, Value
 
@@ -23,26 +23,59 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment:
-    """``pairs`` has every value of both sides once, in the order of execution of ``mine``; a value that only the other
+    """The values of ``mine`` (of the run) matched with those of ``theirs`` (of the reference).
+
+    ``pairs`` has every value of both sides once, in the order of execution of ``mine``; a value that only the other
     side has follows what it follows there. ``calls`` the same for calls.
     """
 
+    mine: StepValues
+    theirs: StepValues
     pairs: list[Pair]
     calls: Twins
 
+    @property
+    def sides(self) -> tuple[StepValues, StepValues]:
+        """The step of the run, and that of the reference."""
+        return self.mine, self.theirs
 
-def align(mine: StepValues, theirs: StepValues, names: NameMap) -> Alignment:
-    """The values of ``mine`` (of the run) beside those of ``theirs`` (of the reference), names as ``names`` has them.
+    @property
+    def twins(self) -> list[tuple[int, int]]:
+        """The indices of each two values that were matched."""
+        return [(mine.index, theirs.index) for mine, theirs, _ in self.pairs if mine is not None and theirs is not None]
+
+    def of(self, mine: StepValues, theirs: StepValues) -> Alignment:
+        """The same alignment of two steps whose values have taken the places of those that were aligned."""
+        if mine is self.mine and theirs is self.theirs:
+            return self
+
+        def call_of(step: StepValues, call: Call | None) -> Call | None:
+            return None if call is None else replace(call, values=[step.values[value.index] for value in call.values])
+
+        def value_of(step: StepValues, value: Value | None) -> Value | None:
+            return None if value is None else step.values[value.index]
+
+        pairs = [Pair(value_of(mine, one), value_of(theirs, other), reason) for one, other, reason in self.pairs]
+        return Alignment(
+            mine, theirs, pairs, [(call_of(mine, one), call_of(theirs, other)) for one, other in self.calls]
+        )
+
+
+def align(
+    mine: StepValues, theirs: StepValues, names: NameMap, *, shapes: tuple[Shapes, Shapes] = (own_shape, own_shape)
+) -> Alignment:
+    """The alignment of two steps, names as ``names`` has them; ``shapes`` gives those that values of each may have.
 
     Raises ``AlignmentError`` where nothing of the two models aligns.
     """
     alike = _laid_out_alike(mine.values, theirs.values)
-    words, other_words = vocabularies(mine.values, mine.values if alike else theirs.values, names)
+    words, other_words = shared_names(mine.values, mine.values if alike else theirs.values, names)
     if alike:
-        found = Alignment([*map(Pair, mine.values, theirs.values)], [*zip(mine.calls(), theirs.calls(), strict=True)])
+        calls: Twins = [*zip(mine.calls(), theirs.calls(), strict=True)]
+        found = Alignment(mine, theirs, [*map(Pair, mine.values, theirs.values)], calls)
     else:
-        found = _matched(Side(mine, words), Side(theirs, other_words))
-    if mine.values and theirs.values and not _is_of_one_model(found, mine, theirs, words):
+        found = Alignment(mine, theirs, *_matched(Side(mine, words, shapes[0]), Side(theirs, other_words, shapes[1])))
+    if mine.values and theirs.values and not _is_of_one_model(found, words):
         raise nothing_aligned(mine, theirs, words, other_words)
     return found
 
@@ -68,33 +101,32 @@ _OF_UPDATE = ("param", "grad", "opt")
 """Phases in which calls are told by the parameter that they work on."""
 
 
-def _is_of_one_model(found: Alignment, mine: StepValues, theirs: StepValues, words: Callable[[str], str]) -> bool:
+def _is_of_one_model(found: Alignment, words: Callable[[str], str]) -> bool:
     """Whether values inside of a model have twins; also where values have twins and a side has nothing of a model."""
     if any(pair.mine and pair.theirs and is_inside(pair.mine, words) for pair in found.pairs):
         return True
-    any_twins = any(pair.mine and pair.theirs for pair in found.pairs)
-    return any_twins and not (_has_places(mine) and _has_places(theirs))
+    return bool(found.twins) and not (_has_places(found.mine) and _has_places(found.theirs))
 
 
 def _has_places(step: StepValues) -> bool:
     return any(value.kind in ("module", "param") or value.module for value in step.values)
 
 
-def _matched(mine: Side, theirs: Side) -> Alignment:
+def _matched(mine: Side, theirs: Side) -> tuple[list[Pair], Twins]:
     twins = matched(mine, theirs)
     reasons = Reasons(mine, theirs, "RUN", "REF"), Reasons(theirs, mine, "REF", "RUN")
-    pairs = [pair for call, twin in twins for pair in _pairs(call, twin, *reasons)]
-    return Alignment(_in_order(pairs), _calls_in_order(twins))
 
+    def fit(value: Value, twin: Value) -> bool:
+        return not mine.shapes(value).isdisjoint(theirs.shapes(twin))
 
-def _pairs(call: Call | None, twin: Call | None, mine: Reasons, theirs: Reasons) -> list[Pair]:
-    if call is not None and twin is not None:
-        beside = values_beside(call, twin)
-    else:
-        beside = [(value, None) for value in (call.values if call is not None else ())]
-        beside += [(None, value) for value in (twin.values if twin is not None else ())]
-    called = call is not None and twin is not None
-    return [_pair(value, other, mine, theirs, called=called) for value, other in beside]
+    pairs: list[Pair] = []
+    for call, twin in twins:
+        if call is not None and twin is not None:
+            pairs += [_pair(*each, *reasons, called=True) for each in matched_values(call, twin, fit)]
+            continue
+        pairs += [_pair(value, None, *reasons, called=False) for value in (call.values if call is not None else ())]
+        pairs += [_pair(None, value, *reasons, called=False) for value in (twin.values if twin is not None else ())]
+    return _in_order(pairs), _calls_in_order(twins)
 
 
 def _pair(value: Value | None, other: Value | None, mine: Reasons, theirs: Reasons, *, called: bool) -> Pair:

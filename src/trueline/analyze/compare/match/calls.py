@@ -7,11 +7,20 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trueline.analyze.compare.expect.ops import op_class_of
 from trueline.analyze.compare.match.needleman_wunsch import aligned
+from trueline.analyze.compare.op_names import op_class_of
 from trueline.analyze.recorded.step_values import Call, StepValues, Value
+from trueline.analyze.recorded.tensors import Shape
 
 Twins = list[tuple[Call | None, Call | None]]
+Shapes = Callable[[Value], frozenset[Shape]]
+"""Every shape that a value may have: several where it is not merged yet, one part standing for all."""
+
+
+def own_shape(value: Value) -> frozenset[Shape]:
+    """The only shape of a value that is whole."""
+    return frozenset((value.shape,))
+
 
 _IN_PLACE = {
     "iadd": "add",
@@ -30,11 +39,12 @@ _OF_STEP = ("param", "grad", "opt", "comm")
 
 class Side:
     """The calls of one step as they are matched. ``plain`` gives the name of a call, parameter or module that both
-    runs are to share.
+    runs are to share, ``shapes`` the shapes that a value may have.
     """
 
-    def __init__(self, step: StepValues, plain: Callable[[str], str]) -> None:
+    def __init__(self, step: StepValues, plain: Callable[[str], str], shapes: Shapes = own_shape) -> None:
         self.values = step.values
+        self.shapes = shapes
         self.compiled = {plain(name) for name in step.compiled}
         self.compiled |= {plain(value.site.name) for value in step.values if "compiled" in value.flags}
         self.calls = step.calls()
@@ -52,13 +62,13 @@ class Side:
         place = self.plain(first.module if first.kind == "op" else call.name)
         return micro, call.phase, first.kind, place, "recomputed" in first.flags, self._updated.get(first.index, "")
 
-    def looks(self, call: Call) -> Looks:
-        """See ``Looks``."""
+    def traits(self, call: Call) -> CallTraits:
+        """See ``CallTraits``."""
         taken = [value for value in call.values if not value.returned]
-        return Looks(
+        return CallTraits(
             op=op_of(call),
-            taken=tuple(value.shape for value in taken),
-            returned=tuple(value.shape for value in call.values if value.returned),
+            taken=tuple(map(self.shapes, taken)),
+            returned=tuple(self.shapes(value) for value in call.values if value.returned),
             args=next((value.args for value in call.values if value.args is not None), None),
             makers=tuple(self._maker(value) for value in taken),
         )
@@ -69,30 +79,36 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class CallTraits:
     """What tells calls of one module apart: op, shapes, arguments, and the names of the calls that made the inputs."""
 
     op: str
-    taken: tuple[tuple[int, ...], ...]
-    returned: tuple[tuple[int, ...], ...]
+    taken: tuple[frozenset[Shape], ...]
+    returned: tuple[frozenset[Shape], ...]
     args: str | None
     makers: tuple[str, ...]
 
-    def likeness(self, other: Looks) -> int:
+    def similarity(self, other: CallTraits) -> int:
         """0 for another op; else the more, the more is the same. A call that only moves numbers is told by what it
         moves: of two with other shapes from other makers, one has nothing to do with the other.
         """
         if self.op != other.op:
             return 0
-        if self.taken != other.taken and self.makers != other.makers and op_class_of(self.op) == "exact":
+        same_taken = _fit(self.taken, other.taken)
+        if not same_taken and self.makers != other.makers and op_class_of(self.op) == "exact":
             return 0
         return (
             4
-            + 3 * (self.taken == other.taken)
-            + 2 * (self.returned == other.returned)
+            + 3 * same_taken
+            + 2 * _fit(self.returned, other.returned)
             + 2 * (self.makers == other.makers)
             + (self.args == other.args)
         )
+
+
+def _fit(one: Sequence[frozenset[Shape]], other: Sequence[frozenset[Shape]]) -> bool:
+    """Whether the values of both sides may have the same shapes."""
+    return len(one) == len(other) and not any(a.isdisjoint(b) for a, b in zip(one, other, strict=True))
 
 
 def updated(values: Sequence[Value], plain: Callable[[str], str]) -> dict[int, str]:
@@ -150,18 +166,18 @@ def _matched_executed(mine: Side, theirs: Side) -> Twins:
     for which, side in enumerate((mine, theirs)):
         for call in side.executed:
             groups[side.kind_of(call)][which].append(call)
-    return [pair for ours, others in groups.values() for pair in _beside(mine, theirs, ours, others)]
+    return [pair for ours, others in groups.values() for pair in _in_group(mine, theirs, ours, others)]
 
 
-def _beside(mine: Side, theirs: Side, ours: list[Call], others: list[Call]) -> Twins:
+def _in_group(mine: Side, theirs: Side, ours: list[Call], others: list[Call]) -> Twins:
     if not ours or not others:
         return [*((call, None) for call in ours), *((None, call) for call in others)]
     if [op_of(call) for call in ours] == [op_of(call) for call in others]:
         return list(zip(ours, others, strict=True))
     found = aligned(
-        [mine.looks(call) for call in ours],
-        [theirs.looks(call) for call in others],
-        lambda one, other: one.likeness(other),
+        [mine.traits(call) for call in ours],
+        [theirs.traits(call) for call in others],
+        lambda one, other: one.similarity(other),
     )
     return [(None if i is None else ours[i], None if j is None else others[j]) for i, j in found]
 
@@ -214,8 +230,12 @@ def _is_gradient(call: Call, forward: bool) -> bool:
     return call.phase == "bwd" and (call.first.args is None or not forward)
 
 
-def values_beside(mine: Call, theirs: Call) -> list[tuple[Value | None, Value | None]]:
-    """The values of twins by slot; inputs that one gave by position and the other by name in their order."""
+def matched_values(
+    mine: Call, theirs: Call, fit: Callable[[Value, Value], bool]
+) -> list[tuple[Value | None, Value | None]]:
+    """The values of two matched calls by slot; inputs that one gave by position and the other by name in their order,
+    where their shapes ``fit``.
+    """
     if [value.site.slot for value in mine.values] == [value.site.slot for value in theirs.values]:
         return list(zip(mine.values, theirs.values, strict=True))
     theirs_by_slot: dict[str, list[Value]] = defaultdict(list)
@@ -226,18 +246,18 @@ def values_beside(mine: Call, theirs: Call) -> list[tuple[Value | None, Value | 
         twins = theirs_by_slot.get(value.site.slot)
         pairs.append((value, twins.pop(0) if twins else None))
     left = [value for values in theirs_by_slot.values() for value in values]
-    return _by_order(pairs, sorted(left, key=lambda value: value.index))
+    return _by_order(pairs, sorted(left, key=lambda value: value.index), fit)
 
 
 def _by_order(
-    pairs: list[tuple[Value | None, Value | None]], left: Sequence[Value]
+    pairs: list[tuple[Value | None, Value | None]], left: Sequence[Value], fit: Callable[[Value, Value], bool]
 ) -> list[tuple[Value | None, Value | None]]:
     rest = list(left)
     for at, (value, twin) in enumerate(pairs):
         if value is None or twin is not None:
             continue
-        fits = next((x for x in rest if x.returned == value.returned and x.shape == value.shape), None)
-        if fits is not None:
-            rest.remove(fits)
-            pairs[at] = (value, fits)
+        found = next((x for x in rest if x.returned == value.returned and fit(value, x)), None)
+        if found is not None:
+            rest.remove(found)
+            pairs[at] = (value, found)
     return pairs + [(None, value) for value in rest]

@@ -20,26 +20,52 @@ _FUSED = ("fwd", "bwd", "param", "grad", "save")
 """Phases that are merged; the optimizer works on one parameter after the other, whatever they are called."""
 
 Key = tuple[object, ...]
+Sides = tuple[StepValues, StepValues]
 
 
-def fused(mine: StepValues, theirs: StepValues, names: NameMap) -> tuple[StepValues, StepValues]:
-    """Both sides with the merges of ``names``, each made where one side has the parts and the other the whole."""
-    if names.checked[1] and mine.values and theirs.values:
-        names.require_parts(_pieces(mine, names) | _pieces(theirs, names))
-    for merge in names.merges:
-        one, other = _pieces(mine, names), _pieces(theirs, names)
-        if merge.whole in other and merge.whole not in one and set(merge.parts) <= one:
-            mine = _merged(mine, merge, names)
-        elif merge.whole in one and merge.whole not in other and set(merge.parts) <= other:
-            theirs = _merged(theirs, merge, names)
-    return mine, theirs
+class Fusion:
+    """The merges of ``names`` that two sides take: each is made where one side has the parts and the other the whole.
+    ``sides`` are the two with these made.
+    """
+
+    def __init__(self, mine: StepValues, theirs: StepValues, names: NameMap) -> None:
+        if names.checked[1] and mine.values and theirs.values:
+            names.require_parts(_pieces(mine, names) | _pieces(theirs, names))
+        self._names = names
+        self._made: list[tuple[int, Merge]] = []
+        self._before = tuple(list(range(len(step.values))) for step in (mine, theirs))
+        sides = [mine, theirs]
+        for merge in names.merges:
+            pieces = [_pieces(step, names) for step in sides]
+            for which, (own, other) in enumerate((pieces, pieces[::-1])):
+                if merge.whole in other and merge.whole not in own and set(merge.parts) <= own:
+                    sides[which], left = _merged(sides[which], merge, names, whole=False)
+                    before = self._before[which]
+                    before[:] = [-1 if index is None else before[index] for index in left]
+                    self._made.append((which, merge))
+        self.sides: Sides = (sides[0], sides[1])
+
+    def of(self, mine: StepValues, theirs: StepValues) -> Sides:
+        """The same merges made in two sides that are the former ones but for their numbers."""
+        sides = [mine, theirs]
+        for which, merge in self._made:
+            sides[which], _ = _merged(sides[which], merge, self._names, whole=True)
+        return sides[0], sides[1]
+
+    def before(self, twins: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The indices that twins among ``sides`` had before, without those that were merged."""
+        found = [(self._before[0][i], self._before[1][j]) for i, j in twins]
+        return [pair for pair in found if min(pair) >= 0]
 
 
 def _pieces(step: StepValues, names: NameMap) -> set[str]:
     return {piece for name in {value.site.name for value in step.values} for piece in names.plain(name).split(".")}
 
 
-def _merged(step: StepValues, merge: Merge, names: NameMap) -> StepValues:
+def _merged(step: StepValues, merge: Merge, names: NameMap, *, whole: bool) -> tuple[StepValues, list[int | None]]:
+    """The step with one merge made, and of each of its values the index that it had, None where it was merged.
+    ``whole`` False: values may be those of one rank, of which the rows of a head need not be whole.
+    """
     groups: dict[Key, list[Value]] = {}
     found: dict[int, Key] = {}
     for value in step.values:
@@ -51,18 +77,21 @@ def _merged(step: StepValues, merge: Merge, names: NameMap) -> StepValues:
         found[value.index] = key
         groups.setdefault(key, []).append(value)
     head_size = _head_size(step, merge, names)
-    whole = {key: parts for key, parts in groups.items() if _complete(parts, merge, names)}
+    complete = {key: parts for key, parts in groups.items() if _complete(parts, merge, names)}
     values: list[Value] = []
+    left: list[int | None] = []
     moved: dict[int, int] = {}
     for value in step.values:
         key = found.get(value.index)
-        if key in whole and value is not max(whole[key], key=lambda part: part.index):
-            continue
-        made = value if key not in whole else _joined(_in_order(whole[key], merge, names), merge, names, head_size)
-        # The tensor of a value that was merged away has its next sighting as its first.
-        root = moved.setdefault(value.root, len(values)) if key not in whole else len(values)
-        values.append(replace(made, index=len(values), root=root))
-    return replace(step, values=values)
+        if key not in complete:
+            # The tensor of a value that was merged away has its next sighting as its first.
+            values.append(replace(value, index=len(values), root=moved.setdefault(value.root, len(values))))
+            left.append(value.index)
+        elif value is max(complete[key], key=lambda part: part.index):
+            made = _joined(_in_order(complete[key], merge, names), merge, names, head_size, whole=whole)
+            values.append(replace(made, index=len(values), root=len(values)))
+            left.append(None)
+    return replace(step, values=values), left
 
 
 def _complete(parts: Sequence[Value], merge: Merge, names: NameMap) -> bool:
@@ -92,13 +121,13 @@ def _head_size(step: StepValues, merge: Merge, names: NameMap) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _num_groups(merge: Merge, rows: int, head_size: int | None) -> int | None:
+def _num_groups(merge: Merge, rows: int, head_size: int | None, *, whole: bool) -> int | None:
     """How many groups the rows of the last part are in; 1 where they are in none, None where it is not known."""
     if not merge.grouped:
         return 1
     if head_size and not rows % head_size:
         return rows // head_size
-    if merge.head_size is not None:
+    if merge.head_size is not None and whole:
         raise InputError(
             f"The {rows} rows of '{merge.parts[-1]}' cannot be cut into heads of {merge.head_size} rows, as the map "
             f"says for '{merge.whole}'. Give the size of a head of this model as head_size."
@@ -106,7 +135,7 @@ def _num_groups(merge: Merge, rows: int, head_size: int | None) -> int | None:
     return None
 
 
-def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int | None) -> Value:
+def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int | None, *, whole: bool) -> Value:
     first, last = parts[0], max(parts, key=lambda part: part.index)
     part = merge.part_of(names.plain(first.site.name))
     own = merge.part_of(first.module)
@@ -122,7 +151,7 @@ def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int
     size, last_part = sum(value.shape[dim] for value in parts), parts[-1]
     shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
     total = functools.reduce(operator.add, stats) if len(stats) == len(parts) else None
-    groups = _num_groups(merge, last_part.shape[dim], head_size)
+    groups = _num_groups(merge, last_part.shape[dim], head_size, whole=whole)
     stored = len(loads) == len(parts) and groups is not None
     return replace(
         made,

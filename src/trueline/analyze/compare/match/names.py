@@ -164,7 +164,7 @@ _DEPTH = 3
 """Parts of a name in front of all others that are looked for."""
 
 
-def vocabularies(
+def shared_names(
     mine: Sequence[Value], theirs: Sequence[Value], names: NameMap
 ) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """What turns the names of each side into those that both share: the model itself has one name, and what only one

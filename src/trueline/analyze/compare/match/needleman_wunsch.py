@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Beside = list[tuple[int | None, int | None]]
+IndexPairs = list[tuple[int | None, int | None]]
 
 MAX_CELLS = 250_000
 """Of the table of one alignment; of longer sequences only pairs near the diagonal are tried."""
@@ -14,7 +14,7 @@ MAX_CELLS = 250_000
 _MIN_BAND = 16
 
 
-def aligned(mine: Sequence[Item], theirs: Sequence[Item], score: Callable[[Item, Item], int]) -> Beside:
+def aligned(mine: Sequence[Item], theirs: Sequence[Item], score: Callable[[Item, Item], int]) -> IndexPairs:
     """Indices beside each other, ascending on both sides, so that the sum of ``score`` over all pairs is the largest;
     None beside what has no twin. A score of 0 or less forbids a pair.
 
@@ -70,8 +70,8 @@ def _trace(
     score: Callable[[Item, Item], int],
     table: list[list[int]],
     starts: list[tuple[int, int]],
-) -> Beside:
-    found: Beside = []
+) -> IndexPairs:
+    found: IndexPairs = []
     i = j = 0
 
     def best(i: int, j: int) -> int:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trueline.analyze.compare.merge.gather import Gathered
-from trueline.analyze.compare.merge.shards import Plan, share_shape
+from trueline.analyze.compare.match.gather import Gathered
+from trueline.analyze.compare.merge.shards import MergeLayout, share_shape
 from trueline.analyze.recorded.step_values import Value
 
 _EXECUTED = ("fwd", "save")
@@ -20,19 +20,19 @@ Turns = tuple[int, int]
 """How many runs each share has of a value, and how many rows all runs of the first share have together."""
 
 
-def interleaved(entries: Sequence[Gathered], plans: Mapping[int, Plan]) -> dict[int, Plan]:
-    """``plans`` by index of their entries, those of values that were made from runs with the number of these."""
+def interleaved(entries: Sequence[Gathered], layouts: Mapping[int, MergeLayout]) -> dict[int, MergeLayout]:
+    """``layouts`` by index of their entries, those of values that were made from runs with the number of these."""
     known: dict[int, Turns] = {}
     taken: dict[tuple[object, ...], list[int]] = {}
     sites: dict[tuple[object, ...], Turns] = {}
-    found = dict(plans)
+    found = dict(layouts)
     for index, entry in enumerate(entries):
-        value, plan = entry.first, plans.get(index)
+        value, layout = entry.first, layouts.get(index)
         executed = value.site.phase in _EXECUTED
-        if plan is not None and plan.batch.how == "split":
-            shape = share_shape(entry, plan)
-            made = _turns(shape, plan.batch.dim, _of(value, known, taken, sites))
-            found[index] = replace(plan, batch=replace(plan.batch, runs=made[0]))
+        if layout is not None and layout.batch.how == "split":
+            shape = share_shape(entry, layout)
+            made = _turns(shape, layout.batch.dim, _of(value, known, taken, sites))
+            found[index] = replace(layout, batch=replace(layout.batch, runs=made[0]))
             if executed:
                 known.setdefault(value.root, made)
                 sites[_place(value)] = made

@@ -8,33 +8,35 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.analyze.compare.match.align import align
-from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.match.calls import own_shape
+from trueline.analyze.compare.match.gather import Gathered, Gathering
 from trueline.analyze.compare.merge.batch_layout import interleaved
-from trueline.analyze.compare.merge.gather import Gathered, Gathering
 from trueline.analyze.compare.merge.positions import without_positions
 from trueline.analyze.compare.merge.row_order import reordered
-from trueline.analyze.compare.merge.shards import Plan, alike, chosen, merged_value, number_of, plans
+from trueline.analyze.compare.merge.shards import (
+    MergeLayout,
+    layouts_in_common,
+    merged_value,
+    number_of,
+    possible_layouts,
+    same_value,
+)
 from trueline.analyze.recorded.step_values import StepValues, Value
+from trueline.analyze.recorded.tensors import Shape
+from trueline.schema.formats import FORMATS
 from trueline.schema.records import UNDER_WAY
 
 
-def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValues, StepValues]:
-    """Both sides merged. Raises ``AlignmentError`` where nothing of the two aligns."""
-    one, other = _Side(mine), _Side(theirs)
-    twins = [
-        (pair.mine.index, pair.theirs.index)
-        for pair in align(mine.values, theirs.values, names).pairs
-        if pair.mine is not None and pair.theirs is not None
-    ]
+def joined(one: Parts, other: Parts, twins: Sequence[tuple[int, int]]) -> tuple[StepValues, StepValues]:
+    """Both sides merged; ``twins`` are the indices of values that were matched."""
     averaged = True
     for i, j in twins:
-        one.plan[i], other.plan[j] = chosen(one.plans(i), other.plans(j))
-        if "mean" in (one.plan[i].batch.how, other.plan[j].batch.how):
-            one.plan[i], other.plan[j] = _mean_or_sum(one.options(i), other.options(j))
-            if mine.values.values[i].dtype in UNIT_ROUNDOFF:
-                averaged = "sum" not in (one.plan[i].batch.how, other.plan[j].batch.how)
+        one.layout[i], other.layout[j] = layouts_in_common(one.layouts(i), other.layouts(j))
+        if "mean" in (one.layout[i].batch.how, other.layout[j].batch.how):
+            one.layout[i], other.layout[j] = _mean_or_sum(one.options(i), other.options(j))
+            if one.values.values[i].dtype in FORMATS:
+                averaged = "sum" not in (one.layout[i].batch.how, other.layout[j].batch.how)
+    mine, theirs = one.gathering, other.gathering
     apart = mine.num_teams != theirs.num_teams
     merged, merged_other = (side.merged(apart=apart, averaged=averaged) for side in (one, other))
     back = [(j, i) for i, j in twins]
@@ -48,22 +50,32 @@ def joined(mine: Gathering, theirs: Gathering, names: NameMap) -> tuple[StepValu
 
 
 def _is_same(value: Value, twin: Value) -> bool:
-    return value.stats is not None and twin.stats is not None and alike([value.stats, twin.stats])
+    return value.stats is not None and twin.stats is not None and same_value([value.stats, twin.stats])
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
     """A way to merge a single number, and what it gives."""
 
-    plan: Plan
+    layout: MergeLayout
     number: float | None
 
 
-class _Side:
+class Parts:
+    """The values of one side before they are merged: ``values`` has one part of each, which stands for all of them
+    while values are matched, and ``shapes`` what the whole may look like.
+    """
+
     def __init__(self, gathering: Gathering) -> None:
-        self._gathering = gathering
+        self.gathering = gathering
+        self.values = gathering.values
+        self.layout: dict[int, MergeLayout] = {}
         self._entries = gathering.gathered
-        self.plan: dict[int, Plan] = {}
+        self._layouts = [possible_layouts(gathering, entry) for entry in self._entries]
+        self._shapes = {
+            id(entry.first): frozenset(layout.shape for layout in layouts)
+            for entry, layouts in zip(self._entries, self._layouts, strict=True)
+        }
         self._forward = {
             (entry.first.site.name, entry.first.site.call, entry.first.site.slot): index
             for index, entry in enumerate(self._entries)
@@ -78,19 +90,23 @@ class _Side:
     @property
     def dims(self) -> dict[int, int]:
         """Along which dim the shares of a batch lie in a value, for those that lie side by side."""
-        return {index: plan.batch.dim for index, plan in self.plan.items() if plan.batch.how == "split"}
+        return {index: layout.batch.dim for index, layout in self.layout.items() if layout.batch.how == "split"}
 
-    def plans(self, index: int) -> list[Plan]:
-        """See ``shards.plans``."""
-        return plans(self._gathering, self._entries[index])
+    def shapes(self, value: Value) -> frozenset[Shape]:
+        """The shapes that the whole of one of ``values`` may have."""
+        return self._shapes.get(id(value)) or own_shape(value)
+
+    def layouts(self, index: int) -> list[MergeLayout]:
+        """See ``possible_layouts``."""
+        return self._layouts[index]
 
     def options(self, index: int) -> list[_Option]:
-        """The plan of a value and, where that is a mean of single numbers, their sum."""
-        plan, entry = self.plan[index], self._entries[index]
-        found = [plan]
-        if plan.batch.how == "mean":
-            found.append(replace(plan, batch=replace(plan.batch, how="sum")))
-        values = [merged_value(self._gathering, entry, each) for each in found]
+        """The layout of a value and, where that is a mean of single numbers, their sum."""
+        layout, entry = self.layout[index], self._entries[index]
+        found = [layout]
+        if layout.batch.how == "mean":
+            found.append(replace(layout, batch=replace(layout.batch, how="sum")))
+        values = [merged_value(self.gathering, entry, each) for each in found]
         return [
             _Option(each, None if value.stats is None or value.stats.numel != 1 else number_of(value.stats))
             for each, value in zip(found, values, strict=True)
@@ -100,35 +116,35 @@ class _Side:
         """All values merged. ``apart``: the sides have other numbers of teams; ``averaged``: the loss of the whole
         batch is the mean of those of the teams, else their sum.
         """
-        scale = 1.0 / self._gathering.num_teams if apart and averaged else 1.0
+        scale = 1.0 / self.gathering.num_teams if apart and averaged else 1.0
         for index, entry in enumerate(self._entries):
-            plan = self.plan.setdefault(index, self.plans(index)[0])
-            if plan.batch.how == "sum" and not averaged and self._is_of_summed(entry, plan):
-                self.plan[index] = replace(plan, batch=replace(plan.batch, how="same"))
-        self.plan = interleaved(self._entries, self.plan)
+            layout = self.layout.setdefault(index, self._layouts[index][0])
+            if layout.batch.how == "sum" and not averaged and self._is_of_summed(entry, layout):
+                self.layout[index] = replace(layout, batch=replace(layout.batch, how="same"))
+        self.layout = interleaved(self._entries, self.layout)
         values = [self._merged(index, entry, scale) for index, entry in enumerate(self._entries)]
-        return replace(self._gathering.values, values=values)
+        return replace(self.values, values=values)
 
-    def _is_of_summed(self, entry: Gathered, plan: Plan) -> bool:
+    def _is_of_summed(self, entry: Gathered, layout: MergeLayout) -> bool:
         """Whether this is the gradient of a number that the teams' add up to, which is that of each of them; with
         respect to a mean it is the sum of theirs, as where losses are divided by how many they are after that.
         """
         site = entry.first.site
-        if site.phase != "bwd" or not _is_number(plan):
+        if site.phase != "bwd" or math.prod(layout.shape) != 1:
             return False
         forward = self._forward.get((site.name, site.call, site.slot))
-        return forward is None or forward not in self.plan or self.plan[forward].batch.how != "mean"
+        return forward is None or forward not in self.layout or self.layout[forward].batch.how != "mean"
 
     def _merged(self, index: int, entry: Gathered, scale: float) -> Value:
         site = entry.first.site
-        plan = self.plan[index]
+        layout = self.layout[index]
         if site.phase == "comm":
-            return _untold(entry, "what ranks send each other is not merged")
+            return _unmeasured(entry, "what ranks send each other is not merged")
         if site.phase != "bwd":
-            return merged_value(self._gathering, entry, plan)
+            return merged_value(self.gathering, entry, layout)
         if scale != 1.0 and (site.name, site.call) in self._executed:
-            return _untold(entry, "what runs inside the backward pass is not merged")
-        return merged_value(self._gathering, entry, plan, scale=scale)
+            return _unmeasured(entry, "what runs inside the backward pass is not merged")
+        return merged_value(self.gathering, entry, layout, scale=scale)
 
 
 def _seen_later(mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int, int]]) -> StepValues:
@@ -147,20 +163,16 @@ def _seen_later(mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int,
         waits = "pending_sum" in value.flags or value.note == UNDER_WAY
         if value.stats is None and waits and found is not None and found.shape == value.shape:
             note = f"as it was seen after the collective, in {found.site.name}"
-            told = {"stats": found.stats, "load": found.load, "scale": found.scale}
-            values[i] = replace(value, **told, flags=value.flags - {"pending_sum"}, note=note)
+            known = {"stats": found.stats, "load": found.load, "scale": found.scale}
+            values[i] = replace(value, **known, flags=value.flags - {"pending_sum"}, note=note)
     return replace(mine, values=values)
 
 
-def _is_number(plan: Plan) -> bool:
-    return math.prod(plan.shape) == 1
-
-
-def _untold(entry: Gathered, note: str) -> Value:
+def _unmeasured(entry: Gathered, note: str) -> Value:
     return replace(entry.first, stats=None, load=None, note=note)
 
 
-def _mean_or_sum(mine: Sequence[_Option], theirs: Sequence[_Option]) -> tuple[Plan, Plan]:
+def _mean_or_sum(mine: Sequence[_Option], theirs: Sequence[_Option]) -> tuple[MergeLayout, MergeLayout]:
     """Which of mean and sum makes single numbers of shares of a batch, such as losses, agree best."""
 
     def apart(pair: tuple[_Option, _Option]) -> float:
@@ -170,4 +182,4 @@ def _mean_or_sum(mine: Sequence[_Option], theirs: Sequence[_Option]) -> tuple[Pl
         return abs(one - other)
 
     one, other = min(((a, b) for a in mine for b in theirs), key=apart)
-    return one.plan, other.plan
+    return one.layout, other.layout

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from trueline.analyze.compare.merge.shards import alike
+from trueline.analyze.compare.merge.shards import same_value
 from trueline.analyze.recorded.step_values import StepValues, Value
 
 _WITH = ("param", "grad", "opt")
@@ -52,4 +52,4 @@ def _first_use(param: Value, used: list[Value]) -> Value | None:
 
 
 def _same(param: Value, value: Value) -> bool:
-    return value.stats is not None and value.dtype == param.dtype and alike([param.stats, value.stats])
+    return value.stats is not None and value.dtype == param.dtype and same_value([param.stats, value.stats])

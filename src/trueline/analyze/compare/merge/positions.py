@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from trueline.analyze.compare.expect.propagation import function_of
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.analyze.compare.op_names import function_of
 from trueline.analyze.recorded.step_values import StepValues, Value
+from trueline.schema.formats import FORMATS
 
 UNORDERED = "unordered"
 """The flag of a value whose rows are those of the whole, in an order that each share had by itself."""
@@ -34,17 +34,17 @@ _EXECUTED = ("fwd", "save")
 Kind = Literal["positions", "unordered"]
 
 
-def without_positions(step: StepValues, dims: Mapping[int, int], told: Collection[int] = frozenset()) -> StepValues:
-    """``step`` with positions told as not comparable, and with ``UNORDERED`` on what they brought into an order.
+def without_positions(step: StepValues, dims: Mapping[int, int], agreeing: Collection[int] = frozenset()) -> StepValues:
+    """``step`` with positions marked as not comparable, and with ``UNORDERED`` on what they brought into an order.
 
-    ``dims`` says of each value that was put together from shares of the batch along which dim they lie. ``told`` are
-    the indices of those that came out as the other run has them: their shares did count within the whole.
+    ``dims`` has the dim along which the shares of the batch lie in each value that was put together from them.
+    ``agreeing`` are the indices of those that came out as the other run has them: their shares did count in the whole.
     """
-    kinds = _Kinds(dims, told)
-    return replace(step, values=[_told(value, kinds.of(value)) for value in step.values])
+    kinds = _Kinds(dims, agreeing)
+    return replace(step, values=[_marked(value, kinds.of(value)) for value in step.values])
 
 
-def _told(value: Value, kind: Kind | None) -> Value:
+def _marked(value: Value, kind: Kind | None) -> Value:
     if kind == "positions":
         return replace(value, stats=None, load=None, note=OF_SHARES)
     return replace(value, flags=value.flags | {UNORDERED}) if kind == "unordered" else value
@@ -53,8 +53,8 @@ def _told(value: Value, kind: Kind | None) -> Value:
 class _Kinds:
     """What is known of values that were seen so far; ask for each in the order of execution."""
 
-    def __init__(self, dims: Mapping[int, int], told: Collection[int]) -> None:
-        self._dims, self._told = dims, told
+    def __init__(self, dims: Mapping[int, int], agreeing: Collection[int]) -> None:
+        self._dims, self._marked = dims, agreeing
         self._known: dict[int, Kind] = {}
         self._taken: dict[tuple[object, ...], list[Value]] = {}
         self._sites: dict[tuple[object, ...], Kind] = {}
@@ -71,7 +71,7 @@ class _Kinds:
         kind = self._known.get(value.root)
         if kind is None and value.root == value.index and value.index in self._dims:
             kind = self._returned(value) if value.returned else self._given(value)
-            if kind == "positions" and value.index in self._told:
+            if kind == "positions" and value.index in self._marked:
                 kind = None
             if kind is not None:
                 self._known[value.root] = kind
@@ -100,7 +100,7 @@ class _Kinds:
             sorts = function_of(value.api) in _SORTING and value.site.slot == "out0"
             return "unordered" if sorts else "positions"
         if "positions" in kinds:
-            return "unordered" if value.dtype in UNIT_ROUNDOFF else "positions"
+            return "unordered" if value.dtype in FORMATS else "positions"
         return "unordered" if "unordered" in kinds else None
 
     def _sees_share(self, value: Value, taken: list[Value]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal
 
-from trueline.analyze.compare.merge.gather import Gathered, Gathering, Part, numbers_of
+from trueline.analyze.compare.match.gather import Gathered, Gathering, Part, numbers_of
 from trueline.analyze.recorded.step_values import OF_BATCH, Loader, Value
 from trueline.analyze.recorded.tensors import Scaled, Shape, SideBySide, Sum, in_groups, placed
 from trueline.schema.stats import MergeError, TensorStats
@@ -30,7 +30,7 @@ order that may depend on the number of threads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PartLayout:
     """How parts become one value of ``shape``; ``dim`` is the one that they are cut along. Each has ``runs`` there that
     take turns with those of the others, as many as the dims before have elements, or more (see ``batch_layout``).
     """
@@ -42,11 +42,11 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MergeLayout:
     """How the members of a team, then the shares of the batch become one value of ``batch.shape``."""
 
-    team: Way
-    batch: Way
+    team: PartLayout
+    batch: PartLayout
 
     @property
     def shape(self) -> Shape:
@@ -54,52 +54,54 @@ class Plan:
         return self.batch.shape
 
 
-def plans(gathering: Gathering, entry: Gathered) -> list[Plan]:
-    """Every way in which the parts of a value may belong together, the likeliest first."""
+def possible_layouts(gathering: Gathering, entry: Gathered) -> list[MergeLayout]:
+    """Every layout in which the parts of a value may belong together, the likeliest first."""
     shares = _shares(entry)
-    found: list[Plan] = []
-    for team in _ways_of_team(shares[0]):
+    found: list[MergeLayout] = []
+    for team in _layouts_of_team(shares[0]):
         shapes = [_shape_of(team, share) for share in shares]
         if None in shapes:
             continue
         wholes = [shape for shape in shapes if shape is not None]
-        found += [Plan(team, batch) for batch in _ways_of_batch(gathering, entry, shares, wholes)]
+        found += [MergeLayout(team, batch) for batch in _layouts_of_batch(gathering, entry, shares, wholes)]
     return found
 
 
-def chosen(mine: Sequence[Plan], theirs: Sequence[Plan]) -> tuple[Plan, Plan]:
+def layouts_in_common(mine: Sequence[MergeLayout], theirs: Sequence[MergeLayout]) -> tuple[MergeLayout, MergeLayout]:
     """Of the plans of twins, the likeliest with which both have one shape; where none fit, the likeliest of each."""
-    at = {plan.shape: place for place, plan in reversed(list(enumerate(theirs)))}
-    fits = [(place + at[plan.shape], place, at[plan.shape]) for place, plan in enumerate(mine) if plan.shape in at]
+    at = {layout.shape: place for place, layout in reversed(list(enumerate(theirs)))}
+    fits = [
+        (place + at[layout.shape], place, at[layout.shape]) for place, layout in enumerate(mine) if layout.shape in at
+    ]
     if not fits:
         return mine[0], theirs[0]
     _, i, j = min(fits)
     return mine[i], theirs[j]
 
 
-def share_shape(entry: Gathered, plan: Plan) -> Shape:
+def share_shape(entry: Gathered, layout: MergeLayout) -> Shape:
     """The shape of what the first share of the batch has of a value."""
     first = _shares(entry)[0]
-    return _shape_of(plan.team, first) or first[0].value.shape
+    return _shape_of(layout.team, first) or first[0].value.shape
 
 
-def merged_value(gathering: Gathering, entry: Gathered, plan: Plan, *, scale: float = 1.0) -> Value:
+def merged_value(gathering: Gathering, entry: Gathered, layout: MergeLayout, *, scale: float = 1.0) -> Value:
     """The whole value. ``scale`` is what gradients with respect to the batch of one team are multiplied by."""
     first = entry.first
     ranks = tuple(sorted({part.value.ranks[0] for part in entry.parts}))
     shares = _shares(entry)
-    if len(entry.parts) == 1 and plan.team.how == "same" and scale == 1.0:
+    if len(entry.parts) == 1 and layout.team.how == "same" and scale == 1.0:
         return replace(entry.parts[0].value, index=first.index, root=first.root)
     try:
-        wholes = [_whole_of_team(share, plan.team, gathering) for share in shares]
-        whole = _whole_of_batch(gathering, entry, wholes, plan.batch, scale)
+        wholes = [_whole_of_team(share, layout.team, gathering) for share in shares]
+        whole = _whole_of_batch(gathering, entry, wholes, layout.batch, scale)
     except MergeError as error:
         whole = _Whole(None, None, str(error))
     return replace(
         first,
         ranks=ranks,
-        shape=plan.shape,
-        stats=None if whole.stats is None else replace(whole.stats, shape=plan.shape),
+        shape=layout.shape,
+        stats=None if whole.stats is None else replace(whole.stats, shape=layout.shape),
         load=whole.load,
         note=whole.note,
         scale=scale,
@@ -114,37 +116,37 @@ def _shares(entry: Gathered) -> list[list[Part]]:
     """The parts of each team and micro-batch, in that order; those of a share in the order of its members. Where a mesh
     spans several teams, as FSDP's does, all parts of one DTensor are a share.
     """
-    parts = sorted(entry.parts, key=lambda part: part.seat)
+    parts = sorted(entry.parts, key=lambda part: part.owner)
     met: Counter[tuple[object, ...]] = Counter()
     shares: dict[tuple[object, ...], list[Part]] = {}
     for part in parts:
-        key: tuple[object, ...] = part.seat[:2]
+        key: tuple[object, ...] = part.owner[:2]
         if part.place is not None:
-            where = (part.seat.micro, part.place.coordinate)
-            key = (met[where], part.seat.micro)
+            where = (part.owner.micro, part.place.coordinate)
+            key = (met[where], part.owner.micro)
             met[where] += 1
         shares.setdefault(key, []).append(part)
     return list(shares.values())
 
 
-def _ways_of_team(share: Sequence[Part]) -> list[Way]:
+def _layouts_of_team(share: Sequence[Part]) -> list[PartLayout]:
     first = share[0]
     if first.place is not None:
-        return [Way("placed", first.place.shape)]
+        return [PartLayout("placed", first.place.shape)]
     shape = first.value.shape
     if len(share) == 1:
-        return [Way("same", shape)]
-    cuts = [Way("split", shape, dim) for dim in reversed(range(len(shape)))]
-    same = alike([part.value.stats for part in share])
-    return [Way("same", shape), *cuts] if same else [*cuts, Way("own", shape)]
+        return [PartLayout("same", shape)]
+    cuts = [PartLayout("split", shape, dim) for dim in reversed(range(len(shape)))]
+    same = same_value([part.value.stats for part in share])
+    return [PartLayout("same", shape), *cuts] if same else [*cuts, PartLayout("own", shape)]
 
 
-def _shape_of(way: Way, share: Sequence[Part]) -> Shape | None:
+def _shape_of(layout: PartLayout, share: Sequence[Part]) -> Shape | None:
     """What a share becomes in this way; None where its parts do not fit each other."""
-    if way.how == "placed":
+    if layout.how == "placed":
         return share[0].place.shape if share[0].place is not None else None
     shapes = [part.value.shape for part in share]
-    return _joined(shapes, way.dim) if way.how == "split" else shapes[0]
+    return _joined(shapes, layout.dim) if layout.how == "split" else shapes[0]
 
 
 def _joined(shapes: Sequence[Shape], dim: int) -> Shape | None:
@@ -160,27 +162,27 @@ def _joined(shapes: Sequence[Shape], dim: int) -> Shape | None:
 _WHOLE_NUMBERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 
 
-def _ways_of_batch(
+def _layouts_of_batch(
     gathering: Gathering, entry: Gathered, shares: Sequence[Sequence[Part]], wholes: Sequence[Shape]
-) -> list[Way]:
+) -> list[PartLayout]:
     shape, phase = wholes[0], entry.first.site.phase
     if len(wholes) == 1 or phase not in OF_BATCH:
-        return [Way("same", shape)]
-    cuts = [Way("split", whole, dim) for dim in range(len(shape)) if (whole := _joined(wholes, dim)) is not None]
+        return [PartLayout("same", shape)]
+    cuts = [PartLayout("split", whole, dim) for dim in range(len(shape)) if (whole := _joined(wholes, dim)) is not None]
     if any(other != shape for other in wholes):
-        return cuts or [Way("own", shape)]
+        return cuts or [PartLayout("own", shape)]
     if phase == "bwd":
-        return [*cuts, Way("sum", shape)]
-    if all(alike([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
+        return [*cuts, PartLayout("sum", shape)]
+    if all(same_value([part.value.stats for part in parts]) for parts in zip(*shares, strict=False)):
         # Of a count, such as that of tokens, each rank has its share, and equal shares are likely.
         counted = math.prod(shape) == 1 and entry.first.dtype in _WHOLE_NUMBERS
-        return [Way("mean" if counted else "same", shape), *cuts]
+        return [PartLayout("mean" if counted else "same", shape), *cuts]
     if all(numbers_of(part.value) in gathering.params for part in entry.parts):  # replicas that drifted
-        return [Way("same", shape)]
-    return [*cuts, Way("own" if math.prod(shape) != 1 else "mean", shape)]
+        return [PartLayout("same", shape)]
+    return [*cuts, PartLayout("own" if math.prod(shape) != 1 else "mean", shape)]
 
 
-def alike(parts: Sequence[TensorStats | None]) -> bool:
+def same_value(parts: Sequence[TensorStats | None]) -> bool:
     """Whether all parts are the same value, as far as statistics tell. What was not measured is taken to be."""
     measured = [part for part in parts if part is not None]
     return all(_equal(measured[0], part) for part in measured[1:])
@@ -210,13 +212,13 @@ class _Whole:
     note: str = ""
 
 
-def _whole_of_team(share: Sequence[Part], way: Way, gathering: Gathering) -> _Whole:
+def _whole_of_team(share: Sequence[Part], layout: PartLayout, gathering: Gathering) -> _Whole:
     values = [part.value for part in share]
-    if way.how == "placed":
+    if layout.how == "placed":
         return _placed(share, gathering)
-    if way.how == "split":
-        return _side_by_side([_Whole(value.stats, value.load, value.note) for value in values], way.dim, gathering)
-    if way.how == "own":
+    if layout.how == "split":
+        return _side_by_side([_Whole(value.stats, value.load, value.note) for value in values], layout.dim, gathering)
+    if layout.how == "own":
         raise MergeError(
             f"ranks {_listed(values)} hold one model together and have different values here: terms of a sum that is "
             "not yet taken, or what should be the same"
@@ -251,35 +253,39 @@ def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _W
     )
 
 
-def _in_turns(wholes: Sequence[_Whole], way: Way, gathering: Gathering) -> _Whole:
+def _in_turns(wholes: Sequence[_Whole], layout: PartLayout, gathering: Gathering) -> _Whole:
     """Shares side by side; where their runs take turns along the first dim, run by run."""
-    whole = _side_by_side(wholes, way.dim, gathering)
-    if way.dim or way.runs == 1 or whole.load is None:
+    whole = _side_by_side(wholes, layout.dim, gathering)
+    if layout.dim or layout.runs == 1 or whole.load is None:
         return whole
     loads = [each.load for each in wholes if each.load is not None]
-    return replace(whole, load=lambda: in_groups([load() for load in loads], 0, way.runs))
+    return replace(whole, load=lambda: in_groups([load() for load in loads], 0, layout.runs))
 
 
-def _whole_of_batch(gathering: Gathering, entry: Gathered, wholes: Sequence[_Whole], way: Way, scale: float) -> _Whole:
-    if len(wholes) == 1 and way.how == "same":
+def _whole_of_batch(
+    gathering: Gathering, entry: Gathered, wholes: Sequence[_Whole], layout: PartLayout, scale: float
+) -> _Whole:
+    if len(wholes) == 1 and layout.how == "same":
         return _scaled(wholes[0], scale)
-    if way.how == "split":
-        return _scaled(_in_turns(wholes, way, gathering), scale)
-    if way.how == "same":
+    if layout.how == "split":
+        return _scaled(_in_turns(wholes, layout, gathering), scale)
+    if layout.how == "same":
         return _one_of(entry, wholes)
-    if way.how == "own":
-        raise MergeError(f"ranks {_listed([part.value for part in _leads(entry)])} each have a value of their own here")
+    if layout.how == "own":
+        raise MergeError(
+            f"ranks {_listed([part.value for part in _first_parts(entry)])} each have a value of their own here"
+        )
     missing = gathering.num_teams * gathering.num_micro - len(wholes)
     if missing > 0:
         raise MergeError(f"{missing} of {len(wholes) + missing} shares of the batch did not record it")
-    return _summed(wholes, scale / len(wholes) if way.how == "mean" else scale)
+    return _summed(wholes, scale / len(wholes) if layout.how == "mean" else scale)
 
 
 def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
     """One of replicas; where they differ, the first one that is not as most are, with a note."""
     kinds: list[list[int]] = []
     for place, whole in enumerate(wholes):
-        same = next((kind for kind in kinds if alike([wholes[kind[0]].stats, whole.stats])), None)
+        same = next((kind for kind in kinds if same_value([wholes[kind[0]].stats, whole.stats])), None)
         if same is None:
             kinds.append([place])
         else:
@@ -288,12 +294,12 @@ def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
         return wholes[0]
     most = max(kinds, key=len)
     odd = next(kind for kind in kinds if kind is not most)
-    leads = [part.value for part in _leads(entry)]
-    shown, others = (_listed([leads[place] for place in kind]) for kind in (odd, most))
+    firsts = [part.value for part in _first_parts(entry)]
+    shown, others = (_listed([firsts[place] for place in kind]) for kind in (odd, most))
     return replace(wholes[odd[0]], note=f"replicas differ: rank {shown}, which is shown, from rank {others}")
 
 
-def _leads(entry: Gathered) -> list[Part]:
+def _first_parts(entry: Gathered) -> list[Part]:
     """The first part of each share."""
     return [share[0] for share in _shares(entry)]
 

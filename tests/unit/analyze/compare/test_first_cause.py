@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import Off, by_statistics, chain, exactly
 
-from trueline.analyze.compare.judge.first_cause import blame
-from trueline.analyze.compare.judge.step import Step
+from trueline.analyze.compare.judge.first_cause import conclude
+from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
@@ -25,7 +25,7 @@ def run_of(**optimizer: Any) -> Any:
 
 def step_of(mine: StepValues, theirs: StepValues, *, before: Step | None = None, **settings: Any) -> Step:
     alignment = align(mine, theirs, NameMap())
-    divergence = Divergence(alignment, (mine, theirs), **{"measure": exactly, **settings})
+    divergence = Divergence(alignment, **{"measure": exactly, **settings})
     return Step(run_of(), mine.step, 0, alignment, divergence.rows, before)
 
 
@@ -36,9 +36,9 @@ def chains(off: Off, *, step: int = 0, backward: bool = False, **settings: Any) 
 
 def told(*steps: Step, mine: Any = None, theirs: Any = None) -> tuple[dict[str, Any], str]:
     """Findings by code, and the site of the first difference."""
-    findings, first = blame(mine or run_of(), theirs or run_of(), steps)
-    site = "" if first is None else str((first[1].mine or first[1].theirs).site)  # type: ignore[union-attr]
-    return {finding.code: finding for finding in findings}, site
+    found = conclude(mine or run_of(), theirs or run_of(), steps)
+    site = "" if found.first is None else str(value_of(found.first[1]).site)
+    return {finding.code: finding for finding in found.findings}, site
 
 
 WRONG = {"z": 0.1, "t": 0.1}
@@ -60,8 +60,8 @@ def test_differences_that_rounding_explains_are_one_piece_of_information() -> No
 
 def test_an_update_of_equal_parameters_by_equal_gradients_is_blamed_and_not_the_calls_after_it() -> None:
     before = chains({}, backward=True)
-    assert before.updates_alike
-    after = chains({"w": 1e-4, "y": 1e-4}, step=1, moved=1e-3, retraced=True, before=before)
+    assert before.equal_before_update
+    after = chains({"w": 1e-4, "y": 1e-4}, step=1, moved=1e-3, same_update=True, before=before)
     findings, site = told(before, after)
     assert set(findings) == {"optimizer-differs"}
     assert "update at step 0" in findings["optimizer-differs"].claim
@@ -70,8 +70,8 @@ def test_an_update_of_equal_parameters_by_equal_gradients_is_blamed_and_not_the_
 
 
 def test_other_gradients_are_no_equal_start_of_an_update() -> None:
-    assert not chains({"gw": 1e-7}, backward=True).updates_alike
-    assert not chains({}).updates_alike
+    assert not chains({"gw": 1e-7}, backward=True).equal_before_update
+    assert not chains({}).equal_before_update
 
 
 def test_gradients_that_come_out_apart_are_a_difference_whatever_their_calls_took() -> None:
@@ -83,7 +83,7 @@ def test_gradients_that_come_out_apart_are_a_difference_whatever_their_calls_too
 
 
 def unlike(row: Compared) -> Compared:
-    return replace(row, judgement="not-comparable", excess=True)
+    return replace(row, judgement="not-comparable", rewired=True)
 
 
 def test_other_wiring_that_ends_alike_is_no_difference() -> None:

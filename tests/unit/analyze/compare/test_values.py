@@ -60,8 +60,8 @@ def test_parameters_after_an_update_are_taken_as_it_left_them() -> None:
 
 
 def test_parameters_after_an_update_of_equal_ones_must_be_equal_but_for_rounding() -> None:
-    assert rows_of({"w": SMALL}, moved=1e-3, retraced=True)["param/weight:param"].judgement == "within"
-    assert rows_of({"w": 1e-4}, moved=1e-3, retraced=True)["param/weight:param"].judgement == "beyond"
+    assert rows_of({"w": SMALL}, moved=1e-3, same_update=True)["param/weight:param"].judgement == "within"
+    assert rows_of({"w": 1e-4}, moved=1e-3, same_update=True)["param/weight:param"].judgement == "beyond"
 
 
 def test_equal_as_far_as_statistics_tell_does_not_make_what_follows_exact() -> None:
@@ -98,7 +98,7 @@ def test_a_call_that_takes_another_value_than_the_reference_says_nothing() -> No
     x, a, b = (draw.standard_normal((8, 8)).astype(np.float32) for _ in range(3))
     rows = judged(made("run", a), made("ref", b))
     assert rows["fwd/tanh:in0"].judgement == "not-comparable"
-    assert (rows["fwd/tanh:out0"].judgement, rows["fwd/tanh:out0"].excess) == ("not-comparable", True)
+    assert (rows["fwd/tanh:out0"].judgement, rows["fwd/tanh:out0"].rewired) == ("not-comparable", True)
 
 
 @pytest.mark.parametrize(("api", "judgement"), [("torch.Tensor.copy_", "not-comparable"), ("torch.sin", "beyond")])

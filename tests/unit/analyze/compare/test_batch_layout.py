@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.analyze.compare.test_sides import draw, merged, record, row
+from tests.unit.analyze.compare.test_arrange import draw, merged, record, row
 
 from trueline.analyze.compare.arrange import arrange
 
@@ -32,7 +32,7 @@ def test_tokens_of_a_sequence_that_ranks_share_are_in_the_order_of_samples(tmp_p
     parts = np.split(x, cuts, axis=1)
     run = record(tmp_path / "run", {rank: tokens(part) for rank, part in enumerate(parts)})
     ref = record(tmp_path / "ref", {0: tokens(x)})
-    mine, theirs = arrange(run, ref)[0].read()
+    mine, theirs = arrange(run, ref)[0].read().sides
     compared = [(one, other) for one, other in zip(mine.values, theirs.values, strict=True) if one.load is not None]
     assert {one.site.name for one, _ in compared} == {"m.flatten", "m.linear"}
     for one, other in compared:
@@ -62,7 +62,7 @@ def test_calls_of_the_optimizer_on_other_parameters_are_other_calls(tmp_path):
     names = {0: "a.weight", 1: "b.weight", 2: "c.weight"}
     ranks = {0: stage({0: names[0], 1: names[1]}), 1: stage({2: names[2]})}
     run = record(tmp_path / "run", ranks, adapter="sharded", workers=[0])
-    mine, theirs = arrange(run, record(tmp_path / "ref", {0: stage(names)}))[0].read()
+    mine, theirs = arrange(run, record(tmp_path / "ref", {0: stage(names)}))[0].read().sides
     calls = [[(value.site.name, value.site.call) for value in side.values] for side in (mine, theirs)]
     assert calls[0] == calls[1]
     for one, other in zip(mine.values, theirs.values, strict=True):

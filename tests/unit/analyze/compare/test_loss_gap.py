@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analyze.compare.test_calibrate import record
 
 import trueline
-from trueline.analyze.compare.judge.loss_gap import ALLOWED, drift_of, loss_curve, told_of_losses
+from trueline.analyze.compare.judge.loss_gap import ALLOWED, judge_losses, loss_curve, loss_gap_of
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
@@ -45,7 +45,7 @@ def test_a_run_like_the_others_has_the_largest_excess_as_often_as_any() -> None:
     largest = told = 0
     for seed in range(400):
         run, ref, *calibrated = curves(seed, 6)
-        drift = drift_of(run, ref, calibrated)
+        drift = loss_gap_of(run, ref, calibrated)
         assert drift is not None
         assert drift.num_runs == 5
         largest += drift.excess > drift.usual
@@ -66,7 +66,7 @@ def test_excess_is_that_of_a_brute_force() -> None:
             spread = max(spread, *(abs(each[step] - middle) for each in others))
             most = max(most, abs(own[step] - middle) / max(spread, 2.0**-22 * middle))
         excess.append(most)
-    drift = drift_of(run, ref, calibrated)
+    drift = loss_gap_of(run, ref, calibrated)
     assert drift is not None
     assert (drift.excess, drift.usual) == (pytest.approx(excess[0]), pytest.approx(max(excess[1:])))
 
@@ -75,7 +75,7 @@ def test_a_run_that_parts_faster_is_told_from_the_step_on() -> None:
     run, ref, *calibrated = curves(0, 6)
     for step in range(30, NUM_STEPS):
         run[step] += 0.5
-    (finding,), notes = told_of_losses(run, ref, tolerance_of(calibrated), excused=False)
+    (finding,), notes = judge_losses(run, ref, tolerance_of(calibrated), has_errors=False)
     assert (finding.code, finding.severity, finding.step_first) == ("first-divergence", "warning", 30)
     assert finding.measured is not None
     assert finding.expected is not None
@@ -83,48 +83,48 @@ def test_a_run_that_parts_faster_is_told_from_the_step_on() -> None:
     assert finding.false_alarm_rate == pytest.approx(1 / 6)
     assert "with a chance of 17%, and so few cannot show less than 17%" in finding.claim
     assert notes == []
-    assert told_of_losses(run, ref, tolerance_of(calibrated), excused=True) == ([], [finding.claim])
+    assert judge_losses(run, ref, tolerance_of(calibrated), has_errors=True) == ([], [finding.claim])
 
 
 def test_a_run_within_chaos_is_said_to_be() -> None:
     run, ref, *calibrated = curves(1, 6)
-    (finding,), _ = told_of_losses(run, ref, tolerance_of(calibrated), excused=False)
+    (finding,), _ = judge_losses(run, ref, tolerance_of(calibrated), has_errors=False)
     assert (finding.code, finding.severity) == ("explained-by-rounding", "info")
 
 
 def test_last_bits_of_the_first_losses_are_no_drift() -> None:
     run, ref, *calibrated = ({0: 3.0, 1: 3.0 + 1e-4 * number} for number in range(5))
     run[0] += 2.0**-22
-    drift = drift_of(run, ref, calibrated)
+    drift = loss_gap_of(run, ref, calibrated)
     assert drift is not None
     assert drift.since is None
 
 
 def test_a_reference_among_the_calibrated_counts_once() -> None:
     run, *calibrated = curves(2, 5)
-    drift = drift_of(run, calibrated[2], calibrated)
+    drift = loss_gap_of(run, calibrated[2], calibrated)
     assert drift is not None
     assert drift.num_runs == 4
-    assert drift_of(run, {}, [{0: 1.0}, {1: 1.0}]) is None
+    assert loss_gap_of(run, {}, [{0: 1.0}, {1: 1.0}]) is None
 
 
 def test_without_such_runs_only_the_growth_is_told() -> None:
     ref = dict.fromkeys(range(80), 2.0)
     run = {step: 2.0 * (1 + 1e-7 * 2 ** (step / 10)) for step in range(80)}
-    findings, (note,) = told_of_losses(run, ref, None, excused=False)
+    findings, (note,) = judge_losses(run, ref, None, has_errors=False)
     assert findings == []
     assert "it doubles every 10 steps" in note
     assert "cannot be told without Runs that should agree" in note
     constant = dict.fromkeys(range(80), 2.0 * (1 + 1e-07))
-    assert told_of_losses(constant, ref, None, excused=False) == ([], [])
-    assert told_of_losses({}, ref, None, excused=False) == ([], [])
+    assert judge_losses(constant, ref, None, has_errors=False) == ([], [])
+    assert judge_losses({}, ref, None, has_errors=False) == ([], [])
 
 
 def test_a_first_step_that_is_far_off_is_no_chaos() -> None:
-    _, (note,) = told_of_losses({0: 1.02}, {0: 1.0}, None, excused=False)
+    _, (note,) = judge_losses({0: 1.02}, {0: 1.0}, None, has_errors=False)
     assert note.startswith("The losses differ by 2.00% at step 0 already.")
-    assert told_of_losses({0: 1.005}, {0: 1.0}, None, excused=False) == ([], [])
-    assert told_of_losses({5: 1.5}, {5: 1.0}, None, excused=False) == ([], [])
+    assert judge_losses({0: 1.005}, {0: 1.0}, None, has_errors=False) == ([], [])
+    assert judge_losses({5: 1.5}, {5: 1.0}, None, has_errors=False) == ([], [])
 
 
 def test_a_tolerance_keeps_the_losses_and_compare_uses_them(tmp_path: Path) -> None:

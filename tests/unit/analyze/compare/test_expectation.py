@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.unit.made_steps import ROUNDING, Making, chain
 
 from trueline.analyze.compare.expect.expectation import UNRELATED, Expectation, Expected
-from trueline.analyze.compare.expect.operand import size_of
+from trueline.analyze.compare.expect.propagation import size_of
 from trueline.analyze.recorded.step_values import StepValues
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from trueline.analyze.compare.judge.arguments import OtherArguments, first_other_arguments
+from trueline.analyze.compare.judge.arguments import ChangedArguments, first_changed_arguments
 
 
 def call_of(index: int, **kwargs: Any) -> Any:
@@ -16,7 +16,7 @@ def call_of(index: int, **kwargs: Any) -> Any:
     return SimpleNamespace(phase="fwd", first=first, values=[first])
 
 
-def found(mine: list[Any], theirs: list[Any], *, phase: str = "fwd") -> OtherArguments | None:
+def found(mine: list[Any], theirs: list[Any], *, phase: str = "fwd") -> ChangedArguments | None:
     """Of one call, by its argument at each step."""
     steps: list[Any] = []
     for step, (one, other) in enumerate(zip(mine, theirs, strict=True)):
@@ -25,7 +25,7 @@ def found(mine: list[Any], theirs: list[Any], *, phase: str = "fwd") -> OtherArg
         untouched = call_of(1, way="a"), call_of(1, way="a")
         calls = {(0, "fwd", "x", 0): untouched, (0, "fwd", "y", 0): pair, (0, "fwd", "z", 0): (call_of(5), None)}
         steps.append(SimpleNamespace(step=step, rank=0, calls=calls))
-    return first_other_arguments(cast(Any, steps))
+    return first_changed_arguments(cast(Any, steps))
 
 
 def test_a_setting_that_changes_in_one_run_is_told_at_its_step() -> None:

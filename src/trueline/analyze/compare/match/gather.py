@@ -21,7 +21,7 @@ from trueline.store.records.whole import Place
 _PHASES = ("fwd", "save", "bwd", "comm", "param", "grad", "opt")
 
 
-class Seat(NamedTuple):
+class Owner(NamedTuple):
     """Which share of the batch a value is of (team and micro-batch), and which member of the team saw it."""
 
     team: int
@@ -33,7 +33,7 @@ class Seat(NamedTuple):
 class Part:
     """What one rank saw in one micro-batch; ``place`` says where it lies in a DTensor, if it does."""
 
-    seat: Seat
+    owner: Owner
     value: Value
     place: Place | None
 
@@ -101,7 +101,7 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
             key, micro = _key(value, seen, micros_apart=micros_apart, pieces=pieces)
             if micro is None:
                 continue
-            order.add(key, value, Part(Seat(team, micro, member), value, rank_step.places.get(value.index)))
+            order.add(key, value, Part(Owner(team, micro, member), value, rank_step.places.get(value.index)))
     shares = {team for team, _ in teams.values()}
     own = set(run.manifest.data_parallel_ranks)
     return Gathering(

@@ -47,7 +47,7 @@ def steps(mine: list[StepValues], theirs: list[StepValues]) -> list[Step]:
     found: list[Step] = []
     for one, other in zip(mine, theirs, strict=True):
         alignment = align(one, other, NameMap())
-        rows = Divergence(alignment, (one, other), measure=exactly).rows
+        rows = Divergence(alignment, measure=exactly).rows
         found.append(Step(cast(Any, SimpleNamespace(path="a")), one.step, 0, alignment, rows))
     return found
 

@@ -11,7 +11,13 @@ import pytest
 
 from trueline.analyze.compare.expect.expectation import Expectation
 from trueline.analyze.compare.judge.distance import Distance
-from trueline.analyze.compare.judge.own_history import FALSE_ALARMS, FEWEST, LEAST_MEAN, Unlike, unlike_own_past
+from trueline.analyze.compare.judge.own_history import (
+    FALSE_ALARMS,
+    FEWEST,
+    LEAST_MEAN,
+    HistoryOutlier,
+    history_outliers,
+)
 from trueline.analyze.compare.judge.step import Step
 from trueline.analyze.compare.judge.values import Compared
 from trueline.analyze.stats.peaks_over_threshold import log_probability
@@ -53,8 +59,8 @@ def healthy(seed: int, *, num_steps: int = 8) -> Table:
     return np.array(rows)
 
 
-def told(rels_SK: Table, **settings: Any) -> list[Unlike]:
-    return unlike_own_past([step_of(step, rels, **settings) for step, rels in enumerate(rels_SK)])
+def told(rels_SK: Table, **settings: Any) -> list[HistoryOutlier]:
+    return history_outliers([step_of(step, rels, **settings) for step, rels in enumerate(rels_SK)])
 
 
 def faulty(seed: int = 0, *, call: int = 25, since: int = 4) -> Table:
@@ -104,7 +110,7 @@ def test_small_values_moved_values_and_updates_are_not_judged(of: dict[str, Any]
 def test_ranks_have_pasts_of_their_own() -> None:
     steps = [step_of(s, rels, rank=0) for s, rels in enumerate(healthy(1))]
     steps += [step_of(s, rels, rank=1) for s, rels in enumerate(faulty())]
-    found = unlike_own_past(steps)
+    found = history_outliers(steps)
     assert {steps[each.at].rank for each in found} == {1}
     assert steps[found[0].at].step == 4
 

@@ -7,14 +7,18 @@ import json
 import numpy as np
 import pytest
 
-from trueline.analyze.compare.match.fused_modules import fused
+from trueline.analyze.compare.match.fused_modules import Fusion
 from trueline.analyze.compare.match.name_maps import BUILT_IN
-from trueline.analyze.compare.match.names import NameMap, plain_name, vocabularies
+from trueline.analyze.compare.match.names import NameMap, plain_name, shared_names
 from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.analyze.recorded.tensors import Held
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
+
+
+def fused(mine: StepValues, theirs: StepValues, names: NameMap) -> tuple[StepValues, StepValues]:
+    return Fusion(mine, theirs, names).of(mine, theirs)
 
 
 @pytest.mark.parametrize(
@@ -138,21 +142,21 @@ def value(index, name, slot="out0", *, kind="module", phase="fwd", module="LM", 
 def test_a_rule_that_fits_no_name_of_either_run_is_refused_with_near_ones(tmp_path):
     mine, theirs = [value(0, "layers.0.attn.q_proj")], [value(0, "layers.0.attn.qkv_proj")]
     with pytest.raises(InputError, match=r"'attnn' in 'attnn=attention' matches no name .* Did you mean 'attn'\?"):
-        vocabularies(mine, theirs, NameMap.load("attnn=attention"))
+        shared_names(mine, theirs, NameMap.load("attnn=attention"))
     with pytest.raises(InputError, match=r"'v_proj' in 'q_proj,v_proj=qkv_proj' matches no name"):
-        vocabularies(mine, theirs, NameMap.load("q_proj,v_proj=qkv_proj"))
-    vocabularies(mine, theirs, NameMap.load("attn=attention"))
+        shared_names(mine, theirs, NameMap.load("q_proj,v_proj=qkv_proj"))
+    shared_names(mine, theirs, NameMap.load("attn=attention"))
     (tmp_path / "map.toml").write_text('built_in = "hf-megatron"\n[rename]\n"attnn" = "attention"\n')
     with pytest.raises(InputError, match=r"'attnn' in map '.*map.toml' matches no name .* Did you mean 'attn'\?"):
-        vocabularies(mine, theirs, NameMap.load(tmp_path / "map.toml"))
+        shared_names(mine, theirs, NameMap.load(tmp_path / "map.toml"))
     for name in BUILT_IN:
-        vocabularies(mine, theirs, NameMap.load(name))
+        shared_names(mine, theirs, NameMap.load(name))
 
 
 def test_the_model_itself_has_one_name_whatever_its_class():
     mine = [value(0, "FSDPLM", api="my.FSDPLM", module=""), value(1, "FSDPLM.add", kind="op", module="FSDPLM")]
     theirs = [value(0, "LM", api="my.LM", module=""), value(1, "LM.add", kind="op", module="LM")]
-    one, other = vocabularies(mine, theirs, NameMap())
+    one, other = shared_names(mine, theirs, NameMap())
     assert (one("FSDPLM"), one("FSDPLM.add")) == (other("LM"), other("LM.add"))
     assert one("LMHead.add") == "LMHead.add"
 
@@ -222,7 +226,7 @@ def test_the_side_that_has_the_parts_is_merged_whichever_it_is():
 
 
 def test_a_merge_that_was_made_fits_its_names_and_one_without_parts_is_refused():
-    vocabularies(fused(apart(), WHOLE, QKV)[0].values, WHOLE.values, QKV)
+    shared_names(fused(apart(), WHOLE, QKV)[0].values, WHOLE.values, QKV)
     with pytest.raises(InputError, match=r"'q_prj' in 'q_prj,k_prj=qkv_proj' matches no name .* Did you mean 'q_proj'"):
         fused(apart(), WHOLE, NameMap.load("q_prj,k_prj=qkv_proj"))
 

@@ -85,7 +85,7 @@ def statistics(array):
 
 def merged(run, ref, **chosen):
     """Values of both sides of the first arrangement, by phase and name."""
-    sides = arrange(run, ref, **chosen)[0].read()
+    sides = arrange(run, ref, **chosen)[0].read().sides
     return [{(value.site.phase, value.site.name): value for value in side.values} for side in sides]
 
 
@@ -103,7 +103,7 @@ def test_common_steps_are_compared_rank_by_rank_in_order(tmp_path):
     places = [(each.step, each.rank, each.note) for each in arrange(run, ref)]
     assert places == [(5, 0, ""), (5, 1, ""), (9, 0, ""), (9, 1, "")]
     assert [(each.step, each.rank) for each in arrange(run, ref, steps=[9, 3], ranks=[1])] == [(9, 1)]
-    mine, theirs = arrange(run, ref)[1].read()
+    mine, theirs = arrange(run, ref)[1].read().sides
     assert (mine.label, theirs.label, mine.ranks) == (run.path, ref.path, (1,))
     assert np.array_equal(mine.values[0].load(), rows[0]["array"])
 
@@ -396,7 +396,7 @@ def test_stages_of_a_pipeline_follow_each_other_by_name(tmp_path):
     by_place = {(each["phase"], rank): each for rank, rows in ranks.items() for each in rows}
     run = record(tmp_path / "run", ranks, adapter="sharded", workers=[0])
     ref = record(tmp_path / "ref", {0: [by_place[place] for place in order]})
-    sides = arrange(run, ref)[0].read()
+    sides = arrange(run, ref)[0].read().sides
     names = [[(value.site.phase, value.site.name) for value in side.values] for side in sides]
     assert names[0] == names[1]
     assert [value.ranks for value in sides[0].values[:3]] == [(0,), (1,), (2,)]
@@ -425,10 +425,10 @@ def test_positions_are_compared_where_both_runs_have_the_same_shares_only(tmp_pa
     whole = np.array([2, 0, 1, 0, 3, 1, 2, 0])
     halves = [*ranked(whole[:4], 0), *ranked(whole[4:], 1)]
     run = record(tmp_path / "run", {0: halves})
-    mine, _ = arrange(run, record(tmp_path / "ref", {0: ranked(whole, 0)}))[0].read()
+    mine, _ = arrange(run, record(tmp_path / "ref", {0: ranked(whole, 0)}))[0].read().sides
     notes = {value.site.slot: value.note for value in mine.values}
     assert notes == {"in0": "", "out0": "", "out1": "counted within each share of the batch, and not within the whole"}
-    mine, theirs = arrange(run, record(tmp_path / "again", {0: halves}))[0].read()
+    mine, theirs = arrange(run, record(tmp_path / "again", {0: halves}))[0].read().sides
     assert {value.note for side in (mine, theirs) for value in side.values} == {""}
 
 
@@ -457,7 +457,7 @@ def test_a_parameter_at_the_update_is_known_where_a_call_used_it(tmp_path):
         {**row("SGD.add_", weight, phase="opt", kind="op", module="SGD", slot="in0"), "same_as": 3},
     ]
     run = record(tmp_path / "run", {0: rows})
-    mine, _ = arrange(run, run)[0].read()
+    mine, _ = arrange(run, run)[0].read().sides
     assert [value.root for value in mine.values] == [0, 1, 2, 1, 4, 2, 6, 1]
 
 
@@ -540,7 +540,7 @@ def test_modules_that_were_compiled_are_known_by_the_note_of_the_recorder(tmp_pa
     run = record(tmp_path / "run", {0: inside[2:]}, notes=[note])
     other = record(tmp_path / "other", {0: inside[2:]})
     for one, why in ((run, "inside a compiled module of RUN"), (other, "RUN has no module of that name")):
-        pairs = align(*arrange(one, ref)[0].read(), NameMap()).pairs
+        pairs = arrange(one, ref)[0].read().pairs
         assert {pair.reason for pair in pairs if pair.reason} == {f"only in REF: {why}"}
 
 
