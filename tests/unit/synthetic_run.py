@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.exact_checks.simulate import Epoch
+from tests.synthetic_runs import write_part
 
 from trueline.schema.run_manifest import Attempt, GroupSpec, Manifest, RankEnv
 from trueline.schema.start import Start
@@ -109,12 +110,12 @@ def write_run(
     num_ranks = world_size or max(ranks) + 1
     facts = {"world_size": num_ranks, "data_parallel_ranks": list(range(num_ranks)), "adapter": "ddp"}
     for rank in sorted({0, *ranks}):
-        writer = RunWriter(path, rank=rank, seal_steps=10_000)
+        writer = RunWriter(path, rank=rank)
         env = (envs or {}).get(rank) or rank_env(rank, num_ranks)
         writer.describe(Manifest(**{**facts, **manifest}) if rank == 0 else None, env)
-        for (step, _), row in sorted((key, row) for key, row in rows.items() if key[1] == rank):
-            writer.write({"step": step, **row})
         writer.close()
+        own = sorted(step for step, owner in rows if owner == rank)
+        write_part(path, rank, [{"step": step, **rows[step, rank]} for step in own])
     return Run(path)
 
 
