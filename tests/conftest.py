@@ -1,11 +1,76 @@
-"""Settings that must stand before torch is imported anywhere, in this process or in the ranks it starts."""
+"""Settings that must stand before torch is imported anywhere, and the pools of ranks that all tests share."""
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
 from hypothesis import settings
 
-settings.register_profile("trueline", deadline=None, derandomize=True, print_blob=True)
+from trueline.testing import ranks
+from trueline.testing.ranks import Ranks
+
+settings.register_profile("trueline", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 settings.load_profile("trueline")
+
+ranks.PRELOADED += ("transformers.models.llama.modeling_llama",)  # seconds in each rank of the demo
+
+MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
+"""Reasons that count in continuous integration: what a machine without a GPU, or without root, cannot show."""
+
+RanksOf = Callable[[int], Ranks]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In continuous integration a skip is no pass: what is missing there has to be installed."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason not in MAY_SKIP:
+            report.outcome, report.longrepr = "failed", f"Skipped in continuous integration: {reason}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def ranks_of() -> Iterator[RanksOf]:
+    """The pool of a number of ranks, one for the whole session.
+
+    A test that changes what outlives a task (environment, patches, deterministic mode, the default group), or in which
+    a rank hangs, starts a pool of its own.
+    """
+    pools: dict[int, Ranks] = {}
+
+    def of(world_size: int) -> Ranks:
+        return pools.setdefault(world_size, Ranks(world_size))
+
+    yield of
+    for pool in pools.values():
+        pool.stop()
+
+
+@pytest.fixture(scope="session")
+def one(ranks_of: RanksOf) -> Ranks:
+    """The session's pool of one rank."""
+    return ranks_of(1)
+
+
+@pytest.fixture(scope="session")
+def two(ranks_of: RanksOf) -> Ranks:
+    """The session's pool of two ranks."""
+    return ranks_of(2)
+
+
+@pytest.fixture(scope="session")
+def three(ranks_of: RanksOf) -> Ranks:
+    """The session's pool of three ranks."""
+    return ranks_of(3)
+
+
+@pytest.fixture(scope="session")
+def four(ranks_of: RanksOf) -> Ranks:
+    """The session's pool of four ranks."""
+    return ranks_of(4)

@@ -18,12 +18,10 @@ pytest.importorskip("transformers")
 
 import trueline
 from trueline.cli.main import main
-from trueline.demo.fine_tune import warm_up
 from trueline.demo.model import ModelSpec
 from trueline.demo.settings import SETTINGS as SETTINGS_OF_DEMO
 from trueline.demo.tokens import Sample
 from trueline.demo.training import Job, PackedSamples, train
-from trueline.testing.ranks import run_ranks
 
 CALL = [sys.executable, "-c", "from trueline.cli.main import main; main()", "demo"]
 SMALL = ["--workers", "2", "--steps", "8", "--batch-size", "4", "--max-length", "48"]
@@ -57,9 +55,7 @@ def demo(*arguments, cwd):
 def finished(tmp_path_factory, data):
     """A small demo in its default directory, and what it printed as JSON."""
     folder = tmp_path_factory.mktemp("finished")
-    warm_up()
-    call = [*CALL, *SMALL, "--data", data, "--json"]
-    return folder / "trueline-demo", subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
+    return folder / "trueline-demo", demo(*SMALL, "--data", data, "--json", cwd=folder)
 
 
 def test_a_demo_leaves_six_runs_and_a_report_and_prints_one_document(finished):
@@ -86,7 +82,7 @@ def test_what_is_planted_is_found_where_so_few_steps_can_tell(finished):
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("s1-1", None), ("loss-scale", [0, 1])])
-def test_a_doubled_loss_is_found_by_its_check_when_there_are_enough_steps(tmp_path, name, ranks):
+def test_a_doubled_loss_is_found_by_its_check_when_there_are_enough_steps(two, tmp_path, name, ranks):
     """28 steps of two workers, of which 21 are needed; who of two is scaled cannot be told."""
     draw = np.random.default_rng(0)
     samples = [Sample(ids, ids) for ids in draw.integers(1, 64, size=(512, 12))]
@@ -95,7 +91,7 @@ def test_a_doubled_loss_is_found_by_its_check_when_there_are_enough_steps(tmp_pa
         setting=setting, samples=PackedSamples(samples), pad_id=0, model=ModelSpec(None, 64, 32), run=tmp_path / "run",
         progress=tmp_path / "progress", steps=28, batch_size=8, seed=0, bf16=False,
     )  # fmt: skip
-    run_ranks(train, 2, job)
+    two.run(train, job)
     grave = [finding for finding in trueline.check(job.run).findings if finding.severity != "info"]
     assert setting.found_by in {"", *(finding.code for finding in grave)}
     assert [list(finding.ranks) for finding in grave if finding.code == "worker-scale"] == ([ranks] if ranks else [])
@@ -123,7 +119,7 @@ def test_overwriting_replaces_a_demo_and_prints_tables(finished, data):
     out, _ = finished
     manifest = out / "labels" / "manifest.json"
     before = manifest.stat().st_mtime_ns
-    again = demo(*SMALL, "--data", data, "--overwrite", "--bf16", cwd=out.parent)
+    again = demo(*SMALL, "--steps", "3", "--data", data, "--overwrite", "--bf16", cwd=out.parent)
     assert again.returncode == 0, again.stderr
     assert manifest.stat().st_mtime_ns != before
     for words in (*SETTINGS, "duplicate-data", "mean pairwise cosine", "report.html"):

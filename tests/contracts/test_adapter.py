@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS, WORLD = 3, 2
 KINDS = ("ddp", "ddp taken", "fsdp2", "manual", "manual clipped")
 
@@ -98,12 +96,6 @@ def true_gradient(model, rank, step, micros):
 
 def full(value):
     return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(WORLD) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,6 @@
 """Planted faults are found at their place, and healthy runs are left alone: one variant of every fault, those of the
-adapters, and the healthy controls but the longest. ``python -m benchmarks.gallery`` trains all.
+adapters, and the healthy controls but the longest and those that other tests train. ``python -m benchmarks.gallery``
+trains all.
 """
 
 import pytest
@@ -14,7 +15,15 @@ ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
 FAULTS = [entry for entry in ENTRIES if isinstance(entry, Fault)]
 CONTROLS = [entry for entry in ENTRIES if isinstance(entry, Control)]
 TRAINED = [fault for fault in FAULTS if fault.id.partition(".")[2] in ("", "fsdp", "by-hand")]
-LEFT_ALONE = [control for control in CONTROLS if ".long-" not in control.id]
+ELSEWHERE = (
+    *("autocast", "bf16", "bucket-view", "by-hand", "checkpoint", "checkpoint-old", "clip-norm", "compile"),
+    *("compile-outside", "ddp-four", "fp16-hook-later", "fsdp-bf16", "fsdp-micro", "hsdp", "no-sync", "one-bucket"),
+    *("power-sgd-later", "static-graph", "sync-always", "unused"),
+)
+"""Left alone in tests/ranks/test_watch_changes_nothing; `ddp-four` is the twin of R10."""
+LEFT_ALONE = [
+    control for control in CONTROLS if ".long-" not in control.id and control.id.partition(".")[2] not in ELSEWHERE
+]
 WANTED = (
     *(f"D{number}" for number in range(1, 8)),
     *(f"R{number}" for number in range(1, 11)),

@@ -14,13 +14,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from trueline.schema.records import UNDER_WAY
-from trueline.testing.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def comm_of(rows):
@@ -172,9 +165,8 @@ def reduce_shards(rank, world, shape):
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
-def test_what_fsdp2_reduces_is_recorded_before_and_after(shape):
-    with Ranks(2 * len(shape)) as ranks:
-        results = ranks.run(reduce_shards, shape)
+def test_what_fsdp2_reduces_is_recorded_before_and_after(ranks_of, shape):
+    results = ranks_of(2 * len(shape)).run(reduce_shards, shape)
     last = "allreduce" if len(shape) == 2 else "_reduce_scatter_base"
     whole = [0.0, 0.0]
     for rows, local in results:

@@ -6,17 +6,18 @@ Letters: B batch, L length.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from tests.ranks.test_compare_ranks import BATCH, HEADS, LENGTH, VOCAB, WIDTH, Model
 from torch import nn
-from torch.nn import functional
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import trueline
 from trueline.analyze.compare.arrange import arrange
-from trueline.testing.ranks import Ranks
 
 STEPS = 2
 FAULT = 1.25
@@ -46,7 +47,7 @@ class Attention(nn.Module):
             first = dist.get_rank() * k.shape[2]
             k, v = gathered(k), gathered(v)
         seen = torch.arange(LENGTH) <= torch.arange(first, first + q.shape[2])[:, None]
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -65,7 +66,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = x + self.attention(self.norm_attn(x))
-        return x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
+        return x + self.down(gelu(self.up(self.norm_mlp(x))))
 
 
 def made(fault):
@@ -100,7 +101,7 @@ def train(rank, world, out, how="single", fault=False, depth="tensor"):
         if dim is not None:
             ids, labels = (each.chunk(world, dim)[rank].contiguous() for each in (ids, labels))
         with watch.step(ids):
-            functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten()).backward()
+            cross_entropy(model(ids).flatten(0, 1), labels.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
     watch.close()
@@ -139,7 +140,7 @@ def pipeline(rank, world, out, fault=False, depth="tensor"):
             else:
                 x = torch.empty(BATCH, LENGTH, WIDTH)
                 dist.recv(x, 0)
-                functional.cross_entropy(model(x.requires_grad_()).flatten(0, 1), labels.flatten()).backward()
+                cross_entropy(model(x.requires_grad_()).flatten(0, 1), labels.flatten()).backward()
                 dist.send(x.grad, 0)
             optimizer.step()
             optimizer.zero_grad()
@@ -147,34 +148,34 @@ def pipeline(rank, world, out, fault=False, depth="tensor"):
 
 
 @pytest.fixture(scope="module")
-def pools():
-    with Ranks(1) as one, Ranks(2) as two, Ranks(4) as four:
-        yield {1: one, 2: two, 4: four}
+def single(ranks_of, tmp_path_factory):
+    out = tmp_path_factory.mktemp("single")
+    for depth in ("tensor", "stats"):
+        ranks_of(1).run(train, str(out / depth), "single", False, depth)
+    return out
 
 
 @pytest.fixture(scope="module")
-def single(pools, tmp_path_factory):
-    out = tmp_path_factory.mktemp("single")
-    for depth in ("tensor", "stats"):
-        pools[1].run(train, str(out / depth), "single", False, depth)
-    return out
+def recorded(ranks_of, tmp_path_factory):
+    """The Run of a way to place the model, trained once; with ``fault`` its twin."""
+
+    @functools.cache
+    def run(how, depth, fault=False):
+        out = tmp_path_factory.mktemp(how) / "run"
+        if how == "pp":
+            ranks_of(2).run(pipeline, str(out), fault, depth)
+        else:
+            ranks_of(4 if how == "hsdp" else 2).run(train, str(out), how, fault, depth)
+        return out
+
+    return run
 
 
-def recorded(pools, out, how, fault, depth):
-    if how == "pp":
-        pools[2].run(pipeline, str(out), fault, depth)
-    else:
-        pools[4 if how == "hsdp" else 2].run(train, str(out), how, fault, depth)
-    return out
-
-
-WAYS = [("cp", "tensor"), ("cp", "stats"), ("hsdp", "tensor"), ("pp", "tensor"), ("pp", "stats")]
-
-
-@pytest.mark.parametrize(("how", "depth"), WAYS)
-def test_beside_one_rank_only_rounding_differs(pools, single, tmp_path, how, depth):
-    out = recorded(pools, tmp_path / "run", how, False, depth)
-    found = trueline.compare(out, single / depth)
+@pytest.mark.parametrize(
+    ("how", "depth"), [("cp", "tensor"), ("cp", "stats"), ("hsdp", "tensor"), ("pp", "tensor"), ("pp", "stats")]
+)
+def test_beside_one_rank_only_rounding_differs(recorded, single, how, depth):
+    found = trueline.compare(recorded(how, depth), single / depth)
     assert (found.exit_code, found.first) == (0, None)
     compared = [row for row in found.rows if row.judgement in ("equal", "within")]
     assert {row.site.split("/")[2] for row in compared} == {"fwd", "bwd", "param", "grad", "opt"}
@@ -186,16 +187,16 @@ def test_beside_one_rank_only_rounding_differs(pools, single, tmp_path, how, dep
     assert all(row.note for row in found.rows if row.judgement == "not-comparable")
 
 
-@pytest.mark.parametrize(("how", "depth"), WAYS)
-def test_a_fault_of_all_ranks_is_found_in_its_call(pools, single, tmp_path, how, depth):
-    found = trueline.compare(recorded(pools, tmp_path / "run", how, True, depth), single / depth)
+@pytest.mark.parametrize(("how", "depth"), [("cp", "stats"), ("hsdp", "tensor"), ("pp", "tensor")])
+def test_a_fault_of_all_ranks_is_found_in_its_call(recorded, single, how, depth):
+    found = trueline.compare(recorded(how, depth, fault=True), single / depth)
     assert found.exit_code == 1
     assert found.first.site.endswith("fwd/blocks.1.attention.scaled_dot_product_attention#0:out0")
 
 
-def test_tokens_of_a_sharded_sequence_are_compared_in_the_order_of_the_whole(pools, single, tmp_path):
+def test_tokens_of_a_sharded_sequence_are_compared_in_the_order_of_the_whole(recorded, single):
     """[B, L] of each rank as tokens is not a part of [B·L] side by side with the others', but sample by sample."""
-    run = trueline.open_run(recorded(pools, tmp_path / "run", "cp", False, "tensor"))
+    run = trueline.open_run(recorded("cp", "tensor"))
     mine, theirs = arrange(run, trueline.open_run(single / "tensor"))[0].read().sides
     loads = [
         {str(value.site).split("/", 2)[2]: value.load for value in side.values if value.site.call == 0}
@@ -207,7 +208,7 @@ def test_tokens_of_a_sharded_sequence_are_compared_in_the_order_of_the_whole(poo
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other), site
 
 
-def test_stages_of_a_pipeline_say_that_they_hold_one_model(pools, tmp_path):
-    run = trueline.open_run(recorded(pools, tmp_path / "run", "pp", False, "stats"))
+def test_stages_of_a_pipeline_say_that_they_hold_one_model(recorded):
+    run = trueline.open_run(recorded("pp", "stats"))
     assert (run.manifest.adapter, run.record_ranks) == ("sharded", [0, 1])
     assert run.manifest.notes[0].startswith("2 ranks hold one model together, as their parameters are not the same")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import trueline
 from trueline.analyze.compare.arrange import arrange
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
-from trueline.testing.ranks import Ranks
 
 STEPS = 2
 BATCH, LENGTH, VOCAB, WIDTH, HEADS = 8, 6, 32, 16, 4
@@ -30,9 +31,9 @@ class Block(nn.Module):
     def forward(self, x):
         h = self.norm_attn(x)
         q, k, v = (part(h).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(-2))
-        return x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
+        return x + self.down(gelu(self.up(self.norm_mlp(x))))
 
 
 class Model(nn.Module):
@@ -89,7 +90,7 @@ def train(rank, world, out, how="single", num_micro=1, plan=None, spoil=None, re
             for part in own.chunk(num_micro):
                 logits = model(part)
                 labels = part[:, 1:].flatten()
-                loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction=reduction)
+                loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction=reduction)
                 (loss / num_micro if num_micro > 1 else loss).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -97,28 +98,23 @@ def train(rank, world, out, how="single", num_micro=1, plan=None, spoil=None, re
 
 
 @pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def one():
-    with Ranks(1) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def single(one, tmp_path_factory):
     out = tmp_path_factory.mktemp("single") / "run"
     one.run(train, str(out))
     return trueline.open_run(out)
+
+
+@pytest.fixture(scope="module")
+def recorded(ranks_of, tmp_path_factory):
+    """The Run of so many ranks that train ``how``, trained once."""
+
+    @functools.cache
+    def run(world, how, num_micro=1):
+        out = tmp_path_factory.mktemp(how) / "run"
+        ranks_of(world).run(train, str(out), how, num_micro)
+        return trueline.open_run(out)
+
+    return run
 
 
 FLOOR = 3e-6
@@ -155,9 +151,8 @@ def assert_merged_is_whole(told):
 
 
 @pytest.mark.parametrize("num_micro", [1, 2])
-def test_four_data_parallel_ranks_merge_to_one(four, single, tmp_path, num_micro):
-    four.run(train, str(tmp_path / "run"), "ddp", num_micro)
-    run = trueline.open_run(tmp_path / "run")
+def test_four_data_parallel_ranks_merge_to_one(recorded, single, num_micro):
+    run = recorded(4, "ddp", num_micro)
     for index in range(STEPS):
         arrangement, told, untold, unmatched = compared(run, single, index=index)
         unmatched = [pair for pair in unmatched if pair.theirs is not None or pair.mine.site.phase != "comm"]
@@ -172,10 +167,10 @@ def test_four_data_parallel_ranks_merge_to_one(four, single, tmp_path, num_micro
     assert trueline.compare(run.path, single.path).exit_code == 0
 
 
-def test_fsdp2_shards_and_activations_merge_to_one_rank(two, single, tmp_path):
-    two.run(train, str(tmp_path / "run"), "fsdp2")
-    _, told, untold, unmatched = compared(trueline.open_run(tmp_path / "run"), single)
-    assert trueline.compare(tmp_path / "run", single.path).exit_code == 0
+def test_fsdp2_shards_and_activations_merge_to_one_rank(recorded, single):
+    run = recorded(2, "fsdp2")
+    _, told, untold, unmatched = compared(run, single)
+    assert trueline.compare(run.path, single.path).exit_code == 0
     assert_merged_is_whole(told)
     assert not untold
     assert {"param", "grad", "opt", "fwd", "bwd"} == {one.site.phase for one, _ in told}
@@ -198,11 +193,8 @@ def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
     assert cut["blocks.0.scaled_dot_product_attention"] == (BATCH, HEADS, LENGTH, WIDTH // HEADS)
 
 
-def test_ranks_of_other_ways_to_share_the_batch_compare(two, four, tmp_path):
-    two.run(train, str(tmp_path / "fsdp2"), "fsdp2")
-    two.run(train, str(tmp_path / "ddp2"), "ddp")
-    four.run(train, str(tmp_path / "ddp4"), "ddp")
-    fsdp2, ddp2, ddp4 = (trueline.open_run(tmp_path / name) for name in ("fsdp2", "ddp2", "ddp4"))
+def test_ranks_of_other_ways_to_share_the_batch_compare(recorded):
+    fsdp2, ddp2, ddp4 = recorded(2, "fsdp2"), recorded(2, "ddp"), recorded(4, "ddp")
     for run, ref, note in ((fsdp2, ddp2, "cut otherwise"), (ddp4, ddp2, "of 4"), (fsdp2, ddp4, "of 2")):
         arrangement, told, untold, _ = compared(run, ref)
         assert note in arrangement.note
@@ -210,10 +202,8 @@ def test_ranks_of_other_ways_to_share_the_batch_compare(two, four, tmp_path):
         assert not untold
 
 
-def test_ranks_are_compared_one_by_one_where_they_are_the_same_and_micro_batches_merged(two, tmp_path):
-    two.run(train, str(tmp_path / "whole"), "ddp")
-    two.run(train, str(tmp_path / "parts"), "ddp", 2)
-    whole, parts = trueline.open_run(tmp_path / "whole"), trueline.open_run(tmp_path / "parts")
+def test_ranks_are_compared_one_by_one_where_they_are_the_same_and_micro_batches_merged(recorded):
+    whole, parts = recorded(2, "ddp"), recorded(2, "ddp", 2)
     found = arrange(parts, whole)
     assert [(each.step, each.rank) for each in found] == [(step, rank) for step in range(STEPS) for rank in (0, 1)]
     for index in (0, 1):

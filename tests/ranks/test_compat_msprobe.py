@@ -8,7 +8,6 @@ import torch
 
 import trueline
 from trueline.compat.msprobe import PrecisionDebugger
-from trueline.testing.ranks import Ranks
 
 
 def record(rank, world, path, ranks, lead):
@@ -26,15 +25,9 @@ def record(rank, world, path, ranks, lead):
     debugger.close()
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with Ranks(3) as ranks:
-        yield ranks
-
-
 @pytest.mark.parametrize(("chosen", "expected"), [([], [0, 1, 2]), (["1-2"], [1, 2])])
-def test_the_ranks_that_are_asked_for_write_one_run(pool, tmp_path, chosen, expected):
-    pool.run(record, str(tmp_path / "dump"), chosen, min(expected))
+def test_the_ranks_that_are_asked_for_write_one_run(three, tmp_path, chosen, expected):
+    three.run(record, str(tmp_path / "dump"), chosen, min(expected))
     run = trueline.open_run(tmp_path / "dump")
     rows = run.records(columns=["rank", "step", "slot", "sum"]).to_pylist()
     found = {(row["rank"], row["step"]): row["sum"] for row in rows if row["slot"] == "in0"}

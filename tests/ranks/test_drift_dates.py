@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-import pytest
 import torch
 from torch import nn
-
-from trueline.testing.ranks import Ranks
 
 
 def train(rank, world, out, steps, at, how):
@@ -32,12 +29,6 @@ def train(rank, world, out, steps, at, how):
                     ddp.module.bias.add_(1e-3)
             optimizer.zero_grad()
     return []
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def drift(ranks, out, *case):

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS = 8
 
 
@@ -20,12 +18,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.down(torch.tanh(self.up(self.gate(x))))
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def train(rank, world, out, strategy, orig_params, options):

@@ -11,21 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trueline.store.summary import summarize
-from trueline.testing.ranks import Ranks
 
 STEPS = 42
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def three():
-    with Ranks(3) as ranks:
-        yield ranks
 
 
 def train(rank, world, out, plan, edits, fault=None):

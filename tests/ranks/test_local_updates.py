@@ -7,16 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS = 8
 BY_DESIGN = ("replica-drift", "gradient-not-reduced")
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def train(rank, world, out, kind, plan):

@@ -11,15 +11,8 @@ from torch import nn
 import trueline
 from trueline.analyze.checks import overflow_origin
 from trueline.store.reader import Run
-from trueline.testing.ranks import Ranks
 
 BAD_RANK = 1
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as pool:
-        yield pool
 
 
 def train(out, loss_of, *, after_backward=lambda model: None, **plan):
@@ -110,24 +103,24 @@ def finding_of(pool, fn, tmp_path):
 
 
 @pytest.mark.parametrize("fn", [gathered, reduced_functionally])
-def test_the_rank_that_sent_it_is_named_and_not_those_that_received_it(ranks, tmp_path, fn):
-    finding = finding_of(ranks, fn, tmp_path)
+def test_the_rank_that_sent_it_is_named_and_not_those_that_received_it(two, tmp_path, fn):
+    finding = finding_of(two, fn, tmp_path)
     assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/fwd/Linear#0:in0")
     assert finding.severity == "error"
 
 
-def test_a_rank_that_has_run_more_calls_is_still_the_one_that_sent_it(ranks, tmp_path):
-    finding = finding_of(ranks, gathered_after_more_calls, tmp_path)
+def test_a_rank_that_has_run_more_calls_is_still_the_one_that_sent_it(two, tmp_path):
+    finding = finding_of(two, gathered_after_more_calls, tmp_path)
     assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/fwd/mul#31:out0")
 
 
-def test_a_value_that_is_sent_before_anything_is_recorded_is_named_at_the_collective(ranks, tmp_path):
-    finding = finding_of(ranks, broadcast, tmp_path)
+def test_a_value_that_is_sent_before_anything_is_recorded_is_named_at_the_collective(two, tmp_path):
+    finding = finding_of(two, broadcast, tmp_path)
     assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/comm/broadcast#0:in0")
 
 
-def test_a_sum_of_finite_values_that_does_not_fit_is_the_collective_itself(ranks, tmp_path):
-    finding = finding_of(ranks, half_sum, tmp_path)
+def test_a_sum_of_finite_values_that_does_not_fit_is_the_collective_itself(two, tmp_path):
+    finding = finding_of(two, half_sum, tmp_path)
     assert (finding.ranks, finding.severity) == ((0, 1), "error")
     assert finding.sites[0] == "1.0/r0/comm/allreduce#0:out0"
     assert "from finite values" in finding.claim
@@ -135,7 +128,7 @@ def test_a_sum_of_finite_values_that_does_not_fit_is_the_collective_itself(ranks
     assert 32_752 < sent["largest_finite"] <= 40_000
 
 
-def test_what_comes_from_a_rank_that_does_not_record_gets_a_lower_grade(ranks, tmp_path):
-    finding = finding_of(ranks, one_rank_records, tmp_path)
+def test_what_comes_from_a_rank_that_does_not_record_gets_a_lower_grade(two, tmp_path):
+    finding = finding_of(two, one_rank_records, tmp_path)
     assert (finding.ranks, finding.severity, finding.evidence["grade"]) == ((0,), "warning", "high")
     assert finding.sites[0].startswith("1.0/r0/comm/allreduce#0")

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy, pad
 
 from trueline.capture.probes.parts import STEPS_AT_START
-from trueline.testing.ranks import Ranks
 
 STEPS, SAMPLES, VOCAB = 6, 3, 40
 
@@ -98,12 +97,6 @@ def uneven_batch(seed):
 
 def token_sum(logits, labels):
     return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import random
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from trueline.testing.ranks import Ranks
 
 STEPS = 10
 
@@ -137,12 +136,6 @@ def told(out, code="rank-config-differs"):
     return [finding for finding in report.findings if finding.code == code], report
 
 
-@pytest.fixture(scope="module")
-def three():
-    with Ranks(3) as ranks:
-        yield ranks
-
-
 def test_a_rank_that_freezes_a_parameter_is_named_and_the_rest_is_compared(three, tmp_path):
     events = [Event("freeze", 1, 4)]
     plain = three.run(functools.partial(train, kind="ddp"), events, None)
@@ -230,9 +223,9 @@ def divergences(seed, world):
 def train_apart(rank, world, seed, out):
     from trueline.capture.step import exact_cosines, exchange
 
-    exchange.PATIENCE_S = exact_cosines.PATIENCE_S = 0.3  # a rank that left is not worth more here
     events, plan, syncs = divergences(seed, world)
-    return train(rank, world, events, out, plan=plan, syncs=syncs)
+    with mock.patch.object(exchange, "PATIENCE_S", 0.3), mock.patch.object(exact_cosines, "PATIENCE_S", 0.3):
+        return train(rank, world, events, out, plan=plan, syncs=syncs)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,19 +9,11 @@ import torch
 from tests.ranks.test_watch_changes_nothing import CASES, STEPS, train
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 RECORDED = (
     *("ddp", "ddp bucket view", "ddp no_sync", "ddp hook of one's own", "ddp autocast", "ddp checkpoint"),
     *("ddp reentrant checkpoint", "ddp of compiled", "fsdp2", "fsdp2 accumulate", "fsdp2 bf16, reduced in fp32"),
     "manual accumulate, clipped",
 )
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("name", RECORDED)

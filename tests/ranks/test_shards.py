@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS, FROM = 6, 3
 
 
@@ -23,12 +21,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.down(torch.tanh(self.up(x * self.scale)))
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def train(rank, world, out, fault, options):

@@ -15,12 +15,6 @@ from trueline.schema.errors import InputError
 from trueline.testing.ranks import Ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def threads():
     return len(os.listdir("/proc/self/task"))
 

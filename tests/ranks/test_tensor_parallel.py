@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS = 5
 DIM = 5
 """Odd, so that FSDP2 pads its shards."""
@@ -29,12 +27,6 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def train(rank, world, out, plan, dp=1, group="none", fsdp=False):
@@ -122,12 +114,6 @@ def test_ranks_that_read_the_same_samples_on_purpose_are_not_accused(two, tmp_pa
     assert report.findings == ()
     assert not {check for check in report.checks_run if check.startswith("dispersion")}
     assert any("only one worker" in entry.why for entry in report.checks_not_run)
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 PAIRS = (("run", [0, 2]), ("run.ranks-1", [1, 3]))

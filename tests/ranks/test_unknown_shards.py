@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS = 6
 
 
@@ -37,12 +35,6 @@ class Sharded(nn.Module):
 
     def forward(self, x):
         return nn.functional.linear(x, Gathered.apply(self.piece).view(self.shape), self.bias)
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def train(rank, world, out, kind):

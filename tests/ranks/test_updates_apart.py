@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from trueline.testing.ranks import Ranks
-
 STEPS, TRIGGER = 10, 4
 
 
@@ -68,12 +66,6 @@ def train_unevenly(rank, world, out):
                     ddp(samples(rank, step)).square().mean().div(pieces).backward()
             optimizer.step()
             optimizer.zero_grad()
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
@@ -180,9 +172,8 @@ def test_an_update_left_out_where_gradients_are_averaged_by_hand_is_told(two, tm
     assert "Ranks are not compared from there on" in finding.claim
 
 
-def test_collectives_that_ranks_come_to_at_other_times_are_no_update(tmp_path):
+def test_collectives_that_ranks_come_to_at_other_times_are_no_update(three, tmp_path):
     import trueline
 
-    with Ranks(3) as three:
-        three.run(train_by_hand, str(tmp_path / "run"), "flat", 1, True)
+    three.run(train_by_hand, str(tmp_path / "run"), "flat", 1, True)
     assert [f.claim for f in trueline.check(tmp_path / "run").findings if f.severity != "info"] == []

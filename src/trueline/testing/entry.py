@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy
-import torch
 from torch import nn
 
 from trueline.schema.errors import InputError
 from trueline.testing import controls, faults
 from trueline.testing.entry_context import EntryContext
+from trueline.testing.ranks import seed_generators
 from trueline.testing.witness import Witness, testify
-
-SEED = 0
 
 Shows = Callable[[Sequence[Witness], Sequence[Witness]], bool]
 """Of the witnesses of the faulty run and of the twin, by rank: whether the fault really took effect."""
@@ -106,9 +102,7 @@ def train_on_rank(
 
     The global generators start from one seed, equal on all ranks, so that a run does not depend on the one before.
     """
-    random.seed(SEED)
-    numpy.random.seed(SEED)
-    torch.manual_seed(SEED)
+    seed_generators()
     entry = next(entry for entry in all_entries() if entry.id == entry_id)
     ctx = EntryContext(rank, world_size, out, explicit)
     if variant == "reference" and entry.reference is not None:

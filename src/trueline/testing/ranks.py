@@ -12,6 +12,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import sys
 import tempfile
@@ -28,8 +29,13 @@ from typing import Any
 
 from trueline.schema.errors import TruelineError
 
-PRELOADED = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "trueline.testing.ranks")
-"""What the server imports before it forks. `torch._dynamo` is there because the first optimizer step imports it."""
+PRELOADED = (
+    *("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.tensor"),
+    *("pyarrow.parquet", "trueline.capture.watch", "trueline.store.writer", "trueline.testing.entry"),
+    "trueline.testing.ranks",
+)
+"""What the server imports before it forks, so that no rank need do so. `torch._dynamo` is there because the first
+optimizer step imports it."""
 
 GRACE_S = 1.0
 """How long the other ranks may take to say what they saw, once one has failed."""
@@ -229,6 +235,7 @@ def _serve(rank: int, world_size: int, pipe: Connection, folder: str, timeout_s:
 def _answer(rank: int, world_size: int, task: bytes) -> bytes:
     try:
         _leave_groups()
+        seed_generators()
         fn, args = pickle.loads(task)
         return pickle.dumps(fn(rank, world_size, *args))
     except BaseException:
@@ -257,6 +264,16 @@ def _leave_groups() -> None:
     for group in [group for group in _world.pg_map if not group.group_desc.startswith(KEPT_GROUPS)]:
         dist.destroy_process_group(group)
     gc.collect()  # a group ends with the last object that refers to it, and models refer to themselves
+
+
+def seed_generators() -> None:
+    """Start the global generators from one seed, so that a task does not depend on those before it."""
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 def _die_with_parent() -> None:
