@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from unittest import mock
 
@@ -80,23 +81,27 @@ def assert_same_training(plain, watched):
             assert torch.equal(value.view(torch.int32), state_watched[name].view(torch.int32)), name
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.fixture(scope="module")
+def unwatched(ranks_of):
+    """What ranks say that nobody watches, called once for each; neither plan nor edits matter to them."""
+    return functools.cache(lambda world, fault=None: ranks_of(world).run(train, None, {}, {}, fault))
+
+
 @pytest.mark.parametrize(
-    ("plan", "begins", "ends"),
-    [({}, 8, 26), ({"every": 2}, 10, 26), ({"steps": [0, 3]}, 20, 40)],
-    ids=["every step", "every other step", "outside of steps"],
+    ("world", "plan", "begins", "ends"),
+    [(2, {}, 8, 26), (3, {}, 8, 26), (2, {"every": 2}, 10, 26), (3, {"steps": [0, 3]}, 20, 40)],
+    ids=["every step-2", "every step-3", "every other step-2", "outside of steps-3"],
 )
-def test_all_ranks_begin_and_end_at_the_same_step(request, tmp_path, world, plan, begins, ends):
+def test_all_ranks_begin_and_end_at_the_same_step(ranks_of, unwatched, tmp_path, world, plan, begins, ends):
     """An edit after step 4 is seen before step 6 and told with the next sum: that of 6, or, where no step is watched,
     the beat of 10.
     """
     import trueline
 
-    ranks = request.getfixturevalue({2: "two", 3: "three"}[world])
     edits = {4: {"preset": "mix", "steps": [0, None], "every": 1}, 22: {"preset": "workers"}}
     out = str(tmp_path / "run")
-    watched = ranks.run(train, out, plan, edits)
-    assert_same_training(ranks.run(train, None, plan, edits), watched)
+    watched = ranks_of(world).run(train, out, plan, edits)
+    assert_same_training(unwatched(world), watched)
     run = trueline.open_run(out)
     assert [finding.claim for finding in run.live_findings] == []
     assert [(entry.revision, entry.step, entry.plan["preset"]) for entry in run.manifest.plans] == [
@@ -110,12 +115,12 @@ def test_all_ranks_begin_and_end_at_the_same_step(request, tmp_path, world, plan
 
 
 @pytest.mark.parametrize("edit", ["{", {"preset": "all"}, {"worker_groups": [[0, 1]]}, {"preset": "mix", "ranks": [2]}])
-def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(two, tmp_path, edit):
+def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(two, unwatched, tmp_path, edit):
     import trueline
 
     out = str(tmp_path / "run")
     watched = two.run(train, out, {}, {4: edit, 12: {"preset": "modules", "steps": [20, 22]}})
-    assert_same_training(two.run(train, None, {}, {}), watched)
+    assert_same_training(unwatched(2), watched)
     run = trueline.open_run(out)
     (finding,) = run.live_findings
     assert (finding.code, finding.severity, finding.ranks) == ("plan-refused", "info", (0,))
@@ -133,7 +138,7 @@ def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(
         ("not reduced", "gradient-not-reduced", {0, 1}),
     ],
 )
-def test_a_fault_on_one_rank_starts_a_recording_on_both(two, tmp_path, fault, code, ranks):
+def test_a_fault_on_one_rank_starts_a_recording_on_both(two, unwatched, tmp_path, fault, code, ranks):
     """A NaN is told in the sum of its own step, which all have two steps later; what a rank reads from that sum it
     tells in one of the next two. Named is who told first.
     """
@@ -142,7 +147,7 @@ def test_a_fault_on_one_rank_starts_a_recording_on_both(two, tmp_path, fault, co
     out = str(tmp_path / "run")
     plan = {"preset": "mix", "depth": "fingerprint", "when": [code], "when_steps": 2, "every": 1}
     watched = two.run(train, out, plan, {}, fault)
-    assert_same_training(two.run(train, None, plan, {}, fault), watched)
+    assert_same_training(unwatched(2, fault), watched)
     run = trueline.open_run(out)
     steps = recorded_steps(run, 2)
     assert steps == [8, 9] if fault == "nan" else steps in ([9, 10], [10, 11])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,9 +206,40 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def unwatched(two):
+    """What two ranks end a case with that nobody watches, trained once."""
+    return functools.cache(lambda name: two.run(train, CASES[name], None))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_training_is_bitwise_equal_watched_and_not(two, tmp_path, name):
-    assert_same(two, CASES[name], tmp_path)
+def test_training_is_bitwise_equal_watched_and_not(two, unwatched, tmp_path, name):
+    assert_same(two, CASES[name], tmp_path, unwatched(name))
+
+
+RECORDED = (
+    *("ddp", "ddp bucket view", "ddp no_sync", "ddp hook of one's own", "ddp autocast", "ddp checkpoint"),
+    *("ddp reentrant checkpoint", "ddp of compiled", "fsdp2", "fsdp2 accumulate", "fsdp2 bf16, reduced in fp32"),
+    "manual accumulate, clipped",
+)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_training_is_bitwise_equal_recorded_and_not(two, unwatched, tmp_path, name):
+    import trueline
+
+    recorded = two.run(train, CASES[name], str(tmp_path / "run"), {"preset": "mix", "depth": "fingerprint"})
+    for (losses, state), (losses_recorded, state_recorded) in zip(unwatched(name), recorded, strict=True):
+        assert losses == losses_recorded
+        for key, value in state.items():
+            assert torch.equal(value, state_recorded[key]), key
+    run = trueline.open_run(tmp_path / "run")
+    assert [finding.claim for finding in run.live_findings] == []
+    assert run.problems == []
+    records = run.records()
+    assert set(records["rank"].to_pylist()) == {0, 1}
+    assert set(records["step"].to_pylist()) == set(range(STEPS))
+    assert {"fwd", "bwd", "param", "grad", "opt"} <= set(records["phase"].to_pylist())
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -215,17 +247,17 @@ def test_training_is_bitwise_equal_watched_and_not(two, tmp_path, name):
 def test_three_ranks_divide_as_ddp_does_itself(three, tmp_path, view, kept):
     """1/3 is not exact: DDP multiplies while it copies into a bucket and divides what lives there."""
     case = {"kind": "ddp", "ddp": {"gradient_as_bucket_view": view}, "set_to_none": not kept, "micros": 2}
-    assert_same(three, case, tmp_path)
+    assert_same(three, case, tmp_path, three.run(train, case, None))
 
 
 def test_hsdp_is_bitwise_equal_watched_and_not(four, tmp_path):
-    assert_same(four, {"kind": "fsdp2", "mesh": (2, 2), "tied": False, "layer_norm": True}, tmp_path)
+    case = {"kind": "fsdp2", "mesh": (2, 2), "tied": False, "layer_norm": True}
+    assert_same(four, case, tmp_path, four.run(train, case, None))
 
 
-def assert_same(ranks, case, tmp_path: Path):
+def assert_same(ranks, case, tmp_path: Path, plain):
     import trueline
 
-    plain = ranks.run(train, case, None)
     out = tmp_path / "run"
     watched = ranks.run(train, case, str(out))
     for (losses, state), (losses_watched, state_watched) in zip(plain, watched, strict=True):
