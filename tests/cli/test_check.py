@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.exact_checks.simulate import Size, same_batches
 from tests.cli import in_process
-from tests.unit.synthetic_run import healthy_rows, sample_rows, write_run
+from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 import trueline as public
 from trueline.analyze.registry import installed_checks

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from tests.cli import in_process
-from tests.unit.synthetic_run import healthy_rows, write_run
+from tests.unit.healthy_run import healthy_rows, write_run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tests.unit.synthetic_run import Rows
+from tests.unit.healthy_run import Rows
 
 from trueline.analyze.workers.series import WorkerSeries
 

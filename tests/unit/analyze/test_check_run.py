@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches
-from tests.unit.synthetic_run import healthy_rows, rank_env, sample_rows, write_run
+from tests.unit.healthy_run import healthy_rows, rank_env, sample_rows, write_run
 
 from trueline.analyze import check_run, registry
 from trueline.analyze.check_run import check

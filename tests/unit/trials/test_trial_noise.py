@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.schema.errors import CannotTell, InputError

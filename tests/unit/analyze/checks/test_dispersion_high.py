@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.made_series import alike_batches, independent, series_from
-from tests.unit.synthetic_run import healthy_rows, write_run
 
 from trueline.analyze.checks import dispersion_high
 from trueline.analyze.stats.alarm_budget import Promise

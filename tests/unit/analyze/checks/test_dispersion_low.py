@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.made_series import alike_batches, independent, same_batches, series_from
-from tests.unit.synthetic_run import healthy_rows, write_run
 
 from trueline.analyze.checks import dispersion_high, dispersion_low
 from trueline.analyze.samples.consumed import Samples

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches, samples_of, with_copies
-from tests.unit.synthetic_run import rank_env, sample_rows, write_run
+from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import duplicate_data
 from trueline.analyze.samples.repeats_in_step import find_duplicates, reveals_of

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import GROUPS, PARAMS, write_run
+from tests.unit.healthy_run import GROUPS, PARAMS, write_run
 
 from trueline.analyze.checks import grad_spike
 from trueline.analyze.stats.alarm_budget import Promise

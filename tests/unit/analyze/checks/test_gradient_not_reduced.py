@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import GROUPS, healthy_rows, write_run
+from tests.unit.healthy_run import GROUPS, healthy_rows, write_run
 
 from trueline.analyze.checks import gradient_not_reduced
 from trueline.schema.errors import CannotTell

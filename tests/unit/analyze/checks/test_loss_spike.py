@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import write_run
+from tests.unit.healthy_run import write_run
 
 from trueline.analyze.checks import loss_spike
 from trueline.analyze.stats.alarm_budget import Promise

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from tests.unit.capture.test_record_transformers import SMALL, language_model, vision_model
+from tests.unit.capture.record.test_record_transformers import SMALL, language_model, vision_model
 
 import trueline
 from trueline.analyze.checks import overflow_origin, range_saturation

@@ -1,7 +1,7 @@
 """rank-config-differs: settings that must agree do; what tells ranks apart by nature may differ."""
 
 import pytest
-from tests.unit.synthetic_run import PARAMS, healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import rank_config_differs
 from trueline.schema.errors import CannotTell

@@ -3,7 +3,7 @@ alone.
 """
 
 import pytest
-from tests.unit.synthetic_run import GROUPS, healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import GROUPS, healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import reduction_mismatch
 from trueline.schema.errors import CannotTell

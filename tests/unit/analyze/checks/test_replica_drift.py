@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import PARAMS, healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import replica_drift
 from trueline.schema.errors import CannotTell

@@ -1,7 +1,7 @@
 """rng-streams: which streams are equal, and whether the plan wanted that."""
 
 import pytest
-from tests.unit.synthetic_run import healthy_rows, write_run, write_starts
+from tests.unit.healthy_run import healthy_rows, write_run, write_starts
 
 from trueline.analyze.checks import rng_streams
 from trueline.schema.errors import CannotTell

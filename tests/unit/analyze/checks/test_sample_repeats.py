@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import rank_env, write_run, write_starts
+from tests.unit.healthy_run import rank_env, write_run, write_starts
 
 from trueline.analyze.checks import sample_repeats
 from trueline.analyze.samples.repeats_in_order import Batches, again_of

@@ -13,7 +13,7 @@ from benchmarks.exact_checks.simulate import (
     sharded,
     with_copies,
 )
-from tests.unit.synthetic_run import rank_env, sample_rows, write_run
+from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import shard_overlap
 from trueline.analyze.samples.consumed import Samples

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import token_imbalance
 from trueline.analyze.checks.token_imbalance import log_noise_e_values, noise_factors

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import healthy_rows, write_run, write_starts
+from tests.unit.healthy_run import healthy_rows, write_run, write_starts
 
 from trueline.analyze.check_run import check
 from trueline.analyze.checks import updates_apart

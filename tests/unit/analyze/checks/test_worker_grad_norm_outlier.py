@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from tests.unit.healthy_run import write_run
 from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
-from tests.unit.synthetic_run import write_run
 
 from trueline.analyze.checks import worker_grad_norm_outlier
 from trueline.analyze.stats.alarm_budget import Promise

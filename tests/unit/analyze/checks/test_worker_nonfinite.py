@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import worker_nonfinite
 from trueline.schema.errors import CannotTell

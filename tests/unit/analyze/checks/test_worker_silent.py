@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import PARAMS, healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import worker_silent
 from trueline.analyze.checks.worker_silent import silent_params

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import K, healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import K, healthy_rows, rank_env, write_run
 
 from trueline.analyze.workers.dispersion import (
     chance_band,

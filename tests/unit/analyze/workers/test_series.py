@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.synthetic_run import healthy_rows, rank_env, write_run
+from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.stats.alarm_budget import SHARES, Promise, promise_of
 from trueline.analyze.workers.series import WorkerSeries, series_of

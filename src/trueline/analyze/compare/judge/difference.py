@@ -27,7 +27,7 @@ _BINS = 8
 """Of ULP distances, an octave: quantiles are at most 9 % too large."""
 _ARRAYS = 20
 """Arrays of the size of a block in float64 that are alive at once, and a few sums
-(``tests/unit/analyze/compare/test_stored.py``)."""
+(``tests/unit/analyze/compare/judge/test_stored_values.py``)."""
 _LEAST, _MOST = -8 * _BINS, 1100 * _BINS
 
 

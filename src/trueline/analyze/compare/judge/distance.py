@@ -17,8 +17,8 @@ What statistics tell of a distance is the largest of three estimates, each too l
   error that all elements share, to sqrt(n)·|e|, for which it is too high by up to the root of the row's length:
   rounding makes none.
 
-What the recorder's own sums are uncertain by is taken off. ``tests/unit/analyze/compare/test_distance.py`` holds the
-estimate against tensors.
+What the recorder's own sums are uncertain by is taken off. ``tests/unit/analyze/compare/judge/test_distance.py``
+compares the estimate with tensors.
 
 Certain (``certain_rel``) is the largest of | |x| - |y| |, |sum of e| / sqrt(n) and the changes of the extremes, over
 |y|: the reversed triangle inequality, Cauchy's, and max |e| <= |e|. 0 where NaN or infinities keep the statistics from
@@ -55,8 +55,8 @@ _SUMMED_APART = 4096
 _SUM_ERROR = 16.0
 """Units roundoff, of what the recorder adds in, that two sums may be apart although the numbers are the same, over
 |sum| + |y| for sums and |y|² for sums of squares. Twice the most that ``tensor.measure`` was off by on six
-distributions of 5,000 to 4,000,000 numbers (``tests/unit/analyze/compare/test_distance.py``); the most is for equal
-numbers."""
+distributions of 5,000 to 4,000,000 numbers (``tests/unit/analyze/compare/judge/test_distance.py``); the most is for
+equal numbers."""
 _BLOCK_BYTES = 128 * 2**10
 """What one block of a side takes in float64 at most: blocks of this size stay in the cache."""
 _ARRAYS = 6

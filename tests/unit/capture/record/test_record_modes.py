@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import torch
-from tests.unit.capture.test_record import by_site, made, trained
+from tests.unit.capture.record.test_record import by_site, made, trained
 from tests.unit.recording import Recording
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -147,10 +147,10 @@ def compile_wrapped(model, graphs):
 
 
 SEAMS = {
-    "function": (compile_function, "Calling.bent", "op", "tests.unit.capture.test_record_modes.bent"),
-    "partial": (compile_partial, "Calling.scaled", "op", "tests.unit.capture.test_record_modes.scaled"),
-    "module in place": (compile_in_place, "function", "module", "tests.unit.capture.test_record_modes.Bending"),
-    "module": (compile_wrapped, "function", "module", "tests.unit.capture.test_record_modes.Bending"),
+    "function": (compile_function, "Calling.bent", "op", "tests.unit.capture.record.test_record_modes.bent"),
+    "partial": (compile_partial, "Calling.scaled", "op", "tests.unit.capture.record.test_record_modes.scaled"),
+    "module in place": (compile_in_place, "function", "module", "tests.unit.capture.record.test_record_modes.Bending"),
+    "module": (compile_wrapped, "function", "module", "tests.unit.capture.record.test_record_modes.Bending"),
 }
 
 

@@ -4,8 +4,8 @@ import gc
 import weakref
 
 import pytest
+from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.noisy_workers import noisy_workers, scaled
-from tests.unit.synthetic_run import healthy_rows, write_run
 
 from trueline.analyze.stats.alarm_budget import Promise
 from trueline.analyze.stats.memoize import kept
