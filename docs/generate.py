@@ -29,7 +29,7 @@ from trueline.schema.workers import WORKER_COLUMNS, Column
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 CHECKS = ROOT / "src" / "trueline" / "analyze" / "checks"
-HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example")
+HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example", "Wrong and right")
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
 
 

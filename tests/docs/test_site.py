@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install '.[docs]')")
     built = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -69,6 +69,11 @@ def test_every_check_is_its_own_manual(generate: ModuleType, code: str) -> None:
 
     missing = [heading for heading in generate.HEADINGS if f"## {heading}\n" not in manual.body]
     assert not missing, f"{code} lacks the headings {missing}"
+    wrong, right = FENCED.findall(manual.body)
+    assert wrong != right
+    for language, snippet in (wrong, right):
+        assert language == "python"
+        compile(snippet, code, "exec")
     unknown = set(manual.needs) - {column.name for column in WORKER_COLUMNS}
     assert not unknown, f"{code} needs columns that do not exist: {unknown}"
 

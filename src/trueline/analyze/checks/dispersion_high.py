@@ -47,6 +47,24 @@ Example
 -------
 The losses of ranks 0-7 differ lastingly since step 12: they are 2.3 times (95 %: 2.1-2.5) as far apart as the spread
 within workers explains.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+files = sorted(root.glob("*/*.parquet"))  # a folder a language
+share = len(files) // world_size
+mine = files[rank * share : (rank + 1) * share]  # each rank reads its own languages
+```
+
+Right:
+
+```python
+files = sorted(root.glob("*/*.parquet"))
+random.Random(0).shuffle(files)
+mine = files[rank::world_size]
+```
 """
 
 from __future__ import annotations

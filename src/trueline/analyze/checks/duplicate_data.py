@@ -46,6 +46,21 @@ without a false-alarm rate.
 Example
 -------
 Ranks 0 and 1 consumed the same samples at steps 0-49.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loader = DataLoader(dataset, batch_size=16, shuffle=True)  # equal seeds: every rank reads the same rows
+```
+
+Right:
+
+```python
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+```
 """
 
 from __future__ import annotations

@@ -39,6 +39,22 @@ Example
 -------
 Gradients grew 1,110-fold over 5 layers, from 18.5 at layers.9#0 to 20,544 at layers.4#0, and were not finite at
 layers.3#0, on ranks 0 and 1 at step 6 (float16 ends at 65,504).
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+nn.init.normal_(layer.weight, std=1.0)  # a layer of width n multiplies gradients by about the root of n
+x = layer(x)
+```
+
+Right:
+
+```python
+nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+x = x + layer(norm(x))
+```
 """
 
 from __future__ import annotations

@@ -39,6 +39,21 @@ Example
 -------
 The norm of the gradient of embed jumped from 0.0456 to 81.2 at step 70, 132 times its usual spread, for that step alone
 (in embed.weight).
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loader = DataLoader(documents)  # some are one token, ten thousand times
+```
+
+Right:
+
+```python
+varied = [document for document in documents if len(set(document.tokens)) > 0.1 * len(document.tokens)]
+loader = DataLoader(varied)
+```
 """
 
 from __future__ import annotations

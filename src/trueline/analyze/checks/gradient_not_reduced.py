@@ -37,6 +37,22 @@ Parameters that each rank holds for itself from the start and never reduces, suc
 Example
 -------
 Ranks 0-3 used their own gradients of embed and head unreduced at steps 0-49.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loss = criterion(ddp.module(inputs), targets)  # DDP does not see this forward pass
+loss.backward()
+```
+
+Right:
+
+```python
+loss = criterion(ddp(inputs), targets)
+loss.backward()
+```
 """
 
 from __future__ import annotations

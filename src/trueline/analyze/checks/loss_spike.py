@@ -40,6 +40,22 @@ Example
 -------
 The mean loss of 4 workers jumped from 2.31 to 5.02 at step 412, 9.4 times its usual spread, and came back after step
 431.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+model.load_state_dict(checkpoint["model"])  # the optimizer forgets, and the schedule starts at its top
+```
+
+Right:
+
+```python
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+scheduler.load_state_dict(checkpoint["scheduler"])
+```
 """
 
 from __future__ import annotations

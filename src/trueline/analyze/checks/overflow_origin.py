@@ -53,6 +53,20 @@ Example
 -------
 Call blocks.0.mlp.0.linear#0 returned 3 +inf of 2,048 elements from finite inputs on rank 0 at step 4 (train.py:31);
 they reached the loss.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])  # in float16 the product overflows first
+```
+
+Right:
+
+```python
+scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+```
 """
 
 from __future__ import annotations

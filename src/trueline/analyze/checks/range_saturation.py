@@ -34,6 +34,22 @@ An overflow that comes at once, without a step before it.
 Example
 -------
 Call blocks.1.mlp.0.linear#0 returned values up to 41,216 in float16 on ranks 0 and 1 at step 8: twice that overflows.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+with torch.autocast("cuda", dtype=torch.float16):  # ends at 65,504
+    loss = model(inputs).loss
+```
+
+Right:
+
+```python
+with torch.autocast("cuda", dtype=torch.bfloat16):  # has the range of float32
+    loss = model(inputs).loss
+```
 """
 
 from __future__ import annotations

@@ -30,6 +30,21 @@ tensors on a device (reading them would synchronise). A parameter that is frozen
 Example
 -------
 The optimizer settings of rank 3 are not those of the other ranks since step 0: lr is 0.002, elsewhere 0.001.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+steps = len(loader) * epochs  # loaders are not equally long, so the schedules are not either
+scheduler = OneCycleLR(optimizer, max_lr=3e-4, total_steps=steps)
+```
+
+Right:
+
+```python
+scheduler = OneCycleLR(optimizer, max_lr=3e-4, total_steps=config.total_steps)
+```
 """
 
 from __future__ import annotations

@@ -45,6 +45,29 @@ Any step at which a gradient was not finite.
 Example
 -------
 The gradient of blocks.1 is not the mean of the workers' gradients on rank 1 at step 7.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+def hook(state, bucket):
+    done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()  # a sum: nobody divides
+    return done.then(lambda future: future.value()[0])
+
+ddp.register_comm_hook(None, hook)
+```
+
+Right:
+
+```python
+def hook(state, bucket):
+    mean = bucket.buffer().div_(dist.get_world_size())
+    done = dist.all_reduce(mean, async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
+
+ddp.register_comm_hook(None, hook)
+```
 """
 
 from __future__ import annotations

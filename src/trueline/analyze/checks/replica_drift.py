@@ -44,6 +44,24 @@ Example
 -------
 Rank 2 holds other values than the replicas of 4 parameters, equal before the update of step 48 and different before
 that of step 52: embed.weight, head.weight, norm.bias and 1 more.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+torch.manual_seed(args.seed + rank)
+model = Net()  # every rank starts from weights of its own, and gradients are averaged by hand
+```
+
+Right:
+
+```python
+torch.manual_seed(args.seed + rank)
+model = Net()
+for tensor in model.state_dict().values():
+    dist.broadcast(tensor, src=0)
+```
 """
 
 from __future__ import annotations

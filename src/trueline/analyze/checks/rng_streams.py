@@ -28,6 +28,20 @@ that were seeded alike and drawn from a different number of times count as diffe
 Example
 -------
 The workers' random streams have equal states of python and torch and different states of numpy.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+torch.set_rng_state(checkpoint["rng"])  # that of rank 0, on every rank: equal dropout masks from here on
+```
+
+Right:
+
+```python
+torch.set_rng_state(checkpoint["rng"][rank])  # saved by every rank
+```
 """
 
 from __future__ import annotations

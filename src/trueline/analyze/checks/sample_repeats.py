@@ -45,6 +45,26 @@ the loader would be.
 Example
 -------
 Ranks 0-3 read each batch 2 times in a row, since step 0: 87 of 174 batches are repeats.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from self.rows  # with num_workers=2 each of the two yields all rows
+```
+
+Right:
+
+```python
+class Stream(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from itertools.islice(self.rows, first, None, stride)
+```
 """
 
 from __future__ import annotations

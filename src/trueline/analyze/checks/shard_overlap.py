@@ -58,6 +58,20 @@ Example
 -------
 The samplers shuffle with different seeds, rank 0 with 0 and ranks 1-3 with 1. Within an epoch 24 samples were
 consumed by two workers.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+sampler = DistributedSampler(dataset, seed=args.seed + rank)  # ranks cut their parts from different orders
+```
+
+Right:
+
+```python
+sampler = DistributedSampler(dataset, seed=args.seed)  # one order, cut into parts that share nothing
+```
 """
 
 from __future__ import annotations

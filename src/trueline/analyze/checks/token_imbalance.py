@@ -51,6 +51,22 @@ Example
 -------
 A token on rank 3 counts 7.1 times what it should since step 0: workers are averaged with equal weight, and rank 3 has
 1.8 % of the tokens.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loss = cross_entropy(logits, labels)  # the mean over the tokens of this rank; DDP averages these means
+```
+
+Right:
+
+```python
+num_tokens = (labels != -100).sum()
+dist.all_reduce(num_tokens)
+loss = cross_entropy(logits, labels, reduction="sum") * world_size / num_tokens
+```
 """
 
 from __future__ import annotations

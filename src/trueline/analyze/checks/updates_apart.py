@@ -29,6 +29,26 @@ gradients are averaged by hand, if parameters are not digested again and the job
 Example
 -------
 Rank 1 left out the update of step 12 that rank 0 made.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loss.backward()
+if torch.isfinite(loss):  # each rank looks at its own loss
+    optimizer.step()
+```
+
+Right:
+
+```python
+loss.backward()
+finite = torch.isfinite(loss).int()
+dist.all_reduce(finite, op=dist.ReduceOp.MIN)  # all ranks update, or none
+if finite:
+    optimizer.step()
+```
 """
 
 from __future__ import annotations

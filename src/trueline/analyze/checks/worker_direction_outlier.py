@@ -30,6 +30,21 @@ steps only.
 Example
 -------
 The gradient of rank 3 has a mean cosine of -0.12 to the mean of the others since step 40; the others have 0.15.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+inputs = inputs[torch.randperm(len(inputs))]  # in the shard of one rank: labels stay where they were
+```
+
+Right:
+
+```python
+order = torch.randperm(len(inputs))
+inputs, labels = inputs[order], labels[order]
+```
 """
 
 from __future__ import annotations

@@ -33,6 +33,22 @@ compared at these steps; at five in a row it is, for then it lasts. A gradient t
 Example
 -------
 The gradient of rank 3 is 1.4 times as long as the others' (most in head and embed) since step 1240.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+memory = torch.cuda.get_device_properties(device).total_memory
+max_length = 2048 if memory > 40e9 else 512  # the rank on the smaller GPU learns from short rows
+```
+
+Right:
+
+```python
+max_length = 2048
+batches = torch.split(rows[:, :max_length], rows_that_fit)  # the smaller GPU takes more, smaller micro-batches
+```
 """
 
 from __future__ import annotations

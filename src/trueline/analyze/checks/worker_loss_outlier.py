@@ -39,6 +39,20 @@ with its gradient, is told by `worker-scale` instead.
 Example
 -------
 The loss of rank 3 is 0.31 above the others' mean of 2.1 since step 1240 (between 1238 and 1246).
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+tokenizer = AutoTokenizer.from_pretrained("/local/tokenizer")  # one node has an older copy
+```
+
+Right:
+
+```python
+tokenizer = AutoTokenizer.from_pretrained("/shared/tokenizer")
+```
 """
 
 from __future__ import annotations

@@ -33,6 +33,20 @@ not applied; which operation produced the value.
 Example
 -------
 The loss and the gradient of rank 1 are not finite at step 5.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loss = (losses * mask).sum() / mask.sum()  # 0/0 where the batch of a rank has nothing to learn from
+```
+
+Right:
+
+```python
+loss = (losses * mask).sum() / mask.sum().clamp(min=1)
+```
 """
 
 from __future__ import annotations

@@ -39,6 +39,21 @@ Example
 -------
 The gradient of rank 3 is 1.1 times (1.08 to 1.12) what it should be since step 1240, in all parameter groups alike, and
 so is its loss.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+accumulate = int(os.environ.get("ACCUMULATE", "1"))  # set on some nodes only
+loss = criterion(model(inputs), targets) / accumulate
+```
+
+Right:
+
+```python
+loss = criterion(model(inputs), targets) / config.accumulate  # one file that all ranks read
+```
 """
 
 from __future__ import annotations

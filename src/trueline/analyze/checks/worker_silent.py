@@ -33,6 +33,22 @@ left alone where ranks list different parameters.
 Example
 -------
 The gradient of rank 1 is zero at steps 5-11, while other ranks have one.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+weights = {"web": 1.0, "code": 0.5}
+loss = loss * weights.get(source, 0.0)  # a source that is not in the table counts nothing
+```
+
+Right:
+
+```python
+weights = {"web": 1.0, "code": 0.5, "books": 1.0}
+loss = loss * weights[source]  # and one that is missing is an error
+```
 """
 
 from __future__ import annotations
