@@ -13,6 +13,7 @@ from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 import trueline as public
 from trueline.analyze.registry import installed_checks
+from trueline.schema.site import SITE_FORM
 
 NUM_CHECKS = len(installed_checks())
 
@@ -66,6 +67,7 @@ def test_findings_are_exit_code_1_and_say_where(trueline, runs):
     assert "Ranks 0 and 1 consumed the same samples at steps 0-9." in text
     assert "next:" in text
     assert text.startswith("Fault found: ranks 0 and 1, since step 0; 2 findings in 2 incidents.")
+    assert text.count(f"Sites: {SITE_FORM}") == 1
 
 
 def test_json_is_one_document_of_the_contract(trueline, runs):

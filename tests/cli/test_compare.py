@@ -36,6 +36,7 @@ from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.render.comparison.compare_story import story_of
 from trueline.schema.finding import Finding
+from trueline.schema.site import SITE_FORM
 
 
 class Small(nn.Module):
@@ -132,7 +133,7 @@ def test_verdict_is_the_first_line_and_the_exit_code(
 def test_screen_says_what_where_how_far_and_what_next() -> None:
     lines = screen(made_comparison())
 
-    assert f"first       {FAULT}" in lines
+    assert lines[lines.index(f"first       {FAULT}") + 1].strip() == SITE_FORM
     assert "difference  3.8e-4 relative; rounding explains 1e-5: 38 times; measured on statistics" in lines
     assert "its call    in0 equal; out0 beyond rounding" in lines
     assert "next        Compare the arguments and the kernel of this call." in lines

@@ -10,6 +10,7 @@ from tests.unit.recorded_steps import make_step, rows_of, tensor_record
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
+from trueline.schema.site import SITE_FORM
 from trueline.store.writer import RunWriter
 
 
@@ -265,6 +266,7 @@ def test_info_shows_sites_and_stacks_to_people(recorded_path, monkeypatch, capsy
     code, out, _ = trueline(monkeypatch, capsys, "info", recorded_path, *words)
     assert code == 0
     assert "10.0/r0/fwd/layers.0.mlp#0:in0" in out
+    assert out.endswith(f"Sites: {SITE_FORM}\n")
     assert "model.py" not in out
     _, out, _ = trueline(monkeypatch, capsys, "info", recorded_path, *words, "--stacks")
     assert "\n    [bold]model.py:1 forward\n" in out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueline.cli.options import Json
+from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,8 @@ def print_report(console: Console, report: CheckReport) -> None:
     console.print()
     for place, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")
+    if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
+        console.print(f"Sites: {SITE_FORM}\n", style="dim", markup=False, highlight=False)
     known = [f"{finding.code}: {finding.claim}" for finding in report.findings if finding.severity == "info"]
     for title, lines in (
         ("About this Run", report.notes),

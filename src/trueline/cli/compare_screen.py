@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trueline.schema.site import SITE_FORM
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -94,6 +96,8 @@ def _facts(console: Console, story: Story, width: int) -> list[Text]:
         for index, line in enumerate(_wrapped(console, _as_text(text, style=style), width - _LABEL_WIDTH, 0)):
             head = _as_text((label if index == 0 else "").ljust(_LABEL_WIDTH), style="dim")
             lines.append(head.append_text(line))
+        if label == "first":
+            lines.append(_as_text(" " * _LABEL_WIDTH + SITE_FORM, style="dim"))
     return lines
 
 

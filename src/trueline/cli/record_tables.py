@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trueline.schema.site import SITE_FORM
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -50,6 +52,7 @@ def print_sites(rows: list[dict[str, Any]]) -> None:
         for frame in frames if frames != shown else ():
             console.print(Text(f"    {frame}"), soft_wrap=True)
         shown = frames
+    console.print(Text(f"Sites: {SITE_FORM}", style="dim"))
     if len(rows) > MAX_ROWS:
         console.print(f"… and {len(rows) - MAX_ROWS} more rows. Narrow it with --step and --rank, or take --json.")
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from trueline.render.wording import visible
+from trueline.schema.site import SITE_FORM
 
 
 @cache
@@ -23,6 +24,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["site_form"] = SITE_FORM
     return environment.get_template(name)
 
 

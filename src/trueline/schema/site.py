@@ -7,6 +7,9 @@ import re
 from trueline.schema.errors import SiteError
 from trueline.schema.fact import fact
 
+SITE_FORM = "step.micro-batch/rank/phase/name#call:slot"
+"""How a site is read: the key that screens show beside the first one."""
+
 _FORM = re.compile(
     r"^(?P<step>\d+)\.(?P<micro>\d+)/r(?P<rank>\d+)/(?P<phase>[a-z_]+)/(?P<name>[^#]*)#(?P<call>\d+):(?P<slot>[A-Za-z_0-9.]+)$"
 )
@@ -18,7 +21,7 @@ class Site:
 
     ``step`` is the optimizer step, ``micro`` the micro-batch within it, ``rank`` the global rank,
     ``phase`` one of ``batch fwd bwd loss grad reduce param buffer opt``, ``name`` an FQN,
-    ``call`` the how-manieth call of that name in the phase, ``slot`` which of its values.
+    ``call`` the zero-based index of the call of that name in the phase, ``slot`` which of its values.
     """
 
     step: int

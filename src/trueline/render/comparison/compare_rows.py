@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Judgement
+from trueline.schema.site import SITE_FORM
 
 Cell = str | int | float | None
 
@@ -76,7 +77,7 @@ COLUMNS: tuple[RowColumn, ...] = (
     RowColumn("measured", "relative L2 difference", attrgetter("measured")),
     RowColumn("expected", "relative L2 difference that rounding and its inputs explain", attrgetter("expected")),
     RowColumn("how", "what it was measured on: tensor, fingerprint or statistics", attrgetter("how")),
-    RowColumn("site", "step.micro/rank/phase/name#call:slot", attrgetter("site")),
+    RowColumn("site", SITE_FORM, attrgetter("site")),
     RowColumn("ref_site", "the same in REF", attrgetter("ref_site")),
     RowColumn("kind", "module, op, param, collective or value", attrgetter("kind")),
     RowColumn("api", "what was called", attrgetter("api")),
