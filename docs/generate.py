@@ -28,9 +28,45 @@ from trueline.schema.workers import WORKER_COLUMNS, Column
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-CHECKS = ROOT / "src" / "trueline" / "analyze" / "checks"
+SOURCE = ROOT / "src" / "trueline"
+CHECKS = SOURCE / "analyze" / "checks"
 HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example", "Wrong and right")
+API = {
+    "Watch": ("capture/watch.py", ("step", "loss", "save", "close")),
+    "CheckReport": (
+        "analyze/check_run.py",
+        ("verdict", "findings", "incidents", "judged", "checks_run", "checks_not_run", "notes", "exit_code", "to_json"),
+    ),
+    "Comparison": (
+        "analyze/compare/result.py",
+        ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
+    ),
+    "Tolerance": ("schema/tolerance.py", ("load", "save")),
+    "Run": (
+        "store/reader.py",
+        (
+            *(
+                "manifest",
+                "env",
+                "ranks",
+                "steps",
+                "models",
+                "problems",
+                "table",
+                "pivot",
+                "records",
+                "tensor",
+                "query",
+            ),
+            *("to_pandas", "to_polars"),
+        ),
+    ),
+    "SeedReport": ("capture/seeding.py", ("streams", "settings", "not_covered", "loader_generator")),
+}
+"""What the public functions return: the file of each class, and those of its members that may be relied on."""
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
+BASES = {"Run": {"RecordedSteps": "store/records/recorded_steps.py"}}
+"""Of a class, those that it inherits members from, with the file of each."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +104,29 @@ def checks_table() -> str:
     """One line a check: its code and its first sentence."""
     rows = [f"| [`{manual.code}`](checks/{manual.code}.md) | {manual.first_line} |" for manual in check_manuals()]
     return "\n".join(["| code | what it finds |", "|---|---|", *rows])
+
+
+def api() -> str:
+    """The public functions and what they return, from their signatures and docstrings; raises KeyError for a name that
+    is in no file.
+    """
+    functions = _definitions(ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8")).body)
+    names = ast.literal_eval(functions["__all__"].value)  # type: ignore[union-attr]
+    sections = [_documented(f"trueline.{name}", functions[name], level=2) for name in names]
+    for name, (path, members) in API.items():
+        found = _class(path, name)
+        inside = _definitions(found.body)
+        for base, file in BASES.get(name, {}).items():
+            inside |= _definitions(_class(file, base).body)
+        sections.append(f"## {name}\n\n{ast.get_docstring(found)}")
+        sections += [_documented(f"{name}.{member}", inside[member], level=3) for member in members]
+    return "\n\n".join(sections)
+
+
+def _class(path: str, name: str) -> ast.ClassDef:
+    found = _definitions(ast.parse((SOURCE / path).read_text(encoding="utf-8")).body)[name]
+    assert isinstance(found, ast.ClassDef)
+    return found
 
 
 def plan_table() -> str:
@@ -156,6 +215,7 @@ def measured(benchmark: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "api": api,
     "plan": plan_table,
     "live_keys": live_keys,
     "workers": partial(columns_table, WORKER_COLUMNS),
@@ -176,10 +236,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add the pages of the checks to the navigation section of that name."""
-    pages = [{manual.code: f"checks/{manual.code}.md"} for manual in check_manuals()]
-    for section in config.nav or []:
-        if isinstance(section, dict) and "Checks" in section:
-            section["Checks"].extend(pages)
+    for pages in _sections(config.nav or [], "Checks"):
+        pages.extend({manual.code: f"checks/{manual.code}.md"} for manual in check_manuals())
     return config
 
 
@@ -196,6 +254,50 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put every table in the place of its marker."""
     return MARKER.sub(lambda found: TABLES[found[1]](), markdown)
+
+
+def _sections(nav: list[Any], title: str) -> Iterator[list[Any]]:
+    for section in nav:
+        for name, pages in section.items() if isinstance(section, dict) else ():
+            if name == title:
+                yield pages
+            elif isinstance(pages, list):
+                yield from _sections(pages, title)
+
+
+def _definitions(body: Sequence[ast.stmt]) -> dict[str, ast.stmt]:
+    """What stands in ``body``, by name; the text behind an attribute becomes its ``description``."""
+    found: dict[str, ast.stmt] = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            node.description = ast.literal_eval(after.value) if _is_text(after) else ""  # type: ignore[union-attr]
+            found[ast.unparse(target)] = node
+    return found
+
+
+def _is_text(node: ast.stmt | None) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _documented(name: str, node: ast.stmt, *, level: int) -> str:
+    """A heading, the signature or type, and the docstring."""
+    if isinstance(node, ast.AnnAssign):
+        text = f"`{ast.unparse(node.annotation)}`" + (f": {node.description}" if node.description else "")
+    elif isinstance(node, ast.FunctionDef) and any("property" in ast.unparse(each) for each in node.decorator_list):
+        text = f"`{ast.unparse(node.returns)}`: {ast.get_docstring(node)}"
+    else:
+        text = f"```python\n{_signature(name, node)}\n```\n\n{ast.get_docstring(node)}"
+    return f"{'#' * level} {name}\n\n{text}"
+
+
+def _signature(name: str, node: ast.FunctionDef) -> str:
+    arguments = [each for each in ast.unparse(node.args).split(", ") if each not in ("self", "cls")]
+    end = f") -> {ast.unparse(node.returns)}"
+    line = f"{name}({', '.join(arguments)}{end}"
+    return line if len(line) <= 88 else f"{name}(\n" + "".join(f"    {each},\n" for each in arguments) + end
 
 
 def _constant(node: ast.stmt) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 import typer.main
 
+import trueline
 from trueline.schema.plan import Plan
 from trueline.schema.records import RECORD_COLUMNS
 from trueline.schema.workers import WORKER_COLUMNS
@@ -91,6 +92,15 @@ def test_every_plan_key_and_column_is_explained(site: Path) -> None:
     assert [key for key, field in Plan.model_fields.items() if not field.description] == []
     assert [column.name for column in WORKER_COLUMNS if f"<code>{column.name}</code></td>" not in workers] == []
     assert [column.name for column in RECORD_COLUMNS if f"<code>{column.name}</code></td>" not in records] == []
+
+
+def test_every_public_name_has_its_signature(site: Path, generate: ModuleType) -> None:
+    page = (site / "api/index.html").read_text()
+    names = [f"trueline.{name}" for name in trueline.__all__]
+    names += [f"{name}.{member}" for name, (_, members) in generate.API.items() for member in members]
+
+    assert [name for name in names if f">{name}<a" not in page] == []
+    assert "None</p>" not in page, "a docstring is missing"
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
