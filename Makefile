@@ -7,7 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 ARGS ?=
 
-.PHONY: help demo test check bench docs
+.PHONY: help demo test check bench docs transcripts
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +30,9 @@ bench: $(READY) ## measure costs and exact checks; rewrites the tables under ben
 
 docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+transcripts: $(READY) ## run the commands that pages show, and write what they print into the pages
+	$(BIN)/python docs/transcripts.py $(ARGS)
 
 # torch goes first and alone; one that is already there is pinned as it is, whatever constraints.txt says, and so never replaced.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/trueline/tensor/kernel/*.[ch])

@@ -14,6 +14,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
@@ -29,7 +30,9 @@ def run_unwatched(ranks: Ranks, script: Path, *words: str) -> list[str]:
     return ranks.run(_run, str(script), words)
 
 
-def run_watched(script: Path, *words: str, out: Path, plan: str | None = None, world_size: int = 2) -> list[str]:
+def run_watched(
+    script: Path, *words: str, out: Path, plan: str | dict[str, Any] | None = None, world_size: int = 2
+) -> list[str]:
     """The same in new ranks, attached as by `trueline run --out OUT --plan PLAN`."""
     told = environment(out=str(out), plan=Plan.load(plan).model_dump(mode="json"), overwrite=False, base={})
     with Ranks(world_size) as ranks:

@@ -1,0 +1,105 @@
+"""What a page shows of a terminal is what its commands print, and what it shows of a file is in the file."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer.main
+from tests.forked_scripts import run_watched
+
+from trueline.cli.main import app, main
+from trueline.cli.run_end import watched
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("transcripts", ROOT / "docs/transcripts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+transcripts = _load()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", transcripts.pages(), ids=lambda page: page.stem)
+def test_page_shows_what_its_commands_print(page: Path, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers may differ, as results of torch do between processors."""
+    monkeypatch.chdir(transcripts.placed(page, tmp_path))
+
+    now = transcripts.written(page, run).replace(str(tmp_path), transcripts.SHOWN)
+
+    assert _without_numbers(now) == _without_numbers(page.read_text()), f"python docs/transcripts.py {page}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "\n## The fix\n" in page.read_text()], ids=lambda page: page.stem
+)
+def test_walkthrough_ends_with_a_sound_run(page: Path) -> None:
+    found, fixed = page.read_text().split("\n## The fix\n")
+
+    assert re.search(r"^(Fault found|Probable fault|Different):", found, re.MULTILINE)
+    assert re.search(r"^(No fault found|The same)", fixed, re.MULTILINE)
+    assert not re.search(r"^(Fault found|Probable fault|Different):", fixed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    """Each verb, and each option before the command that `trueline run` is given."""
+    wrong: list[str] = []
+    for command in re.findall(r"(?:`|^|\$ )trueline ([a-z][^`\n#|…]*)", page.read_text(), re.MULTILINE):
+        words, verb = re.split(r" --(?: |$)", command)[0].split(), typer.main.get_command(app)
+        while words and words[0] in getattr(verb, "commands", {}):
+            verb = verb.commands[words.pop(0)]
+        known = {text for option in verb.params for text in option.opts}
+        options = {re.split(r"[=\]]", word)[0] for word in words if word.startswith("--")}
+        if (words and hasattr(verb, "commands")) or options - known:
+            wrong.append(command)
+    assert wrong == []
+
+
+def _without_numbers(text: str) -> str:
+    text = re.sub(r"-?\d[\d.,]*(?:e[-+]?\d+)?", "#", text)
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """What a command prints, without a process for it: scripts train in forked ranks, verbs run here."""
+    monkeypatch.setenv("COLUMNS", str(transcripts.WIDTH))
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(command: str) -> str:
+        words = shlex.split(command)
+        if words[0] == "bash":
+            return _trained(*words[2:], world_size=4) + _ended(words[-1])  # one such line a launch, of two
+        if "torchrun" in words:
+            out, script = words[words.index("--out") + 1], words.index("--nproc-per-node") + 2
+            plan = words[words.index("--plan") + 1] if "--plan" in words else None
+            return _trained(words[script], out, *words[script + 1 :], world_size=int(words[script - 1]), plan=plan)
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            main()
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return run
+
+
+def _trained(script: str, out: str, *words: str, world_size: int, plan: str | None = None) -> str:
+    every_step = {"every": 1}  # which gradients are sampled otherwise follows from how long it took
+    where = Path(out).absolute()
+    printed = run_watched(Path(script).absolute(), *words, out=where, plan=plan or every_step, world_size=world_size)
+    return printed[0] + _ended(out)
+
+
+def _ended(out: str) -> str:
+    """What `trueline run` says at the end."""
+    return f"trueline: {watched(out, before={})}\n"
