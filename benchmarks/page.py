@@ -1,17 +1,44 @@
-"""Where and when a benchmark ran, as every page of results says it."""
+"""What all benchmarks share: their arguments, Markdown tables, and the page of results with where and when it ran."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the docstring of the benchmark."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Container[int] = ()) -> str:
+    """A Markdown table; the columns ``right`` are aligned to the right."""
+    rules = "".join("---:|" if column in right else "---|" for column in range(len(header)))
+    return "\n".join([line(header), f"|{rules}", *map(line, rows)])
+
+
+def line(cells: Iterable[Any]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def write(main: str, *parts: str, name: str = "README.md") -> None:
+    """Print the page that consists of ``parts``, and write it as ``name`` beside the file ``main``."""
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    Path(main).with_name(name).write_text(text, encoding="utf-8")
 
 
 def head(title: str, *, command: str) -> str:
     """Title, command, machine, commit and date, as Markdown."""
-    told = facts(command)
-    lines = [f"command: `{told['command']}`", f"machine: {told['machine']}", f"commit {told['commit']}, {told['date']}"]
+    now = facts(command)
+    lines = [f"command: `{now['command']}`", f"machine: {now['machine']}", f"commit {now['commit']}, {now['date']}"]
     return "\n".join([f"# {title}", "", *(f"- {line}" for line in lines)])
 
 

@@ -7,13 +7,12 @@ Each can be run by itself, with options: ``python -m benchmarks.compare.ranks --
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.place import facts
+from benchmarks.page import arguments, facts
 
 PAGE = Path(__file__).parent / "README.md"
 PARTS = {
@@ -29,7 +28,7 @@ PARTS = {
 
 def main() -> None:
     """Run the chosen parts one after the other: they measure time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("part", nargs="*", help=f"one of {', '.join(PARTS)}; all of them if none is given")
     chosen = parser.parse_args().part
     unknown = [name for name in chosen if name not in PARTS]

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from benchmarks.compare.threads import two_threads
+from benchmarks.page import arguments, line, table
 from torch import nn
 from torch.nn import functional
 
@@ -62,15 +63,15 @@ class Contrast:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--depth", default="fingerprint")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| contrast | pairs | silent | largest times, first step | later | fault found first |")
-    print("|---|---|---|---|---|---|")
+    head = ["contrast", "pairs", "silent", "largest times, first step", "later", "fault found first"]
+    print(table(head, []))
     for contrast in CONTRASTS:
         if options.only in contrast.name:
             print(row(contrast, options), flush=True)
@@ -97,7 +98,7 @@ def row(contrast: Contrast, options: argparse.Namespace) -> str:
             found += named
             if not named:
                 print("  missed", seed, bad.first and bad.first.site, [finding.claim for finding in bad.findings][:1])
-    return f"| {contrast.name} | {options.seeds} | {silent} | {first:.2f} | {later:.2f} | {found} |"
+    return line([contrast.name, options.seeds, silent, f"{first:.2f}", f"{later:.2f}", found])
 
 
 def largest(comparison: Comparison, step: int) -> float:

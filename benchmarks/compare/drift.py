@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from benchmarks.page import arguments, table
 
 from trueline.analyze.compare.judge.loss_gap import LossGap, loss_gap_of
 from trueline.testing.changed_kernel import ChangedKernel
@@ -22,13 +23,6 @@ from trueline.testing.problems import CausalLM
 WIDTH = 32
 CALLS = 2
 CALIBRATED = (3, 9)
-HEAD = (
-    "| from step {since} on | runs | "
-    + " | ".join(f"told with {num} calibrated | step, median | furthest of {num + 2} by rank" for num in CALIBRATED)
-    + " |\n|---"
-    + "|---" * (1 + 3 * len(CALIBRATED))
-    + "|"
-)
 
 
 def _scaled(key: str, factor: float) -> Callable[[torch.optim.Optimizer], None]:
@@ -59,7 +53,7 @@ CHANGES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--since", type=int, default=50)
@@ -74,12 +68,14 @@ def main() -> None:
                 drift = loss_gap_of(run, healthy[0], healthy[1 : 1 + num])
                 assert drift is not None
                 drifts.setdefault((change.name, num), []).append(drift)
-    print(HEAD.format(since=chosen.since))
-    for change in CHANGES:
-        cells = [change.name, str(chosen.seeds)]
-        for num in CALIBRATED:
-            cells += _cells(drifts[change.name, num])
-        print(f"| {' | '.join(cells)} |")
+    head = [f"from step {chosen.since} on", "runs"]
+    for num in CALIBRATED:
+        head += [f"told with {num} calibrated", "step, median", f"furthest of {num + 2} by rank"]
+    rows = [
+        [change.name, chosen.seeds, *(cell for num in CALIBRATED for cell in _cells(drifts[change.name, num]))]
+        for change in CHANGES
+    ]
+    print(table(head, rows))
 
 
 def _cells(drifts: list[LossGap]) -> list[str]:

@@ -9,7 +9,6 @@ of the first difference. Trueline also judges the dumps of msProbe, imported. Ne
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import shutil
 import sys
@@ -19,13 +18,14 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401  the first optimizer step would import it in every child
 from benchmarks.compare.faults_planted import CONTROL, FAULTS, KINDS, Planted, record
 from benchmarks.compare.faults_rival import analyze_dumps, compare_dumps, first_difference, first_flagged, in_child
+from benchmarks.page import arguments, table
 
 COLUMNS = ("msProbe, table", "msProbe, first difference", "Trueline", "Trueline on the dumps of msProbe")
 
 
 def main() -> None:
     """Record, compare and print a table for each kind of record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--keep", type=Path, help="a new directory for what was recorded")
     chosen = parser.parse_args()
     if importlib.util.find_spec("msprobe") is None:
@@ -46,15 +46,15 @@ def _table(kind: str, folder: Path) -> str:
         _record(fault, kind, folder, number)
         named.append(_named(folder, number))
         print(f"{kind}: {fault.name}", file=sys.stderr, flush=True)
-    lines = [f"| {kind}: fault | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
+    rows = []
     right = [0] * len(COLUMNS)
     for fault, calls in zip((CONTROL, *FAULTS), named, strict=True):
         hits = [_is_right(fault, call) for call in calls]
         right = [total + (hit and fault is not CONTROL) for total, hit in zip(right, hits, strict=True)]
         cells = [f"{'yes' if hit else 'no'}: {_told(call)}" for hit, call in zip(hits, calls, strict=True)]
-        lines.append(f"| {fault.name} | {' | '.join(cells)} |")
-    totals = (f"**{total} of {len(FAULTS)}**" for total in right)
-    return "\n".join([*lines, f"| true call named first | {' | '.join(totals)} |"])
+        rows.append([fault.name, *cells])
+    rows.append(["true call named first", *(f"**{total} of {len(FAULTS)}**" for total in right)])
+    return table([f"{kind}: fault", *COLUMNS], rows)
 
 
 def _record(fault: Planted, kind: str, folder: Path, number: int) -> None:

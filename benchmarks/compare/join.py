@@ -8,7 +8,6 @@ random statistics and fingerprints. One step in fifty differs in one statistic o
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.place import head
+from benchmarks.page import arguments, head, table
 from benchmarks.store.recorded_step import NUM_ROWS, structure
 
 from trueline.analyze.compare.match.align import align
@@ -77,18 +76,17 @@ def least(run: Callable[[], Any], *, repeats: int = 3) -> tuple[float, float]:
 
 def main() -> None:
     """Print a table of what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of each of the two runs")
     num_steps = max(parser.parse_args().rows // NUM_ROWS, 1)
-    told = head("Joining two runs", command=f"python -m benchmarks.compare.join --rows {num_steps * NUM_ROWS}")
-    lines: list[str] = []
+    title = head("Joining two runs", command=f"python -m benchmarks.compare.join --rows {num_steps * NUM_ROWS}")
+    rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         mine, theirs = (record(Path(folder, name), num_steps, differs=name == "run") for name in ("run", "ref"))
         assert len(differing_steps(mine, theirs)) == num_steps // EVERY
         cpu_s, wall_s = least(lambda: differing_steps(mine, theirs))
-        lines.append(
-            f"| find the steps that differ | {num_steps * NUM_ROWS:,} a run | {cpu_s:.2f} s | {wall_s:.2f} s |"
-        )
+        size = f"{num_steps * NUM_ROWS:,} a run"
+        rows.append(["find the steps that differ", size, f"{cpu_s:.2f} s", f"{wall_s:.2f} s"])
     with tempfile.TemporaryDirectory() as folder:
         run = record(Path(folder), 1, repeats=-(-ALIGNED_ROWS // NUM_ROWS))
         sides = read_step(run, 0, 0), read_step(run, 0, 0)
@@ -99,9 +97,9 @@ def main() -> None:
             ("align one step", lambda: align(*sides, NameMap())),
         ):
             cpu_s, wall_s = least(task)
-            lines.append(f"| {what} | {size} | {cpu_s:.2f} s | {wall_s:.2f} s |")
-    print(told)
-    print("\n| | rows | CPU time | wall time |\n|---|--:|--:|--:|\n" + "\n".join(lines))
+            rows.append([what, size, f"{cpu_s:.2f} s", f"{wall_s:.2f} s"])
+    print(title)
+    print("\n" + table(["", "rows", "CPU time", "wall time"], rows, right=(1, 2, 3)))
 
 
 if __name__ == "__main__":

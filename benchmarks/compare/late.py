@@ -19,20 +19,21 @@ from pathlib import Path
 
 import torch
 from benchmarks.compare.late_training import FAULTS, PLAIN, WAYS, Late, Way, train
+from benchmarks.page import arguments, line, table
 
 from trueline.analyze.compare.compare import compare
 from trueline.analyze.compare.result import Comparison
 from trueline.testing.ranks import Ranks
 
 SINCE = (1, 3, 6)
-HEAD = """\
-| beside float32 on one thread | healthy pairs | silent | faults at each step | right from step 1 | from 3 | from 6 \
-| wrong | silent | right by laws alone |
-|---|---|---|---|---|---|---|---|---|---|"""
+HEAD = (
+    *("beside float32 on one thread", "healthy pairs", "silent", "faults at each step", "right from step 1"),
+    *("from 3", "from 6", "wrong", "silent", "right by laws alone"),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="healthy pairs of each kind")
     parser.add_argument("--faulty", type=int, default=1, help="seeds with each fault")
     parser.add_argument("--steps", type=int, default=9)
@@ -44,7 +45,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    print(HEAD, flush=True)
+    print(table(HEAD, []), flush=True)
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         records = Records(chosen.runs or Path(folder), chosen)
@@ -106,7 +107,7 @@ def row(way: Way, chosen: argparse.Namespace, records: Records, missed: list[str
                 missed.append(f"- {way.name}, {fault.name} from step {since}, seed {seed}: {said(bad)}")
                 print(missed[-1], file=sys.stderr, flush=True)
     counts = [len(planted) * chosen.faulty, *(right[since] for since in SINCE), others["wrong"], others["silent"]]
-    return f"| {way.name} | {chosen.seeds} | {silent} | {' | '.join(map(str, counts))} | {by_laws} |"
+    return line([way.name, chosen.seeds, silent, *counts, by_laws])
 
 
 def named(comparison: Comparison, fault: Late, since: int) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from benchmarks.compare.model_families import BATCH_SIZE, FAMILIES, Family
 from benchmarks.compare.threads import two_threads
+from benchmarks.page import arguments, line, table
 from torch import nn
 
 import trueline
@@ -30,8 +31,7 @@ from trueline.analyze.compare.result import Comparison
 from trueline.testing.changed_kernel import ChangedKernel
 
 STEPS = 3
-RULE = "|---" * 6 + "|"
-HEAD = "| the run beside float32, one thread, AdamW in a loop | models | silent | largest times | faults | first |"
+HEAD = ("the run beside float32, one thread, AdamW in a loop", "models", "silent", "largest times", "faults", "first")
 
 
 class Replaced(ChangedKernel):
@@ -163,7 +163,7 @@ class Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--preset", default="mix", choices=("mix", "ops", "modules"))
     parser.add_argument("--depth", default="stats", choices=("stats", "fingerprint", "tensor"))
     parser.add_argument("--seeds", type=int, default=1)
@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    print(f"`--preset {options.preset} --depth {options.depth} --seeds {options.seeds}`\n\n{HEAD}\n{RULE}")
+    print(f"`--preset {options.preset} --depth {options.depth} --seeds {options.seeds}`\n\n{table(HEAD, [])}")
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for contrast in (each for each in CONTRASTS if options.contrast in each.name):
@@ -182,8 +182,8 @@ def main() -> None:
                 if options.only in family.name and contrast.fits(family):
                     for seed in range(options.seeds):
                         tell(family, contrast, seed, options, tally, Path(folder))
-            counts = f"{tally.models} | {tally.silent} | {tally.times:.1f} | {tally.faults} | {tally.found}"
-            print(f"| {contrast.name} | {counts} |", flush=True)
+            counts = [tally.models, tally.silent, f"{tally.times:.1f}", tally.faults, tally.found]
+            print(line([contrast.name, *counts]), flush=True)
             missed += tally.missed
     print("\n".join(["", *missed]))
 

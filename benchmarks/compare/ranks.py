@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.compare.ranks_training import train
+from benchmarks.page import arguments, line, table
 
 import trueline
 from trueline.analyze.compare.result import Comparison
 from trueline.testing.ranks import Ranks
 
-HEAD = """\
-| beside one rank | pairs | silent | largest times, first step | later | fault on all ranks found first \
-| on the last rank alone |
-|---|---|---|---|---|---|---|"""
+HEAD = (
+    *("beside one rank", "pairs", "silent", "largest times, first step", "later"),
+    *("fault on all ranks found first", "on the last rank alone"),
+)
 FAULT = "/fwd/blocks.1.scaled_dot_product_attention#0:out0"
 
 
@@ -50,14 +51,14 @@ PAIRS = (
 
 def main() -> None:
     """Print the table, one pair of ways after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--depth", default="fingerprint", choices=("stats", "fingerprint", "tensor"))
     parser.add_argument("--only", default="", help="pairs with this in their name")
     chosen = parser.parse_args()
     pools: dict[int, Ranks] = {}
-    print(HEAD)
+    print(table(HEAD, []))
     try:
         for pair in PAIRS:
             if chosen.only.lower() in pair.name.lower():
@@ -86,7 +87,7 @@ def _row(pair: Pair, chosen: argparse.Namespace, pools: dict[int, Ranks]) -> str
                 found[place] += named
                 if not named:
                     _tell(f"missed, seed {seed}, ranks {wrong}: {bad.first and bad.first.site} {_claims(bad)}")
-    return f"| {pair.name} | {chosen.seeds} | {silent} | {first:.2f} | {later:.2f} | {found[0]} | {found[1]} |"
+    return line([pair.name, chosen.seeds, silent, f"{first:.2f}", f"{later:.2f}", *found])
 
 
 def _trained(

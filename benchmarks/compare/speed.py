@@ -12,7 +12,6 @@ Needs msProbe: pip install -e '.[bench]'.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import importlib.util
 import json
@@ -30,6 +29,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401  the first optimizer step would import it in every child
 from benchmarks.compare.faults_rival import compare_dumps, in_child
 from benchmarks.compare.speed_recording import SIZES, Size, record
+from benchmarks.page import arguments, line, table
 
 COLUMNS = ("compared", "by", "values", "CPU s, least", "of each round", "wall s, least", "peak MiB", "times faster")
 SMALL_BYTES = 16 * 2**20
@@ -40,7 +40,7 @@ EVERY_S = 0.005
 
 def main() -> None:
     """Record, let the tools take turns, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--part", choices=SIZES, action="append")
     parser.add_argument("--folder", type=Path, help="an empty directory on a disk with 4 GB")
@@ -53,7 +53,7 @@ def main() -> None:
     import trueline.analyze.compare.compare
     import trueline.render.comparison.compare_csv  # noqa: F401
 
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    print(table(COLUMNS, []), flush=True)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         for part in chosen.part or SIZES:
             _measure(SIZES[part], Path(folder) / part, chosen.rounds)
@@ -83,7 +83,7 @@ def _measure(size: Size, folder: Path, rounds: int) -> None:
         every = " ".join(f"{one['cpu_s']:.2f}" for one in all_rounds)
         wall, peak = min(one["wall_s"] for one in all_rounds), max(one["peak_bytes"] for one in all_rounds)
         cells = [size.name, name, f"{all_rounds[0]['rows']:,.0f}", f"{best:.2f}", every, f"{wall:.2f}"]
-        print(f"| {' | '.join([*cells, f'{peak / MIB:,.0f}', f'{theirs / best:.1f}'])} |", flush=True)
+        print(line([*cells, f"{peak / MIB:,.0f}", f"{theirs / best:.1f}"]), flush=True)
 
 
 def _record(size: Size, folder: Path) -> None:

@@ -5,7 +5,6 @@ python -m benchmarks.damage [--each N] [--others N] [--minutes M] [--jobs N] [--
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import random
 import resource
@@ -20,9 +19,8 @@ from pathlib import Path
 import torch
 from benchmarks.damage.attempt import FAULTS, WAYS, Damaged, Outcome, checked
 from benchmarks.damage.readers import kinds
-from benchmarks.place import head
+from benchmarks.page import arguments, head, table, write
 
-_PAGE = Path(__file__).with_name("README.md")
 _OUTCOMES: tuple[Outcome, ...] = ("same", "told", "refused", "other", *FAULTS)
 _COLUMNS = ("read the same", "damage named", "refused in a sentence", "read as it says", "silently different")
 
@@ -43,7 +41,7 @@ class Sweep:
 
 def main() -> None:
     """Sweep, print what went wrong, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--each", type=int, default=1_000, help="flips and cuts of a kind")
     parser.add_argument("--others", type=int, default=500, help="the same for each other way of damage")
     parser.add_argument("--minutes", type=float, default=60, help="for a kind, after which fewer have to do")
@@ -53,17 +51,18 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     command = f"python -m benchmarks.damage --each {given.each} --others {given.others} --seed {given.seed}"
-    page = head("Files damaged at random", command=command)
+    title = head("Files damaged at random", command=command)
     with tempfile.TemporaryDirectory() as folder:
         names = [kind.name for kind in kinds(Path(folder)) if kind.name.startswith(tuple(given.only.split(",")))]
     sweeps = [Sweep(name, given.each, given.others, 60 * given.minutes, given.seed) for name in names]
     with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         done = list(pool.map(_sweep, sweeps))
     counts = {sweep.name: found for sweep, (found, _) in zip(sweeps, done, strict=True)}
-    page = f"{page}\n\n{_tables(counts, max(peak for _, peak in done))}\n"
-    print(page)
-    if not given.only:
-        _PAGE.write_text(page)
+    tables = _tables(counts, max(peak for _, peak in done))
+    if given.only:
+        print(tables)
+    else:
+        write(__file__, title, tables)
     sys.exit(any(count[fault] for ways in counts.values() for count in ways.values() for fault in FAULTS))
 
 
@@ -90,15 +89,14 @@ def _sweep(sweep: Sweep) -> tuple[Counts, int]:
 
 def _tables(counts: dict[str, Counts], peak_mib: int) -> str:
     total = sum(count.total() for ways in counts.values() for count in ways.values())
-    lines = [f"{total:,} files; no process that read them had more than {peak_mib:,} MiB of memory.", ""]
-    columns = " | ".join(("kind of file", "tried", *_COLUMNS, "traceback", "over a minute"))
+    parts = [f"{total:,} files; no process that read them had more than {peak_mib:,} MiB of memory."]
+    columns = ("kind of file", "tried", *_COLUMNS, "traceback", "over a minute")
     for way in WAYS:
-        lines += [f"## {way.capitalize()}", "", f"| {columns} |", "|---" * (len(_OUTCOMES) + 2) + "|"]
-        for name, ways in counts.items():
-            numbers = (ways[way].total(), *(ways[way][outcome] for outcome in _OUTCOMES))
-            lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
-        lines.append("")
-    return "\n".join(lines).rstrip()
+        rows = [
+            [name, ways[way].total(), *(ways[way][outcome] for outcome in _OUTCOMES)] for name, ways in counts.items()
+        ]
+        parts += [f"## {way.capitalize()}", table(columns, rows)]
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

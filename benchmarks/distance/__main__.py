@@ -7,13 +7,12 @@ Some minutes on one core, and 0.5 GB of disk.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 from benchmarks.distance import estimates, floors, speed
-from benchmarks.place import head
+from benchmarks.page import arguments, head, write
 
 MAX_BYTES = 64 * 2**20
 
@@ -36,7 +35,7 @@ without that of its kind. `compare` exits with 1 where it sees more than roundin
 
 def main() -> None:
     """Measure and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--elements", type=int, default=30_000_000, help="of each array")
     parser.add_argument("--runs", type=int, default=6, help="nudged Runs")
     chosen = parser.parse_args()
@@ -58,9 +57,7 @@ def main() -> None:
             ABOUT_FLOORS,
             floors.table(Path(folder), num_runs=chosen.runs),
         ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    (Path(__file__).parent / "README.md").write_text(text, encoding="utf-8")
+    write(__file__, *parts)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks import page
 from benchmarks.distance.recorded import record
 
 from trueline.analyze.compare.arrange import arrange
@@ -29,7 +30,7 @@ def table(folder: Path) -> str:
         ],
         "bfloat16 against float32": [(low, plain)],
     }
-    lines = ["| runs | phase | values | none told | median | 90 % | 99 % | largest | bound broken |", "|---" * 9 + "|"]
+    rows = []
     for name, pairs in others.items():
         ratios: dict[str, list[float]] = defaultdict(list)
         broken: dict[str, int] = defaultdict(int)
@@ -38,8 +39,9 @@ def table(folder: Path) -> str:
         for phase, found in sorted(ratios.items()):
             cells = [f"{value:.2f}" for value in np.quantile(found, [0.5, 0.9, 0.99, 1.0])]
             none = f"{np.mean(np.array(found) == 0):.0%}"
-            lines.append(f"| {name} | {phase} | {len(found):,} | {none} | {' | '.join(cells)} | {broken[phase]} |")
-    return "\n".join(lines)
+            rows.append([name, phase, f"{len(found):,}", none, *cells, broken[phase]])
+    head = ["runs", "phase", "values", "none told", "median", "90 %", "99 %", "largest", "bound broken"]
+    return page.table(head, rows)
 
 
 def _look(run: Path, ref: Path, ratios: dict[str, list[float]], broken: dict[str, int]) -> None:

@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+from benchmarks import page
 from benchmarks.distance.recorded import record
 
 from trueline.analyze.compare.calibrate import calibrate
@@ -20,11 +21,9 @@ def table(folder: Path, *, num_runs: int) -> str:
     """By number of calibrated Runs."""
     runs = [record(folder / f"n{seed}", nudge_seed=100 + seed) for seed in range(num_runs)]
     rng = np.random.default_rng(0)
-    lines = [
-        "| calibrated Runs | two further over the floor | at most | one further beside one of these | at most | spread "
-        "| most times, anywhere | false alarms of compare |",
-        "|---" * 8 + "|",
-    ]
+    head = ["calibrated Runs", "two further over the floor", "at most", "one further beside one of these", "at most"]
+    head += ["spread", "most times, anywhere", "false alarms of compare"]
+    rows: list[list[object]] = []
     for count in (2, 3, 4):
         pairs: list[float] = []
         singles: list[float] = []
@@ -45,11 +44,10 @@ def table(folder: Path, *, num_runs: int) -> str:
                 alarms += compare(str(runs[one]), str(runs[used[0]]), tolerance=tolerance).exit_code == 1
                 compared += 1
         spread = f"{min(spreads):.1f} – {max(spreads):.1f}" if spreads else "–"
-        lines.append(
-            f"| {count} | {np.mean(pairs):.1%} of sites | {tolerance.exceeded:.0%} | {np.mean(singles):.1%} of sites "
-            f"| {tolerance.exceeded_by_one:.0%} | {spread} | {most:.1f} | {alarms} of {compared} |"
-        )
-    return "\n".join(lines)
+        of_two = [f"{np.mean(pairs):.1%} of sites", f"{tolerance.exceeded:.0%}"]
+        of_one = [f"{np.mean(singles):.1%} of sites", f"{tolerance.exceeded_by_one:.0%}"]
+        rows.append([count, *of_two, *of_one, spread, f"{most:.1f}", f"{alarms} of {compared}"])
+    return page.table(head, rows)
 
 
 @functools.cache

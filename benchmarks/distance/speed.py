@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+from benchmarks import page
 
 from trueline.analyze.compare.judge.distance import tensor_distance
 
@@ -25,10 +26,7 @@ def table(folder: Path, *, num_elements: int, max_bytes: int) -> str:
         theirs[begin : begin + PIECE] = near[begin : begin + PIECE] = piece
         apart[begin : begin + PIECE] = piece * np.float32(1.0001)
     both_bytes = 2 * theirs.nbytes
-    lines = [
-        f"| {both_bytes / 1e9:.1f} GB, both sides | CPU s | GB/s | peak MB beside them |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name, mine in (("equal", near), ("every element differs", apart)):
         taken: list[float] = []
         for _ in range(REPEATS):
@@ -40,5 +38,5 @@ def table(folder: Path, *, num_elements: int, max_bytes: int) -> str:
         tensor_distance(mine[:PIECE], theirs[:PIECE], max_bytes=max_bytes)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        lines.append(f"| {name} | {min(taken):.2f} | {both_bytes / 1e9 / min(taken):.1f} | {peak / 1e6:.1f} |")
-    return "\n".join(lines)
+        rows.append([name, f"{min(taken):.2f}", f"{both_bytes / 1e9 / min(taken):.1f}", f"{peak / 1e6:.1f}"])
+    return page.table([f"{both_bytes / 1e9:.1f} GB, both sides", "CPU s", "GB/s", "peak MB beside them"], rows)

@@ -15,10 +15,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.durability import jobs, many_ranks, power
 from benchmarks.durability import long_run as long
 from benchmarks.durability.disk import Disk
-from benchmarks.place import head
 
 from trueline.store.layout import WORKERS_DIR
 
@@ -75,21 +75,21 @@ def long_run(path: Path, *, steps: int, merges: bool) -> dict[str, float]:
         return spent | apart.submit(long.read, path, steps=steps, merges=merges).result()
 
 
-def failures(chosen: argparse.Namespace) -> list[str]:
+def failures(chosen: argparse.Namespace) -> str:
     """A table of calls that failed and power cuts."""
-    lines = ["| what | tried | false or untold |", "|---|---|---|"]
+    rows = []
     for what, tries in (("a call failed", refused), ("the power went", power_cuts)):
         for records in (False, True):
             with tempfile.TemporaryDirectory() as folder:
                 tried, wrong = tries(Path(folder), records=records, stride=chosen.stride * (4 if records else 1))
             written = "rows and recorded steps" if records else "rows"
-            lines.append(f"| {what}, {written} | {tried} | {len(wrong)} |")
+            rows.append([f"{what}, {written}", tried, len(wrong)])
             for line, times in Counter(wrong).items():
                 print(times, line)
-    return lines
+    return page.table(["what", "tried", "false or untold"], rows)
 
 
-def long_runs(chosen: argparse.Namespace) -> list[str]:
+def long_runs(chosen: argparse.Namespace) -> str:
     """A table of what it takes to read a long Run."""
     columns = {
         "open": "open, s",
@@ -98,23 +98,23 @@ def long_runs(chosen: argparse.Namespace) -> list[str]:
         "page": "page, MiB",
         "memory": "memory, MiB",
     }
-    lines = [f"A Run of {chosen.steps:,} steps on {long.RANKS} ranks; seconds are of CPU time:", ""]
-    lines += [f"| its parts | files | size, MiB | {' | '.join(columns.values())} |", f"|{'---|' * 8}"]
+    rows = []
     for merges in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             spent = long_run(Path(folder) / "run", steps=chosen.steps, merges=merges)
         cells = [f"{spent[name]:.1f}" if name in spent else "" for name in columns]
-        sizes = f"{spent['parts']:.0f} | {spent['size']:.0f}"
-        lines.append(f"| {'merged' if merges else 'as sealed'} | {sizes} | {' | '.join(cells)} |")
-    return lines
+        sizes = [f"{spent['parts']:.0f}", f"{spent['size']:.0f}"]
+        rows.append(["merged" if merges else "as sealed", *sizes, *cells])
+    about = f"A Run of {chosen.steps:,} steps on {long.RANKS} ranks; seconds are of CPU time:"
+    return f"{about}\n\n{page.table(['its parts', 'files', 'size, MiB', *columns.values()], rows)}"
 
 
-def ranks(chosen: argparse.Namespace) -> list[str]:
+def ranks(chosen: argparse.Namespace) -> str:
     """A table of what many ranks came to."""
     with tempfile.TemporaryDirectory() as folder:
         rows = many_ranks.tried(Path(folder))
-    told = f"{many_ranks.NUM_RANKS} ranks, {many_ranks.NUM_STEPS} steps:"
-    return [told, "", "| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)]
+    about = f"{many_ranks.NUM_RANKS} ranks, {many_ranks.NUM_STEPS} steps:"
+    return f"{about}\n\n{page.table(['what', 'found'], rows)}"
 
 
 PARTS = {"failures": failures, "long": long_runs, "ranks": ranks}
@@ -122,20 +122,18 @@ PARTS = {"failures": failures, "long": long_runs, "ranks": ranks}
 
 def main() -> None:
     """Try all of it and write the page, or one part and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.arguments(__doc__)
     parser.add_argument("--stride", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--part", choices=PARTS)
     chosen = parser.parse_args()
     command = f"python -m benchmarks.durability --stride {chosen.stride} --steps {chosen.steps}"
     if chosen.part:
-        page = head(chosen.part, command=f"{command} --part {chosen.part}")
-        print("\n".join([page, "", *PARTS[chosen.part](chosen)]))
+        title = page.head(chosen.part, command=f"{command} --part {chosen.part}")
+        print(f"{title}\n\n{PARTS[chosen.part](chosen)}")
         return
-    page = head("What a Run survives", command=command)
-    for part in PARTS.values():
-        page = "\n".join([page, "", *part(chosen)])
-    (Path(__file__).parent / "README.md").write_text(page + "\n", encoding="utf-8")
+    title = page.head("What a Run survives", command=command)
+    page.write(__file__, title, *(part(chosen) for part in PARTS.values()))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ About two minutes on one core.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from benchmarks.exact_checks import false_alarms, power
-from benchmarks.place import head
+from benchmarks.page import arguments, head, write
 
 TITLE = "False alarms and power of the two checks that know a probability"
 
@@ -33,7 +30,7 @@ contradiction with the first one."""
 
 def main() -> None:
     """Measure both and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--healthy-runs", type=int, default=400, help="of each kind")
     parser.add_argument("--faulty-runs", type=int, default=40, help="of each setting")
     chosen = parser.parse_args()
@@ -50,9 +47,7 @@ def main() -> None:
         power.table(runs=chosen.faulty_runs),
         ABOUT_FAULTY,
     ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    (Path(__file__).parent / "README.md").write_text(text, encoding="utf-8")
+    write(__file__, *parts)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
+from benchmarks import page
 from benchmarks.exact_checks.simulate import HEALTHY, Size, declared_for, samples_of, with_copies
 
 from trueline.analyze.checks import shard_overlap
@@ -66,16 +67,14 @@ def measure(kind: str, *, runs: int) -> tuple[int, dict[str, float]]:
 def table(*, runs: int) -> str:
     """The table over ``runs`` healthy runs of each kind, as Markdown."""
     families = ("duplicates", "overlap, all", "overlap, one worker", "returns")
-    lines = [
+    about = (
         f"{runs} runs of each kind; rows {ROWS}, workers {WORKERS}, batch {BATCHES}, epochs {EPOCHS}, fraction of "
-        f"copied rows {COPIES}, at random. Level {ALARM_LEVEL:g} a run and check.",
-        "",
-        "| healthy runs | false alarms | " + " | ".join(f"evidence above 10: {name}" for name in families) + " |",
-        "|---|---|" + "---|" * len(families),
-    ]
-    total = 0
+        f"copied rows {COPIES}, at random. Level {ALARM_LEVEL:g} a run and check."
+    )
+    total, rows = 0, []
     for kind in HEALTHY:
         alarms, fractions = measure(kind, runs=runs)
         total += alarms
-        lines.append(f"| {kind} | {alarms} | " + " | ".join(f"{fractions[name]:.3f}" for name in families) + " |")
-    return "\n".join([*lines, "", f"{total} false alarms in {runs * len(HEALTHY)} runs."])
+        rows.append([kind, alarms, *(f"{fractions[name]:.3f}" for name in families)])
+    head = ["healthy runs", "false alarms", *(f"evidence above 10: {name}" for name in families)]
+    return "\n\n".join([about, page.table(head, rows), f"{total} false alarms in {runs * len(HEALTHY)} runs."])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from benchmarks import page
 from benchmarks.exact_checks.simulate import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
 
 from trueline.analyze.checks import shard_overlap
@@ -75,19 +76,14 @@ def _named(setting: Setting, samples: Samples, declared: Declared) -> tuple[int,
 
 def table(*, runs: int) -> str:
     """The table over ``runs`` runs of each setting, as Markdown."""
-    lines = [
-        "| fault | workers x samples | rows | seeds recorded | found | steps until found: median (most) "
-        "| right ranks |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for setting in settings():
         results = [first_alarm(setting, seed) for seed in range(runs)]
         steps = [number for number, _ in results if number is not None]
         size, recorded = setting.size, "yes" if setting.seeds_recorded else "no"
         told = f"{np.median(steps):g} ({max(steps)})" if steps else "-"
         right = sum(named for _, named in results)
-        lines.append(
-            f"| {setting.name} | {size.workers} x {size.batch} | {size.rows} | {recorded} | {len(steps)} of {runs} | "
-            f"{told} | {right} of {len(steps)} |"
-        )
-    return "\n".join(lines)
+        consumed = [f"{size.workers} x {size.batch}", size.rows, recorded]
+        rows.append([setting.name, *consumed, f"{len(steps)} of {runs}", told, f"{right} of {len(steps)}"])
+    head = ["fault", "workers x samples", "rows", "seeds recorded", "found", "steps until found: median (most)"]
+    return page.table([*head, "right ranks"], rows)

@@ -7,13 +7,12 @@ The tests train one of each kind; this trains all of them, which takes some ten 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.place import head
+from benchmarks.page import arguments, head, table, write
 
 from trueline.testing.entry import chosen_entries
 from trueline.testing.gallery import Score, run_gallery, summary
@@ -21,17 +20,17 @@ from trueline.testing.gallery import Score, run_gallery, summary
 
 def main() -> int:
     """Rewrite README.md where all were trained; exit code 1 where one was judged wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="ids with commas between; README.md is left alone then")
     only = [name for name in parser.parse_args().only.split(",") if name]
     title = head("The gallery, whole", command=" ".join(["python -m benchmarks.gallery", *sys.argv[1:]]))
     with tempfile.TemporaryDirectory(prefix="trueline-gallery-") as folder:
         scores = run_gallery(chosen_entries(only), Path(folder), heard=_say)
-    page = "\n\n".join([title, _told(scores), _wrong(scores), _table(scores)]) + "\n"
+    parts = (title, _told(scores), _wrong(scores), _table(scores))
     if only:
-        print(page)
+        print("\n\n".join(parts))
     else:
-        (Path(__file__).parent / "README.md").write_text(page, encoding="utf-8")
+        write(__file__, *parts)
     return 0 if all(score.green for score in scores) else 1
 
 
@@ -56,12 +55,12 @@ def _wrong(scores: Sequence[Score]) -> str:
 
 
 def _table(scores: Sequence[Score]) -> str:
-    lines = ["| id | what | ranks | found | delay in steps |", "|---|---|---:|---|---:|"]
+    rows = []
     for score in scores:
         found = ", ".join(score.found) if score.kind == "fault" else "; ".join(score.alarms)
         delay = "" if score.delay_steps is None else score.delay_steps
-        lines.append(f"| {score.id} | {score.name} | {score.world_size} | {found} | {delay} |")
-    return "\n".join(lines)
+        rows.append([score.id, score.name, score.world_size, found, delay])
+    return table(["id", "what", "ranks", "found", "delay in steps"], rows, right=(2, 4))
 
 
 if __name__ == "__main__":

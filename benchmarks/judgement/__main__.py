@@ -8,7 +8,6 @@ under the cache directory and are not repeated. ``--quick`` runs a small piece o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from benchmarks import place
+from benchmarks import page
 from benchmarks.judgement import agreement, cache, curves, healthy, intervals, memory, onsets, power, simulated, tables
 
 import trueline.analyze
@@ -41,7 +40,7 @@ PARTS: dict[str, Part] = {
 
 def main() -> None:
     """Run the chosen parts, all by default, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.arguments(__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}, or tables for the page alone")
     parser.add_argument("--quick", action="store_true", help="a small piece of each part, printed and not kept")
     parser.add_argument("--cache", type=Path, default=cache.DEFAULT, help="where trainings are kept")
@@ -71,8 +70,8 @@ def _made(part: str) -> dict[str, Any]:
     """Where and when a part is measured, and whether the analysis differs from its commit."""
     analysis = ["git", "status", "--porcelain", str(Path(trueline.analyze.__path__[0]))]
     changed = subprocess.run(analysis, capture_output=True, text=True, check=False).stdout.strip()
-    told = place.facts(f"python -m benchmarks.judgement {part}")
-    return told | {"commit": told["commit"] + (" with changes" if changed else "")}
+    now = page.facts(f"python -m benchmarks.judgement {part}")
+    return now | {"commit": now["commit"] + (" with changes" if changed else "")}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from benchmarks.judgement import figure
 from benchmarks.judgement.rivals import RULES
+from benchmarks.page import table
 
 Found = dict[str, Any]
 
@@ -65,7 +66,7 @@ def agreement(found: Found) -> str:
         "cosine to the other, RMS",
         "1/√k of a sketch",
     ]
-    return _section("Virtual workers against real ones", AGREEMENT, found, _table(head, rows))
+    return _section("Virtual workers against real ones", AGREEMENT, found, table(head, rows))
 
 
 def healthy(found: Found) -> str:
@@ -78,7 +79,7 @@ def healthy(found: Found) -> str:
     if listed:
         tables += [
             "What alarmed under the default promise:",
-            _table(["code", "severity", "training", "workers", "alarms"], listed),
+            table(["code", "severity", "training", "workers", "alarms"], listed),
         ]
     return _section("False alarms in healthy trainings", HEALTHY, found, "\n\n".join(tables))
 
@@ -87,16 +88,16 @@ def simulated(found: Found) -> str:
     """False alarms in simulations, by noise and number of workers."""
     rows = found["rows"]
     sizes = sorted({row["workers"] for row in rows})
-    table = []
+    cells = []
     for noise in dict.fromkeys(row["noise"] for row in rows):
         mine = {row["workers"]: row for row in rows if row["noise"] == noise}
         total = _total(mine.values())
-        table.append([noise, *(f"{mine[n]['alarms']} in {_short(mine[n]['steps'])}" for n in sizes), _rate(*total)])
+        cells.append([noise, *(f"{mine[n]['alarms']} in {_short(mine[n]['steps'])}" for n in sizes), rate(*total)])
     every = [_total([row for row in rows if row["workers"] == n]) for n in sizes]
-    table.append(["all", *(_rate(*one) for one in every), _rate(*_total(rows))])
+    cells.append(["all", *(rate(*one) for one in every), rate(*_total(rows))])
     head = ["noise", *(f"N = {n}" for n in sizes), "alarms per 10,000 steps (95 %)"]
     text = SIMULATED.format(millions=sum(row["steps"] for row in rows) / 1e6)
-    return _section("False alarms in simulations", text, found, _table(head, table))
+    return _section("False alarms in simulations", text, found, table(head, cells))
 
 
 def memory(found: Found) -> str:
@@ -105,15 +106,15 @@ def memory(found: Found) -> str:
     for row in found["simulated"]:
         ratio = "{1:.1f} ({0:.1f} – {2:.1f})".format(*row["ratios"])
         cells = [
-            f"{_rate(row['alarms'][promise], row['steps'])} [{10_000 * row['without'][promise] / row['steps']:.2f}]"
+            f"{rate(row['alarms'][promise], row['steps'])} [{10_000 * row['without'][promise] / row['steps']:.2f}]"
             for promise in reversed(row["alarms"])
         ]
         rows.append([row["noise"], row["workers"], row["length"], _short(row["steps"]), ratio, *cells])
     head = ["memory", "N", "steps of a run", "steps", "divided by", "promise 0.1", "promise 1", "promise 10"]
-    delays = _table(["fault", "delays", "name rank 1", "name others"], [_remembered(row) for row in found["power"]])
-    early = _table(["steps so far", "runs", "alarms, promise 0.1"], [list(row.values()) for row in found["cut"]])
+    delays = table(["fault", "delays", "name rank 1", "name others"], [_remembered(row) for row in found["power"]])
+    early = table(["steps so far", "runs", "alarms, promise 0.1"], [list(row.values()) for row in found["cut"]])
     body = [_alarm_table(found["rows"], "workers", "workers"), MEMORY_CUT, early]
-    body += [MEMORY_SIMULATED, _table(head, rows), MEMORY_POWER.format(**found["setting"]), delays]
+    body += [MEMORY_SIMULATED, table(head, rows), MEMORY_POWER.format(**found["setting"]), delays]
     return _section("Workers that remember", MEMORY, found, "\n\n".join(body))
 
 
@@ -130,12 +131,12 @@ def power(found: Found) -> str:
     early = sum(row["early"] for row in rows)
     steps = sum(found["start"] * len(row["delays"]) for row in rows)
     tables = [
-        _table([*SETTING, *OURS], [[*_setting(row), *_ours(row)] for row in rows]),
+        table([*SETTING, *OURS], [[*_setting(row), *_ours(row)] for row in rows]),
         f"Before the fault began, there were {early} alarms in {steps:,} steps.",
         SCALES,
         _scales(rows),
         RIVALS,
-        _table(
+        table(
             [*SETTING, *(f"{rule}: found, delay" for rule in RULES)], [[*_setting(row), *_rules(row)] for row in rows]
         ),
     ]
@@ -173,7 +174,7 @@ def _rules(row: Found) -> list[str]:
 
 def _scales(rows: Sequence[Found]) -> str:
     """Where ``worker-scale`` is told, when, and how well its factor is known."""
-    table = []
+    cells = []
     for row in rows:
         scale = row["scale"]
         if _hits(scale) or "×" in row["fault"]:
@@ -181,8 +182,8 @@ def _scales(rows: Sequence[Found]) -> str:
             middle = f"{np.median(factors):.3f} ({factors[0]:.3f} – {factors[-1]:.3f})" if factors else "–"
             told = f"{_hits(scale)} of {len(scale['delays'])}"
             delay = _delays(scale["delays"], row["watched"])
-            table.append([*_setting(row), told, delay, middle, scale["covered"]])
-    return _table([*SETTING, "told", "steps until told", "factor (range)", "interval holds it"], table)
+            cells.append([*_setting(row), told, delay, middle, scale["covered"]])
+    return table([*SETTING, "told", "steps until told", "factor (range)", "interval holds it"], cells)
 
 
 def curves(found: Found) -> str:
@@ -190,8 +191,8 @@ def curves(found: Found) -> str:
     rows = found["rows"]
     sizes, shifts = sorted({row["workers"] for row in rows}), sorted({row["shift"] for row in rows})
     cell = {(row["workers"], row["shift"]): row for row in rows}
-    table = [[f"{shift:g}", *(_curve_cell(cell[n, shift]) for n in sizes)] for shift in shifts]
-    table.append(["cap", *(f"{cell[n, shifts[0]]['cap']:.1f}" for n in sizes)])
+    cells = [[f"{shift:g}", *(_curve_cell(cell[n, shift]) for n in sizes)] for shift in shifts]
+    cells.append(["cap", *(f"{cell[n, shifts[0]]['cap']:.1f}" for n in sizes)])
     right = (
         sum(row["right"] for row in rows if row["workers"] > 2),
         sum(row["found"] for row in rows if row["workers"] > 2),
@@ -202,7 +203,7 @@ def curves(found: Found) -> str:
         "Delay against shift and number of workers",
         text,
         found,
-        "\n\n".join([_table(["shift, spreads", *(f"N = {n}" for n in sizes)], table), figure_line]),
+        "\n\n".join([table(["shift, spreads", *(f"N = {n}" for n in sizes)], cells), figure_line]),
     )
 
 
@@ -228,7 +229,7 @@ def intervals(found: Found) -> str:
         "intervals that hold the shift",
         "plain ones",
     ]
-    return _section("Effect sizes and their intervals", INTERVALS, found, _table(head, rows))
+    return _section("Effect sizes and their intervals", INTERVALS, found, table(head, rows))
 
 
 def onsets(found: Found) -> str:
@@ -252,7 +253,7 @@ def onsets(found: Found) -> str:
         "median width",
         "mean error",
     ]
-    return _section("Since which step", ONSETS, found, _table(head, rows))
+    return _section("Since which step", ONSETS, found, table(head, rows))
 
 
 def _all_onsets(rows: Sequence[Found]) -> Found:
@@ -346,7 +347,7 @@ in {right} of {found} runs."""
 
 
 def _alarm_table(rows: Sequence[Found], by: str, label: str) -> str:
-    table = []
+    cells = []
     groups: list[tuple[str, list[Found]]] = [
         (str(name), [row for row in rows if row[by] == name]) for name in dict.fromkeys(row[by] for row in rows)
     ]
@@ -356,11 +357,11 @@ def _alarm_table(rows: Sequence[Found], by: str, label: str) -> str:
         worker_steps = sum(row["steps"] * row["workers"] for row in mine)
         rates = [f"{10_000 * sum(row['rules'][rule] for row in mine) / steps:.1f}" for rule in RULES]
         runs = sum(row["runs"] for row in mine)
-        counts = [f"{alarms}: {_rate(alarms, steps)}" for alarms in promised]
-        table.append([name, runs, f"{steps:,}", f"{worker_steps:,}", *counts, *rates])
+        counts = [f"{alarms}: {rate(alarms, steps)}" for alarms in promised]
+        cells.append([name, runs, f"{steps:,}", f"{worker_steps:,}", *counts, *rates])
     promises = [f"promise {promise}" for promise in reversed(rows[0]["alarms"])]
     head = [label, "runs", "steps", "worker-steps", *promises, *RULES]
-    return _table(head, table)
+    return table(head, cells)
 
 
 def _section(title: str, text: str, found: Found, body: str) -> str:
@@ -369,17 +370,13 @@ def _section(title: str, text: str, found: Found, body: str) -> str:
     return f"## {title}\n\n{text}\n\n{stamp}\n\n{body}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
-
-
 def _total(rows: Iterable[Found]) -> tuple[int, int]:
     kept = list(rows)
     return sum(row["alarms"] for row in kept), sum(row["steps"] for row in kept)
 
 
-def _rate(alarms: int, steps: int) -> str:
+def rate(alarms: int, steps: int) -> str:
+    """Alarms per 10,000 steps with their exact 95 % interval."""
     low, high = poisson_interval(alarms)
     scale = 10_000 / steps
     return f"{alarms * scale:.2f} ({low * scale:.2f} – {high * scale:.2f})"

@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.overhead import growth, memory, reading, samples, steps
-from benchmarks.place import facts, head
+from benchmarks.page import arguments, facts, head
 
 HERE = Path(__file__).parent
 PARTS = {"steps": steps, "reading": reading, "memory": memory, "samples": samples, "growth": growth}
@@ -27,7 +27,7 @@ PARTS = {"steps": steps, "reading": reading, "memory": memory, "samples": sample
 
 def main() -> None:
     """Run the chosen parts and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--part", choices=PARTS, action="append")

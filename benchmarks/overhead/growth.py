@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from benchmarks import page
 
 from trueline.capture.step import shared_columns
 
@@ -25,19 +26,13 @@ INTRODUCTION = (
 
 def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     """The table, as Markdown."""
-    lines = [
-        "## Growth with the number of workers",
-        "",
-        INTRODUCTION,
-        "",
-        "| N | numbers in the sum | derive a row, per rank | N × N matrix, per kept step |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for workers in WORKERS:
         size, seconds = derive_one(workers)
         matrix = f"{1000 * matrix_one(workers):.2f} ms" if workers <= 64 else "not made"
-        lines.append(f"| {workers} | {size} | {1000 * seconds:.2f} ms | {matrix} |")
-    return "\n".join(lines)
+        rows.append([workers, size, f"{1000 * seconds:.2f} ms", matrix])
+    found = page.table(["N", "numbers in the sum", "derive a row, per rank", "N × N matrix, per kept step"], rows)
+    return f"## Growth with the number of workers\n\n{INTRODUCTION}\n\n{found}"
 
 
 def derive_one(workers: int) -> tuple[int, float]:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import psutil
 import torch
+from benchmarks import page
 from benchmarks.overhead.model import WIDTH, LanguageModel, tokens
 from torch import nn
 
@@ -66,26 +67,19 @@ class Peak:
 
 def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     """The table of peak resident memory, as Markdown."""
-    lines = [
-        "## Memory",
-        "",
-        INTRODUCTION,
-        "",
-        "| parameters | heap | gradients | memory | bare | libraries imported | every step watched "
-        "| by watching itself |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for width, heap, repeats in CASES:
         bare, imported, watched = (_peak(width, heap, mode, repeats=repeats, folder=folder) for mode in MODES)
         numel = sum(param.numel() for param in LanguageModel(width).parameters())
-        case = f"| {numel / 1e6:.1f}M | {heap} | {_mib(4.0 * numel)} MiB "
-        lines.extend(case + line for line in _rows(bare, imported, watched))
-    return "\n".join(lines)
+        case = [f"{numel / 1e6:.1f}M", heap, f"{_mib(4.0 * numel)} MiB"]
+        rows += [case + cells for cells in _cells(bare, imported, watched)]
+    head = ["parameters", "heap", "gradients", "memory", "bare", "libraries imported", "every step watched"]
+    return "\n\n".join(["## Memory", INTRODUCTION, page.table([*head, "by watching itself"], rows)])
 
 
-def _rows(bare: Peak, imported: Peak, watched: Peak) -> list[str]:
+def _cells(bare: Peak, imported: Peak, watched: Peak) -> list[list[str]]:
     """The cells of each kind of memory. Ratios are to its own bare value; code has no peak of its own to compare."""
-    lines: list[str] = []
+    rows: list[list[str]] = []
     for kind, of in (
         ("resident", lambda peak: peak.resident),
         ("private", lambda peak: peak.private),
@@ -93,12 +87,16 @@ def _rows(bare: Peak, imported: Peak, watched: Peak) -> list[str]:
         ("code", lambda peak: peak.code),
     ):
         base, with_libraries, all_ = of(bare), of(imported), of(watched)
-        lines.append(
-            f"| {kind} | {_mib(base)} MiB | +{_mib(with_libraries - base)} MiB ({with_libraries / base:.3f}) "
-            f"| +{_mib(all_ - base)} MiB ({all_ / base:.3f}) "
-            f"| +{_mib(all_ - with_libraries)} MiB ({(all_ - with_libraries) / base:.1%} of bare) |"
+        rows.append(
+            [
+                kind,
+                f"{_mib(base)} MiB",
+                f"+{_mib(with_libraries - base)} MiB ({with_libraries / base:.3f})",
+                f"+{_mib(all_ - base)} MiB ({all_ / base:.3f})",
+                f"+{_mib(all_ - with_libraries)} MiB ({(all_ - with_libraries) / base:.1%} of bare)",
+            ]
         )
-    return lines
+    return rows
 
 
 def _mib(number: float) -> str:

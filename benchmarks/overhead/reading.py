@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from benchmarks import page
 from benchmarks.overhead.model import LanguageModel
 
 from trueline.capture.model.layout import make_layout
@@ -31,19 +32,16 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
         rounds=2 * rounds,
     )
     floor = min(next(iter(seconds.values())))
-    lines = [
-        "## One reading",
-        "",
+    about = (
         f"CPU time of one thread over the gradients of the same {sum(layout.numels) / 1e6:.1f}M parameters, not in any "
-        f"cache, {2 * rounds} times in turn. A sampled step reads its own gradient and what the optimizer receives.",
-        "",
-        "| reading | least | median | least against a dot product |",
-        "|---|---|---|---|",
-    ]
+        f"cache, {2 * rounds} times in turn. A sampled step reads its own gradient and what the optimizer receives."
+    )
+    rows = []
     for name, values in seconds.items():
         least, middle = min(values), statistics.median(values)
-        lines.append(f"| {name} | {1000 * least:.2f} ms | {1000 * middle:.2f} ms | {least / floor:.2f} |")
-    return "\n".join(lines)
+        rows.append([name, f"{1000 * least:.2f} ms", f"{1000 * middle:.2f} ms", f"{least / floor:.2f}"])
+    found = page.table(["reading", "least", "median", "least against a dot product"], rows)
+    return f"## One reading\n\n{about}\n\n{found}"
 
 
 def _interleaved(readings: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks import page
 from torch import Tensor, nn
 
 from trueline.capture.probes.parts import CHUNK, PartProbe
@@ -26,18 +27,12 @@ INTRODUCTION = (
 
 def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     """The table, as Markdown."""
-    lines = [
-        "## Losses of samples",
-        "",
-        INTRODUCTION,
-        "",
-        "| vocabulary | forward and backward | losses of samples | share |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for words in VOCABULARIES:
         bare_s, again_s = both(words, rounds=max(rounds // 4, 3))
-        lines.append(f"| {words:,} | {1000 * bare_s:.0f} ms | {1000 * again_s:.0f} ms | {again_s / bare_s:.2f} |")
-    return "\n".join(lines)
+        rows.append([f"{words:,}", f"{1000 * bare_s:.0f} ms", f"{1000 * again_s:.0f} ms", f"{again_s / bare_s:.2f}"])
+    found = page.table(["vocabulary", "forward and backward", "losses of samples", "share"], rows)
+    return f"## Losses of samples\n\n{INTRODUCTION}\n\n{found}"
 
 
 def both(words: int, *, rounds: int) -> tuple[float, float]:

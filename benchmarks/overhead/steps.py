@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks import page
 from benchmarks.overhead.model import LanguageModel, tokens
 from torch import nn
 
@@ -48,20 +49,14 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
         "the machine alone takes a ratio. Each mode has a share of the wall time only, so its Run is sealed "
         f"every {SEAL_S * len(MODES):.0f} s of it."
     )
-    lines = [
-        "## Step time",
-        "",
-        introduction,
-        "",
-        "| mode | step time, median ratio | quartiles | ratio of the sums | CPU time, median ratio | quartiles "
-        "| ratio of the sums | host time of Trueline, median |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    spread = ("quartiles", "ratio of the sums")
+    head = ["mode", "step time, median ratio", *spread, "CPU time, median ratio", *spread]
+    rows = []
     for mode in MODES[1:]:
         own = results[0]["own"].get(mode)
         spent = f"{1000 * own:.1f} ms" if own is not None else "–"
-        lines.append(f"| {mode} | {ratio(times, mode)} | {ratio(cpu, mode)} | {spent} |")
-    return "\n".join(lines)
+        rows.append([mode, ratio(times, mode), ratio(cpu, mode), spent])
+    return "\n\n".join(["## Step time", introduction, page.table([*head, "host time of Trueline, median"], rows)])
 
 
 def ratio(seconds: dict[str, list[float]], mode: str) -> str:

@@ -18,12 +18,12 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks.page import arguments, head
 from benchmarks.paper.cells import QUICK, Size
 from benchmarks.paper.figure import figure
 from benchmarks.paper.measure import describe, measure
 from benchmarks.paper.results import Results, read_results
 from benchmarks.paper.tables import legend, sections
-from benchmarks.place import head
 
 HERE = Path(__file__).parent
 LASTING = ("workers", "steps", "batch_size", "max_length", "warm_steps")
@@ -33,7 +33,7 @@ FIGURE = "dispersions.svg"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="train, and keep the results")
     run.add_argument("--data", type=Path, help="an Alpaca-format JSON or JSONL file to train on as well")

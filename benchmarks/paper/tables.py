@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import product
-from typing import Any
 
 import numpy as np
+from benchmarks.page import table
 from benchmarks.paper.cells import DROPOUT, LIBRARY, PAPER, READINGS, Cell, cells
 from benchmarks.paper.results import QUANTITIES, Floats, Results
 
@@ -142,12 +142,6 @@ def _ddp(results: Results) -> str:
     steps = {"first": "first step", "all": "largest"}
     head = ["reading", "setting", *(f"{name}, {steps[when]}" for name, when in places), "`trueline check` says"]
     return table(head, rows)
-
-
-def table(head: list[str], rows: Iterable[list[Any]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def legend() -> str:

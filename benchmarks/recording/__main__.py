@@ -9,7 +9,6 @@ round. Needs msProbe: pip install -e '.[bench]'.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -17,13 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.place import head
+from benchmarks.page import arguments, head, write
 from benchmarks.recording import tables
 from benchmarks.recording.measure import Measured, measure
 from benchmarks.recording.model import BATCH, INNER, LAYERS, LENGTH, VOCAB, WIDTH
 from benchmarks.recording.parts import NOT_SELECTED, RECORDED, Part
 
-HERE = Path(__file__).parent
 STEPS = {"bare": 4, "msprobe": 2, "trueline": 2}
 STEPS_NOT_SELECTED = dict.fromkeys(STEPS, 5)
 ROUNDS_NOT_SELECTED = 3
@@ -46,7 +44,7 @@ AWAY = "Both tools are attached with modules and ops, at steps that they are not
 def main() -> None:
     """Run the chosen parts, and write the page if they are all."""
     parts = {part.name: part for part in (*RECORDED, NOT_SELECTED)}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1, help="that compute in each process")
     parser.add_argument("--part", choices=parts, action="append")
@@ -60,11 +58,12 @@ def main() -> None:
             for number, name in enumerate(chosen.part or parts)
         ]
     text = _page(measured, rounds=chosen.rounds)
-    print(text)
-    if not chosen.part:
+    if chosen.part:
+        print(text)
+    else:
         command = f"python -m benchmarks.recording --rounds {chosen.rounds} --threads {chosen.threads}"
         title = f"{head('What recording costs', command=command)}\n- {_versions()}"
-        (HERE / "README.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+        write(__file__, title, text)
 
 
 def _take(part: Part, *, rounds: int, folder: Path) -> Measured:

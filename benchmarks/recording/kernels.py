@@ -7,20 +7,18 @@ One thread. The calls take turns; the smallest CPU time of each is given, which 
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
-from benchmarks.place import head
+from benchmarks import page
 from torch import Tensor
 
 from trueline.tensor.measure import HostMeter, exponents_of
@@ -109,16 +107,16 @@ def by_instruction_set(name: str) -> dict[str, Callable[[Tensor], object]]:
 
 def table(title: str, rows: dict[str, Tensor], calls: dict[str, Callable[[Tensor], object]], *, repeats: int) -> str:
     """µs of every call for every row, as Markdown."""
-    lines = [f"| {title} | " + " | ".join(calls) + " |", "|---|" + "---|" * len(calls)]
+    cells = []
     for name, x in rows.items():
         taken_us = fastest_us(calls, x, repeats=max(repeats // (1 + x.numel() // 10**6), 5))
-        lines.append(f"| {name} | " + " | ".join(f"{value:.1f}" for value in taken_us.values()) + " |")
-    return "\n".join(lines)
+        cells.append([name, *(f"{value:.1f}" for value in taken_us.values())])
+    return page.table([title, *calls], cells)
 
 
 def main() -> None:
     """Measure, print and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=300)
     repeats = parser.parse_args().repeats
     if NATIVE is None:
@@ -132,7 +130,7 @@ def main() -> None:
     }
     cases = {name: make(torch.randn(LARGE)) for name, make in CASES.items()}
     parts = [
-        head(
+        page.head(
             "What measuring one tensor costs, in µs",
             command=f"python -m benchmarks.recording.kernels --repeats {repeats}",
         ),
@@ -145,9 +143,7 @@ def main() -> None:
     some = {name: x for name, x in sizes.items() if name.startswith("float32")}
     parts += [SETS_ABOUT, table("dtype, elements", some, compiled, repeats=repeats)]
     NATIVE.kernel.use(sets[-1])
-    page = "\n\n".join(parts) + "\n"
-    Path(__file__).with_name("kernels.md").write_text(page)
-    print(page)
+    page.write(__file__, *parts, name="kernels.md")
 
 
 if __name__ == "__main__":

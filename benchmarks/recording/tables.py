@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from fractions import Fraction
 
+from benchmarks.page import table
 from benchmarks.recording.measure import NAMES, Measured, quartiles
 
 CLOCKS = ("wall_s", "cpu_s")
@@ -14,30 +15,26 @@ MIB = 2**20
 
 def added_time(measured: Sequence[Measured]) -> str:
     """Step times over the bare step, and what Trueline adds over what msProbe adds."""
-    lines = [
-        "| recorded | msProbe, times the bare step | Trueline, times the bare step "
-        "| Trueline adds, of what msProbe adds | aim | met |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = ["recorded", "msProbe, times the bare step", "Trueline, times the bare step"]
+    head += ["Trueline adds, of what msProbe adds", "aim", "met"]
+    rows = []
     for one in measured:
         shares = {clock: quartiles(one.shares(clock)) for clock in CLOCKS}
         worst = max(middle for _, middle, _ in shares.values())
         cells = [one.part.name, *(_ratios(one, name) for name in NAMES[1:]), _shares(shares)]
-        lines.append(f"| {' | '.join([*cells, *_aim(one.part.time_share, worst)])} |")
-    return "\n".join(lines)
+        rows.append([*cells, *_aim(one.part.time_share, worst)])
+    return table(head, rows)
 
 
 def what_is_left(measured: Sequence[Measured]) -> str:
     """Values, bytes and files a step."""
-    lines = [
-        "| recorded | values a step, msProbe / Trueline | bytes a step, msProbe / Trueline | Trueline's share | aim "
-        "| met | files a step, msProbe / Trueline |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["recorded", "values a step, msProbe / Trueline", "bytes a step, msProbe / Trueline", "Trueline's share"]
+    head += ["aim", "met", "files a step, msProbe / Trueline"]
+    rows = []
     for one in measured:
         theirs, ours = one.left["msprobe"], one.left["trueline"]
         share = ours.bytes_a_step / theirs.bytes_a_step
-        cells = [
+        row = [
             one.part.name,
             f"{theirs.values_a_step:,.0f} / {ours.values_a_step:,.0f}",
             f"{_bytes(theirs.bytes_a_step)} / {_bytes(ours.bytes_a_step)}",
@@ -45,31 +42,30 @@ def what_is_left(measured: Sequence[Measured]) -> str:
             *_aim(one.part.bytes_share, share),
             f"{theirs.files_a_step:,.1f} / {ours.files_a_step:,.1f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(row)
+    return table(head, rows)
 
 
 def memory(measured: Sequence[Measured]) -> str:
     """Peak resident memory of the processes, in MiB."""
-    lines = ["| recorded | bare | msProbe | Trueline | no more than msProbe |", "|---|---|---|---|---|"]
+    rows = []
     for one in measured:
         peaks = {name: one.left[name].peak_bytes for name in NAMES}
         met = "yes" if peaks["trueline"] <= peaks["msprobe"] else "no"
-        cells = [one.part.name, *(f"{peaks[name] / MIB:,.0f} MiB" for name in NAMES), met]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([one.part.name, *(f"{peaks[name] / MIB:,.0f} MiB" for name in NAMES), met])
+    return table(["recorded", "bare", "msProbe", "Trueline", "no more than msProbe"], rows)
 
 
 def not_selected(measured: Measured) -> str:
     """What it costs to have a tool attached at steps that it does not record."""
-    lines = ["| tool | times the bare step (quartiles) | of CPU time (quartiles) |", "|---|---|---|"]
+    rows = []
     for name, title in zip(NAMES[1:], ("msProbe", "Trueline"), strict=True):
         cells = []
         for clock in CLOCKS:
             low, middle, high = quartiles(measured.ratios(name, clock))
             cells.append(f"{middle:.3f} ({low:.3f} – {high:.3f})")
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([title, *cells])
+    return table(["tool", "times the bare step (quartiles)", "of CPU time (quartiles)"], rows)
 
 
 def bare_step(measured: Sequence[Measured]) -> str:

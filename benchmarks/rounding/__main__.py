@@ -7,14 +7,12 @@ Under a minute on one core. A band of `compare.expect.ops.LAWS` is to hold 99 % 
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from benchmarks.place import head
+from benchmarks.page import arguments, head, table, write
 from benchmarks.rounding import allreduce, ops, orders, shifts
 
 from trueline.analyze.compare.expect.ops import LAWS
@@ -51,8 +49,7 @@ inputs. 1 is independence (less for squares, where it is a limit)."""
 
 def main() -> None:
     """Measure all and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    arguments(__doc__).parse_args()
     title = head("How much rounding is expected, and measured", command="python -m benchmarks.rounding")
     parts = [
         title,
@@ -72,82 +69,67 @@ def main() -> None:
         ABOUT_SHIFTS,
         _shifts(list(shifts.shifts())),
     ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    (Path(__file__).parent / "README.md").write_text(text, encoding="utf-8")
+    write(__file__, *parts)
 
 
 def _ops(ratios: Sequence[ops.Ratio]) -> str:
-    lines = [
-        "| class | dtype | measurements | least | 0.5 % | median | 99.5 % | most | of | band | inside |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for (op_class, dtype), group in _grouped(ratios, lambda one: (one.op_class, one.dtype)):
         values = np.array([one.ratio for one in group])
         worst = max(group, key=lambda one: one.ratio)
         low, high = LAWS[op_class].band
         inside = float(np.mean((values >= low) & (values <= high)))
-        lines.append(
-            f"| {op_class} | {dtype} | {len(values)} | {_spread(values)} | {worst.name}, {worst.kind} "
-            f"| {low:g} – {high:g} | {inside:.1%} |"
-        )
-    return "\n".join(lines)
+        spread = (f"{value:.2f}" for value in np.quantile(values, (0, 0.005, 0.5, 0.995, 1)))
+        of, band = f"{worst.name}, {worst.kind}", f"{low:g} – {high:g}"
+        rows.append([op_class, dtype, len(values), *spread, of, band, f"{inside:.1%}"])
+    spread_of = ("least", "0.5 %", "median", "99.5 %", "most")
+    return table(["class", "dtype", "measurements", *spread_of, "of", "band", "inside"], rows)
 
 
 def _orders(sums: Sequence[orders.Sums]) -> str:
-    lines = [
-        "| dtype | partial sums | order | settings | error: least, median, most | difference: least, median, most "
-        "| largest difference of two |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["dtype", "partial sums", "order", "settings", "error: least, median, most"]
+    head += ["difference: least, median, most", "largest difference of two"]
+    rows = []
     held = [one for one in sums if orders.follows(one) and one.workers > 2]
     for key, group in _grouped(held, lambda one: (one.dtype, one.accumulate, one.order)):
         errors, differences = (np.array([getattr(one, name) for one in group]) for name in ("error", "difference"))
         most = max(one.most for one in group)
-        cells = [*key, str(len(group)), _three(errors), _three(differences), f"{most:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append([*key, len(group), _three(errors), _three(differences), f"{most:.2f}"])
     two = [one for one in sums if one.workers == 2]
     apart = sum(one.most > 0 for one in two)
     beyond = sum(one.most > ORDER_LIMIT for one in held)
-    lines.append("")
-    lines.append(
+    return (
+        f"{table(head, rows)}\n\n"
         f"Of {len(two)} settings with two workers, {apart} had a difference at all. Of the other {len(held)}, {beyond} "
         f"had one beyond the limit of {ORDER_LIMIT:g} times the expected."
     )
-    return "\n".join(lines)
 
 
 def _all_reduce(reduced: Sequence[allreduce.AllReduce]) -> str:
-    lines = ["| dtype | ranks | mean cosine | error | difference |", "|---|---|---|---|---|"]
-    for one in reduced:
-        cells = (one.dtype, str(one.ranks), f"{one.cosine:g}", f"{one.error:.2f}", f"{one.difference:.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [[one.dtype, one.ranks, f"{one.cosine:g}", f"{one.error:.2f}", f"{one.difference:.2f}"] for one in reduced]
+    return table(["dtype", "ranks", "mean cosine", "error", "difference"], rows)
 
 
 def _stagnation(sums: Sequence[orders.Sums]) -> str:
-    lines = ["| workers | mean cosine | u·sqrt(e(N)) | error | difference |", "|---|---|---|---|---|"]
-    for one in sorted(sums, key=lambda one: one.nearness):
-        cells = (
-            str(one.workers),
-            f"{one.cosine:g}",
-            f"{one.nearness:.2f}",
-            f"{one.error:.2f}",
-            f"{one.difference:.2f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [one.workers, f"{one.cosine:g}", f"{one.nearness:.2f}", f"{one.error:.2f}", f"{one.difference:.2f}"]
+        for one in sorted(sums, key=lambda one: one.nearness)
+    ]
+    return table(["workers", "mean cosine", "u·sqrt(e(N))", "error", "difference"], rows)
 
 
 def _shifts(moved: Sequence[shifts.Shift]) -> str:
-    lines = [
-        "| output of | dtype | sum: root mean square, most | sum of squares: root mean square, most |",
-        "|---|---|---|---|",
+    rows = [
+        [
+            one.op,
+            one.dtype,
+            f"{one.sum_rms:.2f}, {one.sum_most:.2f}",
+            f"{one.sum_sq_rms:.2f}, {one.sum_sq_most:.2f}",
+        ]
+        for one in moved
     ]
-    for one in moved:
-        sums, squares = f"{one.sum_rms:.2f}, {one.sum_most:.2f}", f"{one.sum_sq_rms:.2f}, {one.sum_sq_most:.2f}"
-        lines.append(f"| {one.op} | {one.dtype} | {sums} | {squares} |")
-    return "\n".join(lines)
+    head = ["output of", "dtype", "sum: root mean square, most", "sum of squares: root mean square, most"]
+    return table(head, rows)
 
 
 def _grouped(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> list[tuple[tuple, list[Entry]]]:
@@ -155,10 +137,6 @@ def _grouped(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> list[tu
     for entry in entries:
         groups[key(entry)].append(entry)
     return list(groups.items())
-
-
-def _spread(values: np.ndarray) -> str:
-    return " | ".join(f"{value:.2f}" for value in np.quantile(values, (0, 0.005, 0.5, 0.995, 1)))
 
 
 def _three(values: np.ndarray) -> str:

@@ -7,11 +7,10 @@ Trainings are those of `benchmarks.judgement` and kept with them: without them i
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from benchmarks.judgement.cache import DEFAULT
-from benchmarks.place import head
+from benchmarks.page import arguments, head, write
 from benchmarks.spikes import false_alarms, laws, models, power
 
 TITLE = "Jumps along time: false alarms and power"
@@ -47,7 +46,7 @@ clear."""
 
 def main() -> None:
     """Measure all and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--cache", type=Path, default=DEFAULT, help="where trainings are kept")
     parser.add_argument("--runs", type=int, default=50, help="simulated runs of each law")
     parser.add_argument("--quick", action="store_true", help="a small piece of the trainings")
@@ -71,9 +70,7 @@ def main() -> None:
         ABOUT_MODELS,
         models.table(),
     ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    (Path(__file__).parent / "README.md").write_text(text, encoding="utf-8")
+    write(__file__, *parts)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from benchmarks import page
 from benchmarks.judgement.cache import Job, train_all
 from benchmarks.judgement.healthy import jobs
-from benchmarks.judgement.tables import poisson_interval
+from benchmarks.judgement.tables import rate
 from benchmarks.judgement.workers import Recorded
 from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.laws import Law
@@ -89,17 +91,13 @@ def _trained(chosen: Iterable[Job], folder: Path) -> Iterator[WholeRun]:
 
 def _table(label: str, kinds: Iterable[tuple[str, Iterator[WholeRun]]]) -> str:
     """One line a kind of run: its jumps under each promise, and which check they are of under the last."""
-    lines = [
-        f"| {label} | runs | steps | " + " | ".join(f"promise {promise:g}" for promise in PROMISES) + " | of these |",
-        "|---|---|---|" + "---|" * (len(PROMISES) + 1),
-    ]
     rows = {name: _counted(series) for name, series in kinds}
-    lines += [_line(name, row) for name, row in rows.items()]
-    lines.append(_line("all", sum(rows.values(), Counter())))
-    if rows.keys() & set(JUMPING):
-        steady = [row for name, row in rows.items() if name not in JUMPING]
-        lines.append(_line("all but the curriculum and those that memorise", sum(steady, Counter())))
-    return "\n".join(lines)
+    steady = [row for name, row in rows.items() if name not in JUMPING]
+    sums = {"all": sum(rows.values(), Counter())}
+    if len(steady) < len(rows):
+        sums["all but the curriculum and those that memorise"] = sum(steady, Counter())
+    head = [label, "runs", "steps", *(f"promise {promise:g}" for promise in PROMISES), "of these"]
+    return page.table(head, [_cells(name, row) for name, row in (rows | sums).items()])
 
 
 def _counted(kind: Iterable[WholeRun]) -> Counter[str]:
@@ -114,13 +112,7 @@ def _counted(kind: Iterable[WholeRun]) -> Counter[str]:
     return row
 
 
-def _line(name: str, row: Counter[str]) -> str:
-    cells = [_rate(row[f"{promise:g}"], row["steps"]) for promise in PROMISES]
+def _cells(name: str, row: Counter[str]) -> list[Any]:
+    rates = [f"{row[f'{promise:g}']}: {rate(row[f'{promise:g}'], row['steps'])}" for promise in PROMISES]
     told = ", ".join(f"{row[code]} {code}" for code in ("loss-spike", "grad-spike") if row[code])
-    return f"| {name} | {row['runs']} | {row['steps']:,} | {' | '.join(cells)} | {told} |"
-
-
-def _rate(alarms: int, steps: int) -> str:
-    low, high = poisson_interval(alarms)
-    scale = 10_000 / steps
-    return f"{alarms}: {alarms * scale:.2f} ({low * scale:.2f} – {high * scale:.2f})"
+    return [name, row["runs"], f"{row['steps']:,}", *rates, told]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from benchmarks import page
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -44,19 +45,18 @@ class Deep(nn.Module):
 
 def table() -> str:
     """One line a model and precision: the largest growth over three layers or more, and how near the end it came."""
-    lines = [
+    about = (
         f"{STEPS} recorded steps of each under AdamW; deep stacks have {DEPTH} layers. Growth: the largest over three "
         "layers or more in a row that each have a larger gradient than the one before, up to the first layer. Room: by "
-        "how many doublings the largest gradient is from overflow. A model whose loss is not finite is not healthy.",
-        "",
-        "| model | float32: growth | room | autocast float16: growth | room | told |",
-        "|---|---|---|---|---|---|",
-    ]
+        "how many doublings the largest gradient is from overflow. A model whose loss is not finite is not healthy."
+    )
+    rows = []
     for name, make in MODELS.items():
         (grown, room, told), (grown_half, room_half, told_half) = (_measured(make, half=half) for half in (False, True))
         cells = [_text(grown), _text(room), _text(grown_half), _text(room_half), str(told + told_half)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    head = ["model", "float32: growth", "room", "autocast float16: growth", "room", "told"]
+    return f"{about}\n\n{page.table(head, rows)}"
 
 
 def _text(value: float) -> str:

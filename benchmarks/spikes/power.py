@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from benchmarks import page
 from benchmarks.judgement.cache import Job, train_all
 from benchmarks.judgement.healthy import jobs
 from benchmarks.judgement.workloads import HEALTHY
@@ -24,18 +25,16 @@ def table(folder: Path, *, quick: bool) -> str:
     wanted = [job for job in jobs(HEALTHY, quick=quick) if not _odd(job)]
     train_all(wanted, folder)
     runs = [as_run(job.recorded(folder), job) for job in wanted]
-    lines = [
+    about = (
         f"{len(runs)} trainings. At one step the loss, or the norm of the gradient, is multiplied; what is told must "
-        "begin there.",
-        "",
-        "| series | step | " + " | ".join(f"× {fold:g}" for fold in FOLDS) + " |",
-        "|---|---|" + "---|" * len(FOLDS),
-    ]
+        "begin there."
+    )
+    rows = []
     for name, kind, least in (("loss", "loss", loss_spike.LEAST), ("norm", "norm", grad_spike.LEAST)):
         for step in STEPS:
             told = [_told(runs, name, kind, least, step, fold) for fold in FOLDS]
-            lines.append(f"| {name} | {step} | " + " | ".join(f"{one:.2f}" for one in told) + " |")
-    return "\n".join(lines)
+            rows.append([name, step, *(f"{one:.2f}" for one in told)])
+    return about + "\n\n" + page.table(["series", "step", *(f"× {fold:g}" for fold in FOLDS)], rows)
 
 
 def _odd(job: Job) -> bool:

@@ -5,7 +5,6 @@ python -m benchmarks.store [--steps 10000] [--ranks 8]
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.place import head
+from benchmarks.page import arguments, head, table, write
 from benchmarks.store import recorded_step
 
 from trueline.schema.workers import WORKER_COLUMNS
@@ -80,7 +79,7 @@ def time_reads(path: Path) -> dict[str, tuple[float, float]]:
     return taken_s
 
 
-def table(*, steps: int, ranks: int) -> str:
+def tables(*, steps: int, ranks: int) -> str:
     """What writing and reading a Run of this size took, as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
@@ -89,25 +88,26 @@ def table(*, steps: int, ranks: int) -> str:
         reads_s = time_reads(path)
     taken_s = np.concatenate([wall_s for wall_s, _ in writes])
     cpu_s = sum(cpu_s for _, cpu_s in writes)
-    lines = ["| write, one row | ms |", "|---|---|"]
-    for name, value in (
+    writing = [
         ("median", np.median(taken_s)),
         ("99th percentile", np.quantile(taken_s, 0.99)),
         ("mean, sealing every 100 steps included", taken_s.mean()),
         ("mean CPU time, sealing included", cpu_s / len(taken_s)),
         ("mean of the slowest 1 %, the writes that seal", np.sort(taken_s)[-len(taken_s) // 100 :].mean()),
-    ):
-        lines.append(f"| {name} | {value * 1e3:.3f} |")
-    lines += ["", f"| read, {ranks} ranks x {steps} steps | s | CPU s |", "|---|---|---|"]
-    lines += [f"| {name} | {wall_s:.2f} | {cpu_s:.2f} |" for name, (wall_s, cpu_s) in reads_s.items()]
-    return "\n".join(
-        [*lines, "", f"{size_bytes / len(taken_s):.0f} bytes a row on disk, {size_bytes / 1e6:.0f} MB in all"]
+    ]
+    reading = [[name, f"{wall_s:.2f}", f"{cpu_s:.2f}"] for name, (wall_s, cpu_s) in reads_s.items()]
+    return "\n\n".join(
+        [
+            table(["write, one row", "ms"], [[name, f"{value * 1e3:.3f}"] for name, value in writing]),
+            table([f"read, {ranks} ranks x {steps} steps", "s", "CPU s"], reading),
+            f"{size_bytes / len(taken_s):.0f} bytes a row on disk, {size_bytes / 1e6:.0f} MB in all",
+        ]
     )
 
 
 def main() -> None:
     """Measure and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=8)
     chosen = parser.parse_args()
@@ -115,15 +115,13 @@ def main() -> None:
     parts = [
         head("What the store costs", command=command),
         ABOUT,
-        table(steps=chosen.steps, ranks=chosen.ranks),
+        tables(steps=chosen.steps, ranks=chosen.ranks),
         ABOUT_SEALING,
         "## A recorded step",
         recorded_step.ABOUT,
         recorded_step.table(),
     ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    (Path(__file__).parent / "README.md").write_text(text, encoding="utf-8")
+    write(__file__, *parts)
 
 
 if __name__ == "__main__":

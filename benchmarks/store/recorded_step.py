@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks import page
 
 from trueline.schema.records import STAT_NAMES, StepRecords
 from trueline.store.reader import Run
@@ -106,17 +107,12 @@ def measure(kind: str, num_steps: int) -> Cost:
 
 def table(repeats: int = 5) -> str:
     """The costs as Markdown."""
-    lines = [
-        "| recorded steps | columns | KB a step on disk | CPU ms a step | ms in `write` |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for num_steps, kinds in ((1, ("same",)), (100, ("same", "equal", "other"))):
         for kind in kinds:
             measure(kind, 1)
             costs = [measure(kind, num_steps) for _ in range(repeats)]
             cpu_s, write_s = min(cost.cpu_s for cost in costs), min(cost.write_s for cost in costs)
-            lines.append(
-                f"| {num_steps} | {kind if num_steps > 1 else 'first'} | {costs[0].size_bytes / 1e3:.1f} "
-                f"| {cpu_s * 1e3:.2f} | {write_s * 1e3:.3f} |"
-            )
-    return "\n".join(lines)
+            cost = [f"{costs[0].size_bytes / 1e3:.1f}", f"{cpu_s * 1e3:.2f}", f"{write_s * 1e3:.3f}"]
+            rows.append([num_steps, kind if num_steps > 1 else "first", *cost])
+    return page.table(["recorded steps", "columns", "KB a step on disk", "CPU ms a step", "ms in `write`"], rows)
