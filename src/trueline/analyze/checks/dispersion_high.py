@@ -1,4 +1,4 @@
-"""The workers differ from each other for good: more than the samples in their batches explain.
+"""The workers differ from each other permanently, by more than the samples in their batches explain.
 
 What it finds
 -------------
@@ -9,39 +9,40 @@ how much the workers are further apart than they would be if all drew from one p
 Why it matters
 --------------
 The mean over workers is then an average over mixtures in fixed proportions that nobody chose, the noise of the update
-is larger than the batch size suggests, and a check that asks who is the odd one meets a crowd in which everyone is.
+is larger than the batch size suggests, and checks for a single outlier find nothing, because every worker is one.
 
 How it decides
 --------------
 It bets that what set the workers apart at earlier steps sets them apart at this one. If workers are exchangeable, each
 step may be swapped between them without changing its probability, whatever the distribution, and the bets win nothing
 in the mean (`analyze/stats/persistence.py` has the e-value and the source). It alarms when an e-detector of these bets
-reaches the height that its share of the promise allows (`plan.false_alarms` expected per 10,000 healthy steps over all
-checks). Batches that are alike within themselves but for no worker in particular, such as buckets of length that are
-dealt out anew at every step, do not win these bets.
+reaches the height that its share of the false-alarm budget allows (`plan.false_alarms` expected per 10,000 healthy
+steps over all checks). Batches that are alike within themselves but for no worker in particular, such as buckets of
+length that are dealt out anew at every step, do not win these bets.
 
-Where one worker alone is off, that is the business of the outlier checks: with three workers or more the alarm must
+Where one worker alone is unlike the others, the outlier checks report it: with three workers or more the alarm must
 still stand after the worker that is furthest away is left out. Fixed shards keep small differences of their own from
 one epoch to the next; what the number of distinct samples in a shard explains is allowed for.
 
-By how much: where losses of parts (samples or micro-batches) were recorded, the standard deviation between workers
+By how much: where per-sample losses (or those of micro-batches) were recorded, the standard deviation between workers
 over what the spread within workers explains, with a 95 % interval; otherwise over the spread between workers that is
 left once their lasting differences are taken out. It is a warning from 1.1 times on, and an info below, where the noise
 of the update is less than a fifth larger.
 
 As an info it also reports losses that are alike inside each worker's batch without any lasting difference: then
-re-dealing the parts over workers at random makes the workers more alike than they are (`analyze/stats/permutation.py`),
-by more than a factor of 2 in variance, which neighbouring pieces of documents explain. That may be intended: buckets of
-length, several answers to one prompt. Statistics that take samples as independent are then too confident.
+re-dealing the samples over the workers at random makes the workers more alike than they are
+(`analyze/stats/permutation.py`), by more than a factor of 2 in variance, which neighbouring pieces of documents
+explain. That may be intended: buckets of length, several answers to one prompt. Statistics that take samples as
+independent are then too confident.
 
 What it may miss
 ----------------
 Workers that each read documents from end to end differ for as long as a document lasts: then evidence is divided by how
-long they remember (`analyze/stats/autocorrelation.py`), and lasting differences are found later. Documents that last
-longer than a 40th of the Run may still be reported. Workers in different groups of `plan.worker_groups` are not
-compared. Differences that come and go within a few steps. With two workers every difference is one worker's as much as
-both's: then only losses are looked at here, the outlier checks say the same about one of them, and each step can win at
-most ln 2.
+long their losses stay correlated (`analyze/stats/autocorrelation.py`), and lasting differences are found later.
+Documents that last longer than a 40th of the Run may still be reported. Workers in different groups of
+`plan.worker_groups` are not compared. Differences that come and go within a few steps. With two workers every
+difference is one worker's as much as both's: then only losses are looked at here, the outlier checks say the same about
+one of them, and each step can win at most ln 2.
 
 Example
 -------

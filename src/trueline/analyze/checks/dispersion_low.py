@@ -13,11 +13,11 @@ epoch costs as many times more as there are copies. The loss curve looks fine, e
 
 How it decides
 --------------
-Bets against exchangeable parts and exchangeable pairs of workers win nothing in the mean while training is healthy,
+Bets against exchangeable samples and exchangeable pairs of workers win nothing in the mean while training is healthy,
 whatever the distribution; a finding comes where an e-detector of such bets reaches the height that its share of the
-promise allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
+false-alarm budget allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
 
-By the losses of the parts of a step (samples or micro-batches), from two workers on: they are dealt out to the workers
+By the per-sample losses of a step (or those of micro-batches), from two workers on: they are dealt out to the workers
 anew at random (`analyze/stats/permutation.py` has the e-value and the source).
 
 - Place by place: workers that read the same samples in the same order have high and low losses at the same places of
@@ -35,9 +35,9 @@ should be the closest one again and again (`analyze/stats/closest_pairs.py`). Di
 the log gradient norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is
 named only if it is no more than half as far apart as it is from the nearer half of the other workers, lasting
 differences taken out. Outliers that are known by name are left out, and where only the pair is left nothing is said of
-it: a third worker that is off makes no copies of the other two. Of three workers where none is known to be off, two
-that are close are two copies or a third that is noisy: the finding says so and concerns all three, unless the losses of
-parts, or digests of the samples, show that the two read different samples; then there is none.
+it: a third worker that is an outlier makes no copies of the other two. Of three workers where none is known to be an
+outlier, two that are close are two copies or a third that is noisy: the finding says so and concerns all three, unless
+the per-sample losses, or digests of the samples, show that the two read different samples; then there is none.
 
 Bitwise equal losses: three steps or more, with losses that change and are not rounded to 16 bits, at which all workers
 recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
@@ -51,11 +51,11 @@ Where digests of the samples show the same, `duplicate-data` reports it, and thi
 
 What it may miss
 ----------------
-With two workers and without losses of parts, copies that dropout hides cannot be seen: close or not close has no
+With two workers and without per-sample losses, copies that dropout hides cannot be seen: close or not close has no
 measure. Pairs are looked at up to 64 workers of a group. Samples that are changed on the fly differ by digest, so that
-with four workers or more copies are told beside digests that differ.
-Batches that are balanced on purpose (the same number of each class in each batch, stratified diffusion times) may be
-so much more alike than a random draw that all workers are reported.
+with four workers or more copies are reported although their digests differ. Batches that are balanced on purpose (the
+same number of each class in each batch, stratified diffusion times) may be so much more alike than a random draw that
+all workers are reported.
 
 Example
 -------

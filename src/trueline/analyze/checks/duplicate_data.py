@@ -2,9 +2,9 @@
 
 What it finds
 -------------
-Workers that read the same data at the same time: no DistributedSampler, a sampler that was told one replica, a stream
-that was never split by rank, two ranks that were given one shard. All of the batch or a part of it, in the same order
-or not.
+Workers that read the same data at the same time: no DistributedSampler, a sampler that was made with one replica, a
+stream that was never split by rank, two ranks that were given one shard. All of the batch or a part of it, in the same
+order or not.
 
 Why it matters
 --------------

@@ -21,19 +21,19 @@ overflow when they double, are a fact.
   name; of these, gradients of the same output, or of the same parameter, in the same dtype are compared, in the order
   of backward.
 - From the last that is finite, it goes back towards the loss for as long as each value is larger than the one before.
-- It is told where that holds for three layers or more and the largest magnitude grew at least a hundredfold; as an
+- It is reported where that holds for three layers or more and the largest magnitude grew at least a hundredfold; as an
   error if the next layer is not finite, as a warning if the last value overflows when it doubles.
 
 Under float16 with a gradient scaler it is an info: a scaler looks for the largest scale that fits, and skips the step.
 
-A healthy model can grow gradients as much, and train: growth alone is no fault, and is not told. `benchmarks/spikes`
-has how far gradients of healthy models grow and how far they stay from the end of their range.
+A healthy model can grow gradients as much, and train: growth alone is no fault, and is not reported.
+`benchmarks/spikes` has how far gradients of healthy models grow and how far they stay from the end of their range.
 
 What it may miss
 ----------------
 Models whose layers have no numbers in their names. Growth by a factor that is not steady, or that begins less than a
 hundredfold below the end of the range. Growth that stays within the range, as it mostly does in bfloat16 and float32:
-`grad-spike` tells when norms jump. Steps that were not recorded.
+`grad-spike` reports when norms jump. Steps that were not recorded.
 
 Example
 -------

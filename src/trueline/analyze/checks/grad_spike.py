@@ -8,16 +8,17 @@ own past explains: when, by how much, and which groups and parameters it is in.
 Why it matters
 --------------
 One step with a gradient a hundred times too large moves the weights, and the running second moments of Adam, further
-than a thousand good ones. Clipping hides it in the loss and scales everything else down. Which parameters it is in
-tells layers apart: an embedding that a rare token reaches through a normalisation, an output head, one attention layer.
+than a thousand good ones. Clipping hides it in the loss and scales everything else down. Which parameters it is in says
+which layer is concerned: an embedding that a rare token reaches through a normalisation, an output head, one attention
+layer.
 
 How it decides
 --------------
-As `loss-spike` does, from the logarithm of a norm against its own past and its own tail: the level is the median of
-the last 16 steps, the spread that of the last 64, and a step is told that is beyond the last 1,000 by more than the law
-of their tail allows (`analyze/stats/peaks_over_threshold.py`). The line is `false_alarms` of the plan (default 0.1) in
-10,000 healthy steps for both checks of spikes together, a quarter of it for the whole gradient and a quarter split over
-the parameter groups. `benchmarks/spikes` measures how many alarms healthy trainings raise.
+As `loss-spike` does, from the logarithm of a norm against its own past and its own tail: the level is the median of the
+last 16 steps, the spread that of the last 64, and a step is reported that is beyond the last 1,000 by more than the law
+of their tail allows (`analyze/stats/peaks_over_threshold.py`). Its false-alarm budget is `false_alarms` of the plan
+(default 0.1) in 10,000 healthy steps for both checks of spikes together, a quarter of it for the whole gradient and a
+quarter split over the parameter groups. `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
 Norms are of the mean gradient before clipping, or, where that was not measured, the root mean square of the workers'.
 Jumps of several series at one time are one: the groups that jumped are named, or else those that hold most of what was
@@ -31,9 +32,8 @@ level is no spike, so that a gradient scaler that doubles its scale is none. Nor
 What it may miss
 ----------------
 The first 48 steps, and the first 48 after such a change. What has jumped before as far and more than a few times. A
-jump of one worker among many, which the mean dilutes: see
-`worker-grad-norm-outlier`. A slow rise. Parameters that are named are a description of the step, chosen after the jump
-was seen, and are no part of the promise.
+jump of one worker among many, which the mean dilutes: see `worker-grad-norm-outlier`. A slow rise. Parameters that are
+named are a description of the step, chosen after the jump was seen, and are no part of that budget.
 
 Example
 -------

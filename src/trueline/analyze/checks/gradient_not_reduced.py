@@ -7,19 +7,19 @@ not its DDP wrapper, a step was taken under `no_sync`, a hand-written all-reduce
 
 Why it matters
 --------------
-Every worker trains on its own data alone for those parameters. Replicas part from that step on, and gradients are
+Every worker trains on its own data alone for those parameters. Replicas diverge from that step on, and gradients are
 averaged over models that are no longer the same.
 
 How it decides
 --------------
 Two facts together, on every worker. First, replicas received different gradients: the sketch of what the optimizer
 received differs from the mean over workers by more than rounding allows (`group_used_residual` over
-`group_used_floor`); of a parameter that every rank holds whole beside the shards of others, its norm does. Second, what
+`group_used_floor`); of a parameter that every rank holds whole while others are sharded, its norm does. Second, what
 each received is its own: the sketch is a multiple of the sketch of the worker's gradient before reduction, down to
 rounding (`group_used_local`), or no reduction of the group was seen though it had a gradient (`group_seen` is 0), or
 the norm of a single parameter is, down to rounding, that before reduction on every worker and differs between them.
 
-FSDP2 keeps a gradient that it was told not to reduce (`set_requires_gradient_sync(False)`). One that it still holds
+FSDP2 keeps a gradient that it was asked not to reduce (`set_requires_gradient_sync(False)`). One that it still holds
 when the optimizer updates (`unreduced_params`) missed this update and goes into a later one: a fact, not a measurement,
 so its false-alarm rate is 0.
 

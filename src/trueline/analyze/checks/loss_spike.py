@@ -13,13 +13,13 @@ what the step was made of; this says which step to look at.
 
 How it decides
 --------------
-The logarithm of the mean loss is held against its own past: its level is the median of the last 16 steps, its spread is
-that of the last 64, and what is told is a step further up than the last 1,000 make likely. How unlikely it is follows
-from their own tail, the largest 10 of them: if steps are exchangeable with those before, and the largest excesses of a
-logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it), the
-probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The line is
-`false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for
-this one. The promise is theirs alone, beside that of the checks which compare workers. Steps of a run are not quite
+The logarithm of the mean loss is compared with its own past: its level is the median of the last 16 steps, its spread
+is that of the last 64, and a step is reported that is further up than the last 1,000 make likely. How unlikely it is
+follows from their own tail, the largest 10 of them: if steps are exchangeable with those before, and the largest
+excesses of a logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it),
+the probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The false-alarm
+budget is `false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half
+of it for this one. The checks that compare workers have another budget of the same size. Steps of a run are not quite
 exchangeable: `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
 The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
@@ -30,11 +30,11 @@ quiet the run.
 
 What it may miss
 ----------------
-The first 48 steps, and the first 48 after such a change: they are what the others are held against. With few steps
-behind it, only a large jump can be told from chance. A slow rise. What has jumped before as far and more than a few
-times: it is usual then. Losses that are zero or negative. Jumps that come with the data are told as well (a curriculum
-in stages, another data set, the first of some batches that are much harder), as nothing in a Run says that they were
-meant.
+The first 48 steps, and the first 48 after such a change: they are what the others are compared with. With few steps
+behind it, only a large jump can be distinguished from chance. A slow rise. What has jumped before as far and more than
+a few times: it is usual then. Losses that are zero or negative. Jumps that come with the data are reported as well (a
+curriculum in stages, another data set, the first of some batches that are much harder), as nothing in a Run says that
+they were meant.
 
 Example
 -------

@@ -2,9 +2,10 @@
 
 What it finds
 -------------
-Optimizer hyper-parameters (also where they part later, as with a scheduler that steps once more on one rank), dtypes,
-autocast; which parameters a rank holds and trains, from the start or from the step on at which it freezes, drops, adds,
-replaces or casts one; versions of packages, switches of torch, and environment variables that change numbers.
+Optimizer hyper-parameters (also where they begin to differ later, as with a scheduler that steps once more on one
+rank), dtypes, autocast; which parameters a rank holds and trains, from the start or from the step on at which it
+freezes, drops, adds, replaces or casts one; versions of packages, switches of torch, and environment variables that
+change numbers.
 
 Why it matters
 --------------
@@ -14,13 +15,12 @@ differ in rounding, in algorithms, or in speed.
 How it decides
 --------------
 By equality of what each rank recorded about itself, and of the learning rates and the digest of all optimizer
-hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are
-warnings. What tells ranks apart by nature is left out: host, process, device index, and variables that hold a rank, a
-local rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with equal
+hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are warnings.
+What differs between ranks by nature is left out: host, process, device index, and variables that hold a rank, a local
+rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with equal
 parameters only. What becomes of a parameter is looked at before every update, and compared between workers that
 finished that step. Ranks that share less than half of their parameters hold parts of one model, a pipeline, and are not
-compared. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no
-false alarms.
+compared. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no false alarms.
 
 What it may miss
 ----------------

@@ -2,9 +2,9 @@
 
 What it finds
 -------------
-A reduction that does not keep its promise: a result that is lost or wrong on one rank, a mean that is divided by the
-number of workers twice, a group of ranks that is left out, a hook that scales; and optimizers of replicas that
-receive different gradients. With step, parameter group, and where possible rank and parameter.
+A reduction that does not return the mean: a result that is lost or wrong on one rank, a mean that is divided by the
+number of workers twice, a group of ranks that is left out, a hook that scales; and optimizers of replicas that receive
+different gradients. With step, parameter group, and where possible rank and parameter.
 
 Why it matters
 --------------
@@ -25,7 +25,7 @@ residual that vanishes when one factor is taken out is a scaled mean, and the fa
 Under FSDP2 every optimizer receives its own shard of the gradient. What is done to it after the reduce-scatter must be
 done to all: the factor between the two (`group_used_factor`, of one rank's own sketches) is compared between ranks,
 where nothing is left without it (`group_used_shape_residual`) on any of them. A rank that differs in all groups is an
-error, in some a warning. Of what ranks hold whole beside the shards the norms must be equal.
+error, in some a warning. Gradients of parameters that every rank holds whole must have equal norms.
 
 Where the reduction is not the framework's own, less is certain. A hook that is known to be lossy is not judged, but
 for replicas that must still agree. A hook of the user's own is an error if replicas disagree or the mean is scaled, a

@@ -14,22 +14,20 @@ Buffers that drift make evaluation depend on the rank.
 How it decides
 --------------
 By 64-bit digests of the bits of each parameter before the update of a step (each of the first 16, then at gaps of an
-eighth of the steps gone by, at last every `params_every`; often again once all ranks heard of a finding; and once more
-when watching ends), between ranks with the same `replica_key`
-(under FSDP only the same shards of different replicas; buffers are whole there, and are compared between all ranks, as
-are parameters that every rank holds whole beside the shards).
-Replicas that apply the same update to the same weights are
-bitwise equal, so there is no tolerance and no false alarm but for a collision (probability 2^-64 a pair): two
-different digests are two different values.
+eighth of the steps gone by, at last every `params_every`; often again once all ranks know of a finding; and once more
+when watching ends), between ranks with the same `replica_key` (under FSDP only the same shards of different replicas;
+buffers are whole there, and are compared between all ranks, as are parameters that are not sharded). Replicas that
+apply the same update to the same weights are bitwise equal, so there is no tolerance and no false alarm but for a
+collision (probability 2^-64 a pair): two different digests are two different values.
 
 Where most replicas agree on the first parameter that differs, the others are named; where no value is in the
 majority, as with two ranks, all are. Drift of buffers alone is a warning, because training may be right without them.
 Parameters that differ only when watching ends are an info: the last updates may have done it, or the script itself,
 which often puts averaged or merged weights into the model of one rank to save it.
 
-A parameter beside the shards, or of a model that exchanges tensors within its forward pass and that no adapter knows,
+A parameter that is not sharded, or of a model that exchanges tensors within its forward pass and that no adapter knows,
 that was not equal on all ranks from the start, and whose gradient never is, is each rank's own: an expert that FSDP was
-told to ignore, or a shard. It is named with severity info and not compared.
+asked to ignore, or a shard. It is named with severity info and not compared.
 
 Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or the plan
 says so) are not compared.

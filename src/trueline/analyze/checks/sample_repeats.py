@@ -33,14 +33,14 @@ Both together have a false-alarm rate of 1e-6 a Run, split over ranks, lags and 
 
 Repeats are an error where the loader declares a stream and k workers; else a warning, for some algorithms train on a
 batch several times on purpose. Where all repeats of a batch are in one step (two passes over it before an update), it
-is told only if the loader declares that.
+is reported only if the loader declares that.
 
 What it may miss
 ----------------
 Loader workers that shuffle the stream each in an order of its own: all samples come k times, at no fixed distance.
 Samples that are changed on the fly are never equal. Lags above 16. A restart that goes on from another place than it
-should, unless that was read before. A data set in file order whose equal rows follow each other regularly is told of as
-the loader would be.
+should, unless that was read before. A data set in file order whose equal rows follow each other regularly is reported
+like such a loader.
 
 Example
 -------

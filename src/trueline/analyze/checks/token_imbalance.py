@@ -19,13 +19,13 @@ Three questions, and all must be answered.
 
 *Is it more than chance?* For a lasting imbalance: token counts are exchangeable between workers that draw from one
 pool, whatever their distribution, and an e-detector of bets on each worker's log count must reach the height that its
-share of the promise allows (`analyze/stats/exchangeability.py`; `plan.false_alarms` expected per 10,000 healthy steps
-over all checks). For wild counts: with n the counts of a step, the factor mean(n) * mean(1/n), arithmetic over harmonic
-mean, is by how much the variance of the mean of means exceeds that of the mean over tokens, if each token adds its own
-noise: (1/N^2) sum(1/n) over 1/sum(n). f - 1 is never negative, so 1 + b((f - 1)/0.5 - 1) with 0 < b < 1 is an e-value
-against "f is at most 1.5 in the mean" (betting on a bounded mean: Waudby-Smith & Ramdas, JRSS B 86, 2024). Log-normal
-counts of sigma s have f = 1 + (1 - 1/N)(exp(s^2) - 1) in the mean: 1.14 to 1.28 for s = 0.5, as batches of ordinary
-texts have, and 5 to 9 for s = 1.5.
+share of the false-alarm budget allows (`analyze/stats/exchangeability.py`; `plan.false_alarms` expected per 10,000
+healthy steps over all checks). For wild counts: with n the counts of a step, the factor mean(n) * mean(1/n), arithmetic
+over harmonic mean, is by how much the variance of the mean of means exceeds that of the mean over tokens, if each token
+adds its own noise: (1/N^2) sum(1/n) over 1/sum(n). f - 1 is never negative, so 1 + b((f - 1)/0.5 - 1) with 0 < b < 1 is
+an e-value against "f is at most 1.5 in the mean" (betting on a bounded mean: Waudby-Smith & Ramdas, JRSS B 86, 2024).
+Log-normal counts of sigma s have f = 1 + (1 - 1/N)(exp(s^2) - 1) in the mean: 1.14 to 1.28 for s = 0.5, as batches of
+ordinary texts have, and 5 to 9 for s = 1.5.
 
 *Is it large?* Reported are a token on some rank that counts twice as much as it should, or less than half, and a noise
 factor of 2 or more: from there on the same update could be had from half of the tokens, or half of a rank's tokens are

@@ -14,7 +14,7 @@ How it decides
 --------------
 As `worker-loss-outlier` does, on the cosine of each worker's gradient to the mean of the others': bets against the
 exchangeability of workers at each step, added up over every start. No cosine is held to be healthy by itself: late in
-training cosines near zero are, and then all workers have them. The whole gradient has a sixth of the promise
+training cosines near zero are, and then all workers have them. The whole gradient has a sixth of the false-alarm budget
 (`false_alarms` per 10,000 healthy steps over all statistical checks), all parameter groups together a twelfth. A worker
 whose gradient is scaled blurs the others' cosines; where `worker-scale` explains the difference, it is not repeated.
 Workers that read the same samples agree better with the mean of the others, for one of these is a copy, and a worker
@@ -23,7 +23,7 @@ repeated either.
 
 What it may miss
 ----------------
-With two workers there is one cosine, which both share: nothing can be told. Where healthy cosines are near zero there
+With two workers there is one cosine, which both share: nothing can be said. Where healthy cosines are near zero there
 is little direction to be away from: noise hides until the others agree on something. Directions are compared on sampled
 steps only.
 

@@ -9,14 +9,14 @@ part of its tokens masked, noise or wrong bits in one layer, a layer that comput
 Why it matters
 --------------
 The mean over workers weighs each gradient by its length. A rank whose gradient is too long speaks for several, one
-whose gradient is too short is not heard.
+whose gradient is too short counts for little.
 
 How it decides
 --------------
 As `worker-loss-outlier` does, on the natural log of the norm: bets against the exchangeability of workers at each step,
-added up over every start. The norm of the whole gradient has a sixth of the promise (`false_alarms` per 10,000 healthy
-steps over all statistical checks), those of all parameter groups together a twelfth. A group is said to have moved
-where its difference is beyond chance at the level 1e-3, split over the groups.
+added up over every start. The norm of the whole gradient has a sixth of the false-alarm budget (`false_alarms` per
+10,000 healthy steps over all statistical checks), those of all parameter groups together a twelfth. A group is said to
+have moved where its difference is beyond chance at the level 1e-3, split over the groups.
 
 Where the evidence says that the gradient is that of a healthy worker times a factor, `worker-scale` reports it, and
 this check does not. `evidence.scale` says why it is no scale: "no", with what speaks against it, "cannot tell yet",
@@ -27,8 +27,8 @@ What it may miss
 ----------------
 Shifts that are small against the spread between workers, and those in few elements of a large group: a stuck bit in one
 element that changes no norm. A worker that now and then has fewer samples than the others (uneven last batches) is not
-compared at these steps; at five in a row it is, for then it lasts. A gradient that was not there at all is told by
-`worker-silent`. With two workers, which of them is off, unless their own histories tell.
+compared at these steps; at five in a row it is, for then it lasts. A gradient that was not there at all is reported by
+`worker-silent`. With two workers, which of the two is faulty, unless their own histories show it.
 
 Example
 -------

@@ -24,17 +24,17 @@ into some around 0 and some around another level, with the interval of steps tha
 began).
 
 The worker with the most evidence is named and taken out, and the others are judged again without it. With two workers,
-or where no majority agrees, the Finding says that they differ and that it is undecided which is off, unless one series
-jumps at that step by more than it ever has and the other does not. Only workers of one declared group are compared
-(`worker_groups`), and only equally large batches where batches are unequal now and then. Where workers read fixed
-shards again and again, a lasting difference of the size that shards have by chance is allowed.
+or where no majority agrees, the Finding says that they differ and that it is undecided which of the two is faulty,
+unless one series jumps at that step by more than it ever has and the other does not. Only workers of one declared group
+are compared (`worker_groups`), and only equally large batches where batches are unequal now and then. Where workers
+read fixed shards again and again, a lasting difference of the size that shards have by chance is allowed.
 
 What it may miss
 ----------------
 Shifts that are small against the spread between workers: with 8 workers a shift of 1 spread takes about 34 steps, of 3
-about 9, with two workers 58 and 24 (benchmarks/judgement, curves). Fewer steps than ln(threshold) / ln N tell nothing
-at all. A shift that all workers share. A loss that is only scaled, along
-with its gradient, is told by `worker-scale` instead.
+about 9, with two workers 58 and 24 (benchmarks/judgement, curves). Fewer steps than ln(threshold) / ln N can show
+nothing at all. A shift that all workers share. A loss that is only scaled, along with its gradient, is reported by
+`worker-scale` instead.
 
 Example
 -------

@@ -7,8 +7,8 @@ parameters whose gradients hold such values.
 
 Why it matters
 --------------
-The mean with one NaN is NaN: one worker spoils the update of all, and afterwards every worker looks ill. Only what
-was seen before the reduction still tells where it came from.
+The mean with one NaN is NaN: one worker spoils the update of all, and afterwards every worker looks faulty. Only what
+was seen before the reduction still shows where it came from.
 
 How it decides
 --------------

@@ -12,28 +12,27 @@ move with the number of workers.
 
 How it decides
 --------------
-First `worker-grad-norm-outlier` must see the rank (same statistic, same promise, no further false alarms). Then it is a
-scale if three equalities hold that a factor implies for any model: the shift of the log norm is the same in all
-parameter groups; the direction is as healthy as the others'; the loss is either scaled by the same factor (recorded
-after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each must be
-shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning already
-where the groups are alike twice as closely and the loss is where a scale would leave it, though too noisy to be sure.
-Such a warning rests on 30 steps at least.
-Harder data or noisy labels fail at least one of them: they change some groups more than others, turn the gradient, and
-move the loss by another factor.
+First `worker-grad-norm-outlier` must see the rank (same statistic, same false-alarm budget, no further false alarms).
+Then it is a scale if three equalities hold that a factor implies for any model: the shift of the log norm is the same
+in all parameter groups; the direction is as healthy as the others'; the loss is either scaled by the same factor
+(recorded after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each
+must be shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning
+already where the groups are alike twice as closely and the loss is where a scale would leave it, though too noisy to be
+sure. Such a warning rests on 30 steps at least. Harder data or noisy labels fail at least one of them: they change some
+groups more than others, turn the gradient, and move the loss by another factor.
 
 The factor is exp of the mean difference in log norm to the others, measured on the steps after the alarm, with a 95 % t
-interval. A loss or direction that this explains is not reported again by the other checks. Until all three can be told,
+interval. A loss or direction that this explains is not reported again by the other checks. Until all three are known,
 `worker-grad-norm-outlier` reports the rank, with "scale": "cannot tell yet".
 
 What it may miss
 ----------------
 Factors near 1 take long: the equalities must be known to half of ln c. Where no losses, or fewer than two parameter
-groups, are recorded, a scale cannot be told from other causes. A change of the data that moves all groups and the loss
-exactly alike is called a scale. A worker with far fewer tokens or samples has a larger gradient norm by noise alone,
-nearly alike in all groups; where a rank's number of them is lastingly another, nothing is called a scale, and
+groups, are recorded, a scale cannot be distinguished from other causes. A change of the data that moves all groups and
+the loss exactly alike is called a scale. A worker with far fewer tokens or samples has a larger gradient norm by noise
+alone, nearly alike in all groups; where a rank's number of them is lastingly another, nothing is called a scale, and
 `worker-grad-norm-outlier` says so. With two workers, which of them is scaled is undecided unless their own histories
-tell.
+show it.
 
 Example
 -------

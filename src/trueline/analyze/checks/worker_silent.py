@@ -26,9 +26,9 @@ steps, times the number of workers and parameters, must be below 1e-6, which bou
 
 What it may miss
 ----------------
-Gradients that are tiny but not zero; a parameter that no rank trains (that is legal, and another check's business);
-steps that were not sampled. Routing that differs between ranks by design, such as experts that live on one rank, is
-left alone where ranks list different parameters.
+Gradients that are tiny but not zero; a parameter that no rank trains (that is legal); steps that were not sampled.
+Routing that differs between ranks by design, such as experts that live on one rank, is left alone where ranks list
+different parameters.
 
 Example
 -------
