@@ -119,10 +119,10 @@ def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
     with Progress(console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Comparing steps", total=None)
 
-        def heard(done: int, total: int) -> None:
+        def advance(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        return compare(run, ref, heard=heard, **given)
+        return compare(run, ref, progress=advance, **given)
 
 
 def _story(result: Comparison, run: Run, ref: Run) -> Story:
