@@ -295,6 +295,7 @@ def _documented(name: str, node: ast.stmt, *, level: int) -> str:
 
 def _signature(name: str, node: ast.FunctionDef) -> str:
     arguments = [each for each in ast.unparse(node.args).split(", ") if each not in ("self", "cls")]
+    arguments = [re.sub(r"^(\w+: [^=]+)=", r"\1 = ", each) for each in arguments]
     end = f") -> {ast.unparse(node.returns)}"
     line = f"{name}({', '.join(arguments)}{end}"
     return line if len(line) <= 88 else f"{name}(\n" + "".join(f"    {each},\n" for each in arguments) + end
