@@ -19,7 +19,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from trueline.analyze.stats.alarm_budget import SHARES, Promise
+from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget
 from trueline.analyze.workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.schema.plan import LIVE, Plan
@@ -174,15 +174,15 @@ SIZES = (2, 3, 4, 8, 32, 1024)
 
 def promise_table() -> str:
     """The share of each statistic, and the height at which one worker's detector alarms by default."""
-    promise = Promise()
+    budget = AlarmBudget()
     rows = [
         f"| {WHOSE_SHARE[statistic]} | {Fraction(share).limit_denominator(100)} | "
-        f"{promise.log_threshold(statistic, among=8):.1f} |"
+        f"{budget.log_threshold(statistic, among=8):.1f} |"
         for statistic, share in SHARES.items()
     ]
     return "\n".join(
         [
-            f"By default F = {promise.false_alarms:g}. ln(10,000 / (F · w)) is given for a share that is split over 8 "
+            f"By default F = {budget.false_alarms:g}. ln(10,000 / (F · w)) is given for a share that is split over 8 "
             "detectors, as those of 8 workers.",
             "",
             "| statistic | share of the promise | natural logarithm of the threshold |",
@@ -194,7 +194,7 @@ def promise_table() -> str:
 
 def fewest_steps_table() -> str:
     """How many steps it takes at least until a worker's loss can alarm, by default."""
-    needed = [fewest_steps(Promise().log_threshold("loss", among=n), num_workers=n) for n in SIZES]
+    needed = [fewest_steps(AlarmBudget().log_threshold("loss", among=n), num_workers=n) for n in SIZES]
     return "\n".join(
         [
             f"| workers | {' | '.join(f'{n:,}' for n in SIZES)} |",

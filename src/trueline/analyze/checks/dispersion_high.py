@@ -73,20 +73,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from trueline.analyze.evidence import Floats, Ints, sites_of
 from trueline.analyze.stats import permutation, persistence
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
-from trueline.analyze.stats.autocorrelation import Memory
+from trueline.analyze.stats.autocorrelation import Dependence
 from trueline.analyze.stats.change_point import alarm_onset
 from trueline.analyze.stats.exchangeability import scores
 from trueline.analyze.workers.comparable import (
-    alike_groups,
+    comparable_groups,
     compared_among,
-    memory_among,
+    dependence_among,
     num_part_detectors,
     parts_alarm,
     parts_of,
@@ -108,15 +109,20 @@ MILD = 1.1
 _FEW_STEPS = 5
 """Steps with parts below which the spread within workers is not what differences are held against."""
 
+Quantity = Literal["losses", "gradient norms"]
+
+_OF_PARTS = "losses of parts dealt out anew"
 _WITHIN = "the spread within workers explains"
 _WITHOUT = "they would be without what lasts"
 
 
 @dataclass(frozen=True)
 class _Excess:
-    """How much further apart workers are than explained (and by what), when, and how strong the evidence is."""
+    """How much further apart workers are than explained (and by what), when, and how strong the evidence is. The
+    ``quantity`` is what differs persistently; None where workers are apart in no persistent order.
+    """
 
-    statistic: str
+    quantity: Quantity | None
     severity: Severity
     ratio: float
     low: float
@@ -129,24 +135,29 @@ class _Excess:
     since: tuple[int, int] | None = None
     """The steps between which it began (95 %), where ``first`` is a change point."""
 
+    @property
+    def statistic(self) -> str:
+        """What was judged, as the evidence names it."""
+        return _OF_PARTS if self.quantity is None else f"lasting differences of {self.quantity}"
+
 
 def check(run: Run) -> list[Finding]:
     """Findings of workers that are too far apart; raises ``CannotTell`` with too few steps or workers."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same for series that are at hand; raises ``CannotTell`` where no detector could have alarmed."""
-    groups = alike_groups(series)
-    threshold = promise.log_threshold("parts", among=num_part_detectors(series))
+    groups = comparable_groups(series)
+    threshold = budget.log_threshold("parts", among=num_part_detectors(series))
     _require_enough(series, groups, threshold)
     findings: list[Finding] = []
     for members in groups:
-        excess = _lasting(series, members, "losses", threshold)
+        excess = _persistent(series, members, "losses", threshold)
         if excess is None and len(members) > 2:
-            excess = _lasting(series, members, "gradient norms", threshold)
+            excess = _persistent(series, members, "gradient norms", threshold)
         excess = excess or _clustered(series, members, threshold)
-        findings += [_finding(series, promise, members, excess)] if excess else []
+        findings += [_finding(series, budget, members, excess)] if excess else []
     return findings
 
 
@@ -155,7 +166,7 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
     short: list[str] = []
     for members in groups:
         nats = math.log(2) * (len(members) // 2)
-        needed = 1 + steps_needed(threshold, nats=nats, num_bets=len(persistence.MEMORIES))
+        needed = 1 + steps_needed(threshold, nats=nats, num_bets=len(persistence.HORIZONS))
         have = max(len(compared_among(series, values, members)[0]) for values in (series.loss, series.log_norm))
         dealt = steps_needed(threshold, nats=math.log(permutation.NUM_DEALS + 1), num_bets=len(permutation.HIGH_BETS))
         if have >= needed or len(series.parts) >= dealt:
@@ -175,51 +186,48 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
     raise CannotTell(short[0], reason="too-few-steps")
 
 
-def _lasting(series: WorkerSeries, members: tuple[int, ...], quantity: str, threshold: float) -> _Excess | None:
+def _persistent(series: WorkerSeries, members: tuple[int, ...], quantity: Quantity, threshold: float) -> _Excess | None:
     """Workers that keep their differences, also without the one that is furthest away."""
     values_TN = series.loss if quantity == "losses" else series.log_norm
     rows, values_RM = compared_among(series, values_TN, members)
     if not len(rows):
         return None
     allowance_RM = series.allowance[rows][:, list(members)]
-    memory = memory_among(series, "loss" if quantity == "losses" else "log_norm", members)
-    alarm = _lasting_alarm(values_RM, allowance_RM, threshold, memory)
+    dependence = dependence_among(series, "loss" if quantity == "losses" else "log_norm", members)
+    alarm = _persistent_alarm(values_RM, allowance_RM, threshold, dependence)
     if alarm is None:
         return None
     alarm = replace(alarm, first=max(alarm.first - 1, 0))  # a bet rests on the steps before
     window_RM = values_RM[alarm.first : alarm.last + 1]
     rest = [m for m in range(len(members)) if m != persistence.farthest(window_RM)]
-    if len(members) > 2 and _lasting_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold, memory) is None:
+    if len(members) > 2 and _persistent_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold, dependence) is None:
         return None
     steps = rows[alarm.first : alarm.last + 1].tolist()
     dealt = permutation.spread_ratio(parts_of(series, members), steps) if quantity == "losses" else None
     known = dealt is not None and dealt.num_steps >= _FEW_STEPS
-    effect = dealt if known else persistence.lasting_spread(window_RM) or dealt
+    effect = dealt if known else persistence.persistent_spread(window_RM) or dealt
     if effect is None:
         return None
-    excess = _excess(
-        f"lasting differences of {quantity}",
-        "warning" if effect.ratio >= MILD else "info",
-        effect,
-        (series, rows, alarm),
-    )
-    return _dated(excess, series.steps[rows], values_RM, memory)
+    excess = _excess(quantity, "warning" if effect.ratio >= MILD else "info", effect, (series, rows, alarm))
+    return _dated(excess, series.steps[rows], values_RM, dependence)
 
 
-def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, memory: Memory) -> _Excess:
+def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, dependence: Dependence) -> _Excess:
     """The same with the step at which the workers began to differ as they do in the end: by a change point of their
     residuals' inner product with the mean of these since the evidence starts.
     """
     residual_RM = values_RM - np.nanmean(values_RM, axis=1, keepdims=True)
     pattern_M = np.nanmean(residual_RM[excess.alarm.first : excess.alarm.last + 1], axis=0)
     along_R = np.nansum(residual_RM * np.nan_to_num(pattern_M), axis=1)
-    onset = alarm_onset(along_R, excess.alarm, memory)
+    onset = alarm_onset(along_R, excess.alarm, dependence)
     first, low, high = (int(steps_R[row]) for row in (onset.at, onset.low, onset.high))
     return replace(excess, first=first, since=(low, high))
 
 
-def _lasting_alarm(values_RM: Floats, allowance_RM: Floats, threshold: float, memory: Memory) -> Alarm | None:
-    log_e = persistence.log_e_values(scores(values_RM), allowance_TN=allowance_RM, memory=memory)
+def _persistent_alarm(
+    values_RM: Floats, allowance_RM: Floats, threshold: float, dependence: Dependence
+) -> Alarm | None:
+    log_e = persistence.log_e_values(scores(values_RM), allowance_TN=allowance_RM, dependence=dependence)
     return alarm_of(log_e, threshold=threshold)
 
 
@@ -235,31 +243,34 @@ def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float)
         means_RM = np.array([[float(np.nanmean(array)) for array in dealt[t]] for t in steps])
         odd = persistence.farthest(means_RM)
         rest = {t: tuple(array for m, array in enumerate(arrays) if m != odd) for t, arrays in dealt.items()}
-        memory = memory_among(series, "loss", members)
-        if parts_alarm(rest, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, memory=memory) is None:
+        dependence = dependence_among(series, "loss", members)
+        if (
+            parts_alarm(rest, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, dependence=dependence)
+            is None
+        ):
             return None
     effect = permutation.spread_ratio(dealt, steps)
-    return None if effect is None else _excess("losses of parts dealt out anew", "info", effect, (series, rows, alarm))
+    return None if effect is None else _excess(None, "info", effect, (series, rows, alarm))
 
 
 def _excess(
-    statistic: str,
+    quantity: Quantity | None,
     severity: Severity,
-    effect: permutation.SpreadRatio | persistence.LastingSpread,
+    effect: permutation.SpreadRatio | persistence.PersistentSpread,
     place: tuple[WorkerSeries, Ints, Alarm],
 ) -> _Excess:
     series, rows, alarm = place
     first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
     explained = _WITHIN if isinstance(effect, permutation.SpreadRatio) else _WITHOUT
-    return _Excess(statistic, severity, effect.ratio, effect.low, effect.high, explained, first, crossed, last, alarm)
+    return _Excess(quantity, severity, effect.ratio, effect.low, effect.high, explained, first, crossed, last, alarm)
 
 
-def _finding(series: WorkerSeries, promise: Promise, members: tuple[int, ...], excess: _Excess) -> Finding:
+def _finding(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], excess: _Excess) -> Finding:
     ranks = tuple(series.ranks[n] for n in members)
-    rate = promise.false_alarm_rate(
+    rate = budget.false_alarm_rate(
         "parts", excess.alarm.log_height, among=num_part_detectors(series), num_steps=len(series.steps)
     )
-    norms = excess.statistic.endswith("norms")
+    phase = "grad" if excess.quantity == "gradient norms" else "loss"
     return Finding(
         code=CODE,
         severity=excess.severity,
@@ -267,7 +278,7 @@ def _finding(series: WorkerSeries, promise: Promise, members: tuple[int, ...], e
         ranks=ranks,
         step_first=excess.first,
         step_last=excess.last,
-        sites=sites_of(excess.first, ranks[:2], phase="grad" if norms else "loss", names=("all",)),
+        sites=sites_of(excess.first, ranks[:2], phase=phase, names=("all",)),
         measured=excess.ratio,
         expected=1.0,
         unit=f"standard deviations between workers, in those that {excess.explained}",
@@ -288,9 +299,8 @@ def _finding(series: WorkerSeries, promise: Promise, members: tuple[int, ...], e
 def _claim(ranks: tuple[int, ...], excess: _Excess) -> str:
     by = f"{excess.ratio:.2f} times (95 %: {excess.low:.2f}-{excess.high:.2f}) as far apart as {excess.explained}"
     since = since_text(excess.first, excess.since or (excess.first, excess.first))
-    if excess.statistic.startswith("lasting"):
-        what = excess.statistic.removeprefix("lasting differences of ")
-        return f"The {what} of {ranks_text(ranks)} differ lastingly {since}: they are {by}."
+    if excess.quantity is not None:
+        return f"The {excess.quantity} of {ranks_text(ranks)} differ lastingly {since}: they are {by}."
     return (
         f"{capitalized(ranks_text(ranks))} read batches that are alike within themselves {since}: "
         f"their mean losses are {by}, in no lasting order."
@@ -298,7 +308,7 @@ def _claim(ranks: tuple[int, ...], excess: _Excess) -> str:
 
 
 def _next(ranks: tuple[int, ...], excess: _Excess) -> tuple[str, ...]:
-    if excess.statistic.startswith("lasting"):
+    if excess.quantity is not None:
         return (
             f"Compare what {ranks_text(ranks[:2])} read: the same sources of data, in the same proportions?",
             "Where ranks are meant to differ, say which are alike: worker_groups in the plan.",

@@ -89,9 +89,9 @@ import numpy as np
 from trueline.analyze.evidence import Bools, Floats, sites_of
 from trueline.analyze.samples.repeats_in_step import told_by_digests
 from trueline.analyze.stats import closest_pairs, permutation
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import steps_needed
-from trueline.analyze.workers.comparable import alike_groups, num_part_detectors
+from trueline.analyze.workers.comparable import comparable_groups, num_part_detectors
 from trueline.analyze.workers.copies import (
     MAX_PAIRED_WORKERS,
     PLACES,
@@ -122,7 +122,7 @@ of half-precision gradients."""
 
 def check(run: Run) -> list[Finding]:
     """Findings of workers that are too close together; raises ``CannotTell`` with too few steps or workers."""
-    findings = judge(series_of(run), promise_of(run))
+    findings = judge(series_of(run), alarm_budget_of(run))
     return [
         finding
         for finding in findings
@@ -130,18 +130,18 @@ def check(run: Run) -> list[Finding]:
     ]
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same for series that are at hand; raises ``CannotTell`` where no detector could have alarmed."""
-    groups = alike_groups(series)
+    groups = comparable_groups(series)
     findings: list[Finding] = []
     for members in groups:
         finding = _equal(series, members)
         if finding is not None:
             findings.append(finding)
             continue
-        findings += [_finding(series, close) for close in copies_among(series, promise, members)]
+        findings += [_finding(series, close) for close in copies_among(series, budget, members)]
     if not findings:
-        _require_enough(series, promise, groups)
+        _require_enough(series, budget, groups)
     return findings
 
 
@@ -275,12 +275,12 @@ def _words(close: Copies) -> tuple[str, float, str]:
     return claim, 1.0, "distances between the workers, in that to other workers"
 
 
-def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tuple[int, ...]]) -> None:
+def _require_enough(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[tuple[int, ...]]) -> None:
     """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can."""
     if not groups:
         raise CannotTell("no group has two workers that may be compared")
     dealt = steps_needed(
-        promise.log_threshold("parts", among=num_part_detectors(series)),
+        budget.log_threshold("parts", among=num_part_detectors(series)),
         nats=math.log(permutation.NUM_DEALS + 1),
         num_bets=len(permutation.LOW_BETS),
     )
@@ -292,7 +292,7 @@ def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tup
         number = math.comb(len(members), 2)
         if len(members) > MAX_PAIRED_WORKERS or number < 2:
             continue
-        threshold = promise.log_threshold("pairs", among=num_pair_detectors(series))
+        threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
         needed = steps_needed(threshold, nats=math.log(number), num_bets=len(closest_pairs.CLOSENESS))
         have = max(len(rows) for _, rows, _ in pair_columns(series, members))
         if have >= needed:

@@ -68,7 +68,7 @@ import numpy as np
 from trueline.analyze.evidence import MAX_SITES
 from trueline.analyze.recorded.gradient_growth import Growth, growths
 from trueline.analyze.recorded.step_values import StepValues, Value, read_step
-from trueline.analyze.recorded.steps import chunks, require_statistics
+from trueline.analyze.recorded.steps import chunks, is_scaled, require_statistics
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
@@ -142,11 +142,7 @@ def _worst(step: StepValues) -> _Found | None:
 
 def _scaler(run: Run, found: Sequence[_Found]) -> bool:
     """Whether a gradient scaler is at work on every rank that shows it."""
-    envs = [run.env.get(each.rank) for each in found]
-    autocast = all(env is not None and "torch.float16" in str(env.autocast) for env in envs)
-    return autocast or all(
-        any("_amp_foreach_non_finite_check" in value.api for value in each.step.values) for each in found
-    )
+    return all(is_scaled(run, each.step) for each in found)
 
 
 def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:

@@ -66,7 +66,7 @@ from functools import partial
 import numpy as np
 
 from trueline.analyze.evidence import Floats, sites_of
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike, find_spikes, num_judged
 from trueline.analyze.workers.run_series import (
     ParamNorms,
@@ -124,26 +124,26 @@ def check(run: Run) -> list[Finding]:
     def params(index: int) -> ParamNorms:
         return param_norms(run, range(max(index - LEVEL_STEPS, 0), index + 1))
 
-    return judge(whole_run(run), promise_of(run), params)
+    return judge(whole_run(run), alarm_budget_of(run), params)
 
 
-def judge(series: WholeRun, promise: Promise, params: Params | None = None) -> list[Finding]:
+def judge(series: WholeRun, budget: AlarmBudget, params: Params | None = None) -> list[Finding]:
     """The same of series; without ``params`` no parameter is named, only groups."""
     log_T, log_TG = logs(series.norm), logs(series.group_norm)
     require_steps(log_T, series, "a gradient norm above zero")
     by_place: dict[tuple[str, ...], list[list[_Jump]]] = {}
-    for event in _events(_jumps(log_T, log_TG, series, promise)):
+    for event in _events(_jumps(log_T, log_TG, series, budget)):
         by_place.setdefault(_groups_of(series, event), []).append(event)
     return [_finding(series, names, events, params) for names, events in by_place.items()]
 
 
-def _jumps(log_T: Floats, log_TG: Floats, series: WholeRun, promise: Promise) -> list[_Jump]:
+def _jumps(log_T: Floats, log_TG: Floats, series: WholeRun, budget: AlarmBudget) -> list[_Jump]:
     """All jumps of all series, in order of time; at one step, the whole first."""
     num = log_TG.shape[1]
     measured = [g for g in range(num) if np.isfinite(log_TG[:, g]).any()]
     find = partial(find_spikes, least=math.log(LEAST), starts=series.starts)
-    found = [_Jump(None, spike) for spike in find(log_T, log_level=log_level(promise, "norm"))]
-    line = log_level(promise, "groups", among=len(measured))
+    found = [_Jump(None, spike) for spike in find(log_T, log_level=log_level(budget, "norm"))]
+    line = log_level(budget, "groups", among=len(measured))
     for g in measured:
         found += [_Jump(g, spike) for spike in find(log_TG[:, g], log_level=line)]
     return sorted(found, key=lambda jump: jump.spike.first)

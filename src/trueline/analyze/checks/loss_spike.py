@@ -63,7 +63,7 @@ from __future__ import annotations
 import math
 
 from trueline.analyze.evidence import sites_of
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import find_spikes, num_judged
 from trueline.analyze.workers.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
@@ -82,14 +82,14 @@ LEAST = 1.25
 
 def check(run: Run) -> list[Finding]:
     """A warning on the jumps of the loss; raises ``CannotTell`` where no step has enough others before it."""
-    return judge(whole_run(run), promise_of(run))
+    return judge(whole_run(run), alarm_budget_of(run))
 
 
-def judge(series: WholeRun, promise: Promise) -> list[Finding]:
+def judge(series: WholeRun, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
     log_T = logs(series.loss)
     require_steps(log_T, series, "a loss above zero")
-    spikes = find_spikes(log_T, log_level=log_level(promise, "loss"), least=math.log(LEAST), starts=series.starts)
+    spikes = find_spikes(log_T, log_level=log_level(budget, "loss"), least=math.log(LEAST), starts=series.starts)
     if not spikes:
         return []
     workers, step = len(series.ranks), int(series.steps[spikes[0].first])

@@ -80,7 +80,7 @@ from trueline.analyze.recorded.nonfinite_advice import FaultyCall, backward_advi
 from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow, Origin
 from trueline.analyze.recorded.nonfinite_reach import Reached, reached
 from trueline.analyze.recorded.step_values import Call, CallKey, StepValues, Value, key_of, read_step
-from trueline.analyze.recorded.steps import nonfinite_steps
+from trueline.analyze.recorded.steps import is_scaled, nonfinite_steps
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.words import capitalized, counted, listed, ranks_text
@@ -194,12 +194,8 @@ def _was_sent(received: _Found, found: Sequence[_Found]) -> bool:
 def _is_scaling(run: Run, found: Sequence[_Found]) -> bool:
     """Whether a gradient scaler that looks for its scale explains the origin."""
     for each in found:
-        scaler = any("_amp_foreach_non_finite_check" in value.api for value in each.step.values)
-        env = run.env.get(each.rank)
-        if not scaler and not (env is not None and "torch.float16" in str(env.autocast)):
-            return False
         in_backward = each.origin.kind in ("backward", "unseen gradient", "reduced", "received")
-        if not in_backward or each.value.site.phase == "fwd":
+        if not in_backward or each.value.site.phase == "fwd" or not is_scaled(run, each.step):
             return False
     return True
 

@@ -267,8 +267,13 @@ def _told(entry: _Difference) -> str:
 
 # -- parameters --------------------------------------------------------------------------------------------------------
 
-_DO = {TRAINS: "train", FROZEN: "hold {it} frozen", ABSENT: "do not hold"}
-_DID = {TRAINS: "began to train", FROZEN: "froze", ABSENT: "dropped"}
+_DO = {
+    TRAINS: ("train {}", "trains {}"),
+    FROZEN: ("hold {} frozen", "holds {} frozen"),
+    ABSENT: ("do not hold {}", "does not hold {}"),
+}
+"""What several ranks do with parameters, and what one does."""
+_DID = {TRAINS: "began to train {}", FROZEN: "froze {}", ABSENT: "dropped {}"}
 
 
 def _parted(parting: Parting) -> Finding:
@@ -296,27 +301,24 @@ def _parted(parting: Parting) -> Finding:
 
 
 def _claim(parting: Parting) -> str:
-    """``Rank 1 froze layers.3.weight from step 12 on while ranks 0 and 2 train it.``"""
-    it = "it" if len(parting.names) == 1 else "them"
+    """``Rank 1 froze layers.3.weight from step 12 on, while ranks 0 and 2 train it.``"""
     who: defaultdict[str, list[int]] = defaultdict(list)
     for rank, value in sorted(parting.values.items()):
         who[value].append(rank)
-    said = {value: f"{ranks_text(ranks)} {_verb(parting, value, ranks, it=it)}" for value, ranks in who.items()}
-    odd = [value for value, ranks in who.items() if set(ranks) <= set(parting.odd)]
-    first = odd[0] if odd else next(iter(said))
-    others = [text for value, text in said.items() if value != first]
-    what = said[first].replace(f" {it}", f" {named_some(parting.names)}", 1)
-    return f"{capitalized(what)} from step {parting.step} on, while {listed(others)}."
+    first = next((value for value, ranks in who.items() if set(ranks) <= set(parting.odd)), next(iter(who)))
+    it = "it" if len(parting.names) == 1 else "them"
+    odd = _does(parting, first, who.pop(first), named_some(parting.names))
+    others = listed([_does(parting, value, ranks, it) for value, ranks in who.items()])
+    return f"{capitalized(odd)} from step {parting.step} on, while {others}."
 
 
-def _verb(parting: Parting, value: str, ranks: Sequence[int], *, it: str) -> str:
+def _does(parting: Parting, value: str, ranks: Sequence[int], params: str) -> str:
+    """``rank 1 froze layers.3.weight``: what ``ranks`` do with ``params``, whose state, dtype or shape is ``value``."""
     one = len(ranks) == 1
     if parting.aspect == "replaced":
-        return f"replaced {it} by another of the same name" if set(ranks) & parting.changed else f"kept {it}"
-    if parting.aspect != "state":
-        return f"{'holds' if one else 'hold'} {it} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
-    if set(ranks) <= parting.changed:
-        return f"{_DID[value]} {it}"
-    do = _DO[value].replace("do not", "does not") if one else _DO[value]
-    do = f"{do}s" if one and value == TRAINS else do.replace("hold {it}", "holds {it}") if one else do
-    return do.format(it=it) if "{it}" in do else f"{do} {it}"
+        does = "replaced {} by another of the same name" if set(ranks) & parting.changed else "kept {}"
+    elif parting.aspect != "state":
+        does = f"{'holds' if one else 'hold'} {{}} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
+    else:
+        does = _DID[value] if set(ranks) <= parting.changed else _DO[value][one]
+    return f"{ranks_text(ranks)} {does.format(params)}"

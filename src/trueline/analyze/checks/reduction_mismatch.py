@@ -210,7 +210,7 @@ def _divided_again(reductions: Reductions) -> _Case:
         other = ~equal & ~np.isnan(factor) & (factor != 0)
         everywhere_T = equal.any(axis=(1, 2)) & ~other.any(axis=(1, 2)) & ~np.any(num_micro_TN == divisor, axis=1)
         hit |= equal & _in_a_row(everywhere_T)[:, None, None]
-    hit &= not any("torch.float16" in str(env.autocast) for env in _envs(reductions))
+    hit &= not any(env.in_float16 for env in _envs(reductions))
     return _Case(
         "error",
         "reached the optimizer divided by the number of workers again",

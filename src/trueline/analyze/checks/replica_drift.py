@@ -273,10 +273,12 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
     names = tuple(dict.fromkeys(name for drift in earliest for name in drift.names))
     since = [drift.equal_at for drift in earliest if drift.equal_at is not None]
     equal_at = min(since) if len(since) == len(earliest) else None
-    seen = f"when watching ended, after step {step}" if ended else f"before that of step {step}"
-    when = f"equal before the update of step {equal_at} and different {seen}"
+    before = f"before the update of step {step}" if equal_at is None else f"before that of step {step}"
+    seen = f"when watching ended, after step {step}" if ended else before
     if equal_at is None:
-        when = f"different at the first look, {seen.replace('that', 'the update')}"
+        when = f"different at the first look, {seen}"
+    else:
+        when = f"equal before the update of step {equal_at} and different {seen}"
     return Finding(
         code=CODE,
         severity="error" if kind == "parameter" else "warning",

@@ -78,11 +78,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.evidence import Floats, Ints, envs_of, sites_of
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
 from trueline.analyze.stats.change_point import Onset, worker_onset
 from trueline.analyze.stats.exchangeability import log_e_values, scores
-from trueline.analyze.workers.comparable import alike_groups, compared_among, memory_among
+from trueline.analyze.workers.comparable import comparable_groups, compared_among, dependence_among
 from trueline.analyze.workers.loss_weighting import Slope, Weighting, weighting_of
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -112,7 +112,7 @@ class _Imbalance:
     """
 
     members: tuple[int, ...]
-    lasting: bool
+    persistent: bool
     shares: Floats
     factors: Floats
     steps: Ints
@@ -134,7 +134,7 @@ class _Imbalance:
     @property
     def large(self) -> bool:
         """Whether it is worth reporting."""
-        if self.lasting:
+        if self.persistent:
             return bool(np.any(self.weights >= LARGE) or np.any(self.weights <= 1 / LARGE))
         return self.noise >= LARGE
 
@@ -147,7 +147,7 @@ def check(run: Run) -> list[Finding]:
     noun = "sample" if envs and all(env.token_source == "samples" for env in envs) else "token"
     return judge(
         series,
-        promise_of(run),
+        alarm_budget_of(run),
         loss_is_local=None if not sources or "" in sources else sources <= {"backward", "output"},
         reduction_known=all(env.reduce_known for env in envs),
         noun=noun,
@@ -156,7 +156,7 @@ def check(run: Run) -> list[Finding]:
 
 def judge(
     series: WorkerSeries,
-    promise: Promise,
+    budget: AlarmBudget,
     *,
     loss_is_local: bool | None = None,
     reduction_known: bool = True,
@@ -165,10 +165,10 @@ def judge(
     """The same for series that are at hand. ``loss_is_local`` is as in ``weighting_of``; ``reduction_known`` is False
     where code that may weight workers itself reduces the gradients; ``noun`` is what counts count.
     """
-    groups = alike_groups(series)
+    groups = comparable_groups(series)
     findings: list[Finding] = []
     for members in groups:
-        imbalance = _lasting(series, promise, members) or _wild(series, promise, members)
+        imbalance = _persistent(series, budget, members) or _wild(series, budget, members)
         if imbalance is None:
             continue
         weighting = _weighting(series, imbalance, loss_is_local=loss_is_local)
@@ -180,9 +180,9 @@ def judge(
                 f"{noun} counts of workers are far from equal since step {imbalance.steps[0]}, but {why}",
                 reason="undecidable",
             )
-        findings.append(_finding(series, promise, imbalance, weighting, noun))
+        findings.append(_finding(series, budget, imbalance, weighting, noun))
     if not findings:
-        _require_counts(series, promise, groups)
+        _require_counts(series, budget, groups)
     return findings
 
 
@@ -214,21 +214,21 @@ def _counts(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
 
 def _num_lasting(series: WorkerSeries) -> int:
     """Detectors that the share of tokens is split over if half of it goes to lasting imbalance."""
-    return 2 * sum(len(members) for members in alike_groups(series))
+    return 2 * sum(len(members) for members in comparable_groups(series))
 
 
-def _lasting(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _Imbalance | None:
+def _persistent(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """The worker whose counts are least like the others', if its tokens' weight, or another's, is far off."""
     rows, values_RM = compared_among(series, _log_tokens(series), members)
     if not len(rows):
         return None
     among = _num_lasting(series)
-    threshold = promise.log_threshold("tokens", among=among)
-    memory = memory_among(series, "tokens", members)
-    log_e_RMB = log_e_values(scores(values_RM), memory_N=memory.ratio)
+    threshold = budget.log_threshold("tokens", among=among)
+    dependence = dependence_among(series, "tokens", members)
+    log_e_RMB = log_e_values(scores(values_RM), dependence_N=dependence.ratio)
     alarms = [alarm_of(log_e_RMB[:, m], threshold=threshold) for m in range(len(members))]
     found = [
-        _imbalance(series, members, (rows, alarm, among), worker_onset(values_RM, m, alarm, memory))
+        _imbalance(series, members, (rows, alarm, among), worker_onset(values_RM, m, alarm, dependence))
         for m, alarm in enumerate(alarms)
         if alarm is not None
     ]
@@ -236,13 +236,13 @@ def _lasting(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -
     return max(large, key=lambda each: each.alarm.log_height) if large else None
 
 
-def _wild(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _Imbalance | None:
+def _wild(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """Counts that are so unequal at each step that the update is noisier than it need be."""
     factors_T = noise_factors(_counts(series, members))
     rows = np.flatnonzero(np.isfinite(factors_T)).astype(np.int64)
-    among = 2 * len(alike_groups(series))
-    log_e_RB = log_noise_e_values(factors_T[rows]) / memory_among(series, "tokens", members).ratio
-    alarm = alarm_of(log_e_RB, threshold=promise.log_threshold("tokens", among=among))
+    among = 2 * len(comparable_groups(series))
+    log_e_RB = log_noise_e_values(factors_T[rows]) / dependence_among(series, "tokens", members).ratio
+    alarm = alarm_of(log_e_RB, threshold=budget.log_threshold("tokens", among=among))
     if alarm is None:
         return None
     imbalance = _imbalance(series, members, (rows, alarm, among), None)
@@ -255,7 +255,7 @@ def _imbalance(
     """Of lasting imbalance, which has an ``onset``, or of wild counts. Of these no level is known that they were around
     before, only one that they were below: they are dated by where the bets begin to win.
     """
-    (rows, alarm, among), lasting = evidence, onset is not None
+    (rows, alarm, among), persistent = evidence, onset is not None
     onset = onset or Onset(alarm.first, alarm.first, alarm.first)
     first, low, high = (int(rows[index]) for index in (onset.at, onset.low, onset.high))
     counts_TM = _counts(series, members)
@@ -265,7 +265,7 @@ def _imbalance(
     factors = noise_factors(counts_TM[window])
     return _Imbalance(
         members=members,
-        lasting=lasting,
+        persistent=persistent,
         shares=shares_RM.mean(axis=0) if len(shares_RM) else np.full(len(members), 1 / len(members)),
         factors=factors[np.isfinite(factors)],
         steps=series.steps[window],
@@ -288,12 +288,14 @@ def _weighting(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bo
     )
 
 
-def _finding(series: WorkerSeries, promise: Promise, imbalance: _Imbalance, weighting: Weighting, noun: str) -> Finding:
+def _finding(
+    series: WorkerSeries, budget: AlarmBudget, imbalance: _Imbalance, weighting: Weighting, noun: str
+) -> Finding:
     everyone = tuple(series.ranks[n] for n in imbalance.members)
     off = np.abs(np.log(imbalance.weights))
     worst = int(np.argmax(off))
     ranks = tuple(rank for rank, each in zip(everyone, off, strict=True) if each >= math.log(LARGE))
-    ranks = ranks if imbalance.lasting else everyone
+    ranks = ranks if imbalance.persistent else everyone
     first = int(imbalance.steps[0])
     return Finding(
         code=CODE,
@@ -303,10 +305,10 @@ def _finding(series: WorkerSeries, promise: Promise, imbalance: _Imbalance, weig
         step_first=first,
         step_last=int(imbalance.steps[-1]),
         sites=sites_of(first, ranks[:2], phase="loss", names=("all",)),
-        measured=float(imbalance.weights[worst]) if imbalance.lasting else imbalance.noise,
+        measured=float(imbalance.weights[worst]) if imbalance.persistent else imbalance.noise,
         expected=1.0,
-        unit=f"times what a {noun} should count" if imbalance.lasting else "times the variance of the mean over all",
-        false_alarm_rate=promise.false_alarm_rate(
+        unit=f"times what a {noun} should count" if imbalance.persistent else "times the variance of the mean over all",
+        false_alarm_rate=budget.false_alarm_rate(
             "tokens", imbalance.alarm.log_height, among=imbalance.among, num_steps=len(series.steps)
         ),
         evidence=_evidence(everyone, imbalance, weighting),
@@ -320,7 +322,7 @@ def _finding(series: WorkerSeries, promise: Promise, imbalance: _Imbalance, weig
 
 def _claim(ranks: Sequence[int], imbalance: _Imbalance, worst: int, noun: str) -> str:
     first = int(imbalance.steps[0])
-    if imbalance.lasting:
+    if imbalance.persistent:
         return (
             f"A {noun} on rank {ranks[worst]} counts {imbalance.weights[worst]:.2g} times what it should "
             f"{since_text(first, imbalance.since)}: workers are averaged with equal weight, and rank {ranks[worst]} "
@@ -340,30 +342,30 @@ def _evidence(ranks: Sequence[int], imbalance: _Imbalance, weighting: Weighting)
     num = len(imbalance.factors)
     half = 1.96 * float(imbalance.factors.std(ddof=1)) / math.sqrt(num) if num > 1 else math.inf
     return {
-        "statistic": "log token counts" if imbalance.lasting else "arithmetic over harmonic mean of token counts",
+        "statistic": "log token counts" if imbalance.persistent else "arithmetic over harmonic mean of token counts",
         "shares": {str(rank): float(share) for rank, share in zip(ranks, shares, strict=True)},
         "misplaced_weight": float(np.abs(shares - 1 / len(shares)).sum() / 2),
         "noise_factor": imbalance.noise,
-        "interval": None if imbalance.lasting else [imbalance.noise - half, imbalance.noise + half],
+        "interval": None if imbalance.persistent else [imbalance.noise - half, imbalance.noise + half],
         "averaging": weighting.why,
         "norm_slope": slope(weighting.norm_slope),
         "loss_slope": slope(weighting.loss_slope),
         "log_height": imbalance.alarm.log_height,
         "threshold": imbalance.alarm.threshold,
         "crossed_step": imbalance.crossed,
-        **({"onset_interval": list(imbalance.since)} if imbalance.lasting else {}),
+        **({"onset_interval": list(imbalance.since)} if imbalance.persistent else {}),
         "compared": list(ranks),
     }
 
 
-def _require_counts(series: WorkerSeries, promise: Promise, groups: Sequence[tuple[int, ...]]) -> None:
+def _require_counts(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[tuple[int, ...]]) -> None:
     """Raise ``CannotTell`` where no step has the counts of two workers, or where counts differ at too few steps for any
     of them to stand out had it been the last at each.
     """
     have = {members: np.count_nonzero(np.isfinite(_counts(series, members)), axis=1) > 1 for members in groups}
     if not any(steps.any() for steps in have.values()):
         raise CannotTell("no step has the token counts of two workers that may be compared")
-    threshold = promise.log_threshold("tokens", among=_num_lasting(series))
+    threshold = budget.log_threshold("tokens", among=_num_lasting(series))
     short: list[str] = []
     for members, steps in have.items():
         unequal = len(compared_among(series, _log_tokens(series), members)[0])

@@ -51,9 +51,9 @@ from __future__ import annotations
 
 from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.samples.repeats_in_step import told_by_digests
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.intervals import mean_of_workers
-from trueline.analyze.workers.comparable import alike_groups
+from trueline.analyze.workers.comparable import comparable_groups
 from trueline.analyze.workers.copies import copies_among
 from trueline.analyze.workers.gradient_scale import unexplained
 from trueline.analyze.workers.outlier_finding import gradient_finding, named, place_of, subject, when
@@ -71,19 +71,19 @@ NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
-    found = judge(series_of(run), promise_of(run))
+    found = judge(series_of(run), alarm_budget_of(run))
     return [finding for finding in found if not told_by_digests(run, finding, _who_agrees(run, finding))]
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
     if series.num_workers < 3:
         raise CannotTell(
             "two workers have one cosine between them, so neither can be unlike the other; it takes three",
             reason="undecidable",
         )
-    found = find_outliers(series, promise, "direction")
-    left = [outlier for outlier in unexplained(found, series, promise) if not _of_copies(series, promise, outlier)]
+    found = find_outliers(series, budget, "direction")
+    left = [outlier for outlier in unexplained(found, series, budget) if not _of_copies(series, budget, outlier)]
     return [_finding(series, outlier) for outlier in left]
 
 
@@ -94,7 +94,7 @@ def _who_agrees(run: Run, finding: Finding) -> set[int]:
     return ranks if higher else set(data_parallel_ranks(run)) - ranks
 
 
-def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool:
+def _of_copies(series: WorkerSeries, budget: AlarmBudget, outlier: Outlier) -> bool:
     """Whether all there is to it is that some workers are copies of each other: they have larger cosines than others.
 
     Where half of the workers or more stand out, these are copies, or all that are none.
@@ -103,8 +103,8 @@ def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool
     workers = outlier.workers if higher else outlier.others
     first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
     ranks = {series.ranks[worker] for worker in workers}
-    groups = [members for members in alike_groups(series) if set(workers) <= set(members)]
-    copies = [close for members in groups for close in copies_among(series, promise, members)]
+    groups = [members for members in comparable_groups(series) if set(workers) <= set(members)]
+    copies = [close for members in groups for close in copies_among(series, budget, members)]
     return any(ranks <= set(close.ranks) and close.first <= last and first <= close.last for close in copies)
 
 

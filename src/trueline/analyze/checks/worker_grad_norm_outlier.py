@@ -55,7 +55,7 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
 from trueline.analyze.workers.outlier_finding import counterpart, gradient_finding, named, place_of, subject, when
 from trueline.analyze.workers.outliers import effect_of
@@ -71,12 +71,12 @@ NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_other
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose gradient norm stands out; raises ``CannotTell`` without norms to compare."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
-    return [_finding(series, scale) for scale in scales(series, promise) if scale.answer != "yes"]
+    return [_finding(series, scale) for scale in scales(series, budget) if scale.answer != "yes"]
 
 
 def _finding(series: WorkerSeries, scale: Scale) -> Finding:

@@ -57,7 +57,7 @@ tokenizer = AutoTokenizer.from_pretrained("/shared/tokenizer")
 
 from __future__ import annotations
 
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.intervals import mean_of_workers
 from trueline.analyze.workers.gradient_scale import unexplained
 from trueline.analyze.workers.outlier_finding import (
@@ -83,13 +83,13 @@ NEEDS: tuple[str, ...] = ("loss", "grad_norm", "group_grad_norms", "sample_diges
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose loss stands out; raises ``CannotTell`` without losses to compare."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
-    found = find_outliers(series, promise, "loss")
-    return [_finding(series, outlier) for outlier in unexplained(found, series, promise)]
+    found = find_outliers(series, budget, "loss")
+    return [_finding(series, outlier) for outlier in unexplained(found, series, budget)]
 
 
 def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:

@@ -101,7 +101,7 @@ def check(run: Run) -> list[Finding]:
 
 def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools) -> bool:
     """Whether a gradient scaler that looks for its scale explains everything."""
-    in_float16 = any("torch.float16" in str(env.autocast) for env in envs_of(run, ranks).values())
+    in_float16 = any(env.in_float16 for env in envs_of(run, ranks).values())
     sampled_T = any_over(numbers(run, "grad_nonfinite", ranks)[1], 1)
     longest = longest_run(any_over(bad_grad_TN[sampled_T], 1).tolist())
     return in_float16 and not bad_loss_TN.any() and longest <= _HALVINGS

@@ -59,17 +59,9 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
-from trueline.analyze.workers.outlier_finding import (
-    claim,
-    common,
-    counterpart,
-    named,
-    sites,
-    subject,
-    when,
-)
+from trueline.analyze.workers.outlier_finding import claim, common, counterpart, named, sites, subject, when
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.schema.words import of_ranks
@@ -82,12 +74,12 @@ NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_other
 
 def check(run: Run) -> list[Finding]:
     """An error for each worker whose gradient is scaled; raises ``CannotTell`` without norms to compare."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
-    return [_finding(series, scale) for scale in scales(series, promise) if scale.answer == "yes"]
+    return [_finding(series, scale) for scale in scales(series, budget) if scale.answer == "yes"]
 
 
 def _finding(series: WorkerSeries, scale: Scale) -> Finding:

@@ -40,7 +40,7 @@ SHARES: Mapping[Statistic, float] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Promise:
+class AlarmBudget:
     """``false_alarms``: expected false alarms per 10,000 healthy steps, over the whole family of statistics."""
 
     false_alarms: float = FALSE_ALARMS
@@ -62,7 +62,7 @@ class Promise:
         )
 
 
-def promise_of(run: Run) -> Promise:
+def alarm_budget_of(run: Run) -> AlarmBudget:
     """The promise that the Run's plan asked for (``Plan.false_alarms``), by default ``FALSE_ALARMS``."""
     asked = run.manifest.plan.get("false_alarms")
-    return Promise(float(asked)) if isinstance(asked, int | float) and asked > 0 else Promise()
+    return AlarmBudget(float(asked)) if isinstance(asked, int | float) and asked > 0 else AlarmBudget()

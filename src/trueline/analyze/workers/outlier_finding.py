@@ -128,8 +128,8 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             "num_compared": len(outlier.workers) + len(outlier.others),
             "undecided": outlier.undecided,
             "decided_by": outlier.decided_by,
-            "memory": outlier.memory.ratio,
-            "memory_steps": outlier.memory.reach,
+            "memory": outlier.dependence.ratio,
+            "memory_steps": outlier.dependence.reach,
             **evidence,
         },
     }

@@ -18,7 +18,7 @@ import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.workers import COLUMN_BY_NAME
 from trueline.store.reader import Run
@@ -103,7 +103,7 @@ class WorkerSeries:
         ]
 
 
-@kept
+@memoized
 def series_of(run: Run) -> WorkerSeries:
     """The series of a Run's data-parallel workers; raises ``CannotTell`` where there are fewer than two."""
     ranks = several_workers(run)
@@ -159,7 +159,7 @@ def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
     known_T = np.all(np.isfinite(inside_TM) & (inside_TM > 0), axis=1)
     odd_KM = _uncommon(inside_TM[known_T])
     if 2 * np.count_nonzero(odd_KM) <= (len(group) - 1) * len(odd_KM):
-        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _lasting(odd_KM)
+        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _persistent(odd_KM)
     return bag_TN
 
 
@@ -172,7 +172,7 @@ def _uncommon(counts_KM: Floats) -> Bools:
     return odd_KM
 
 
-def _lasting(odd_KM: Bools) -> Bools:
+def _persistent(odd_KM: Bools) -> Bools:
     """[K, M] where ``odd_KM`` is set at ``LASTING_STEPS`` in a row, this one among them."""
     out_KM = np.zeros(odd_KM.shape, dtype=np.bool_)
     if len(odd_KM) >= LASTING_STEPS:

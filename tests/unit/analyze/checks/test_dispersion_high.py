@@ -6,10 +6,10 @@ from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.made_series import alike_batches, independent, series_from
 
 from trueline.analyze.checks import dispersion_high
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+PROMISE = AlarmBudget()
 
 
 def _mixtures(num_workers, *, apart=1.0):

@@ -9,11 +9,11 @@ from tests.unit.made_series import alike_batches, independent, same_batches, ser
 
 from trueline.analyze.checks import dispersion_high, dispersion_low
 from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.outliers import named_outliers
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+PROMISE = AlarmBudget()
 
 
 def _copied(series, first, second, *, noise=0.1, since=0, columns=("loss", "log_norm", "cosine")):
@@ -54,7 +54,7 @@ def test_a_pair_of_many_is_named_place_by_place():
         x[4] = x[2] + 0.3 * rng.standard_normal(16)
         return x
 
-    (finding,) = dispersion_low.judge(series_from(draw, 20), Promise(1.0))
+    (finding,) = dispersion_low.judge(series_from(draw, 20), AlarmBudget(1.0))
     assert finding.ranks == (2, 4)
     assert "correlation 0.9" in finding.claim
 
@@ -200,7 +200,7 @@ def test_an_outlier_takes_no_part_in_naming_a_pair(workers, seed):
     shift = np.zeros(workers)
     shift[-1] = 20
     series = series_from(independent(workers, 8, shift=shift), 100, seed=seed, with_parts=False)
-    assert dispersion_low.judge(series, Promise(10.0)) == []
+    assert dispersion_low.judge(series, AlarmBudget(10.0)) == []
 
 
 def test_copies_are_named_beside_an_outlier():

@@ -8,11 +8,11 @@ from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import token_imbalance
 from trueline.analyze.checks.token_imbalance import log_noise_e_values, noise_factors
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+PROMISE = AlarmBudget()
 
 
 def _counts(num_steps, num_workers, *, sigma, seed=0):
@@ -178,7 +178,7 @@ def test_noise_bets_win_nothing_while_the_factor_is_ordinary():
 
 def test_few_steps_cannot_tell_and_say_how_many_can():
     with pytest.raises(CannotTell, match=r"6 steps have token counts of 2 workers, which differ, and 20 are needed"):
-        token_imbalance.judge(_trained(_eighth(6, 2), weighted=False), Promise(false_alarms=1.0))
+        token_imbalance.judge(_trained(_eighth(6, 2), weighted=False), AlarmBudget(false_alarms=1.0))
 
 
 def test_without_counts_it_cannot_tell():

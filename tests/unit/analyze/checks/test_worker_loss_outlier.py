@@ -8,12 +8,12 @@ from tests.unit.healthy_run import write_run
 from tests.unit.noisy_workers import SPREAD, noisy_workers, rows_of, scaled, shifted
 
 from trueline.analyze.checks import worker_loss_outlier
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.schema.errors import CannotTell
 
 
 def judge(series):
-    return worker_loss_outlier.judge(series, Promise())
+    return worker_loss_outlier.judge(series, AlarmBudget())
 
 
 def test_a_rank_with_a_higher_loss_is_named_from_a_run(tmp_path):

@@ -8,13 +8,13 @@ import pytest
 from tests.unit.noisy_workers import SPREAD, in_one_group, noisy_workers, shifted
 
 from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import Estimate, estimate, mean_difference, t_quantile, t_two_sided
 from trueline.analyze.workers.outliers import effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, shard_allowance
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+PROMISE = AlarmBudget()
 
 
 def workers_named(series, quantity="loss"):
@@ -300,7 +300,7 @@ def test_the_first_step_is_where_losses_part_and_not_where_bets_begin_to_win(wor
         loss_TN[25:, 0] += 1.5
         nothing_TN = np.full(loss_TN.shape, np.nan)
         series = WorkerSeries(np.arange(100, 220), tuple(range(workers)), loss_TN, nothing_TN, nothing_TN)
-        (outlier,) = find_outliers(series, Promise(), "loss")
+        (outlier,) = find_outliers(series, AlarmBudget(), "loss")
         off.append(abs(outlier.first - 25))
         held += outlier.since[0] <= 25 <= outlier.since[1]
     assert held > 34
