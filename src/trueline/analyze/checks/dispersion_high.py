@@ -1,52 +1,52 @@
-"""The workers differ from each other permanently, by more than the samples in their batches explain.
+"""The workers differ from each other persistently, by more than the samples in their batches explain.
 
 What it finds
 -------------
-Workers whose losses, or gradient norms, keep their distance and their order: each rank reads a data mixture of its
-own, a language, a length bucket, or computes with settings of its own. No single worker needs to stand out. It says by
-how much the workers are further apart than they would be if all drew from one pool.
+Workers whose losses, or gradient norms, keep their distance and their order over steps: each rank reads its own data
+mixture, language or length bucket, or computes with its own settings. No single worker needs to stand out. The finding
+states how much larger the differences are than they would be if all workers drew from one pool.
 
 Why it matters
 --------------
 The mean over workers is then an average over mixtures in fixed proportions that nobody chose, the noise of the update
-is larger than the batch size suggests, and checks for a single outlier find nothing, because every worker is one.
+is larger than the batch size suggests, and checks that look for a single outlier cannot work where every worker is one.
 
 How it decides
 --------------
-It bets that what set the workers apart at earlier steps sets them apart at this one. If workers are exchangeable, each
-step may be swapped between them without changing its probability, whatever the distribution, and the bets win nothing
-in the mean (`analyze/stats/persistence.py` has the e-value and the source). It alarms when an e-detector of these bets
-reaches the height that its share of the false-alarm budget allows (`plan.false_alarms` expected per 10,000 healthy
-steps over all checks). Batches that are alike within themselves but for no worker in particular, such as buckets of
-length that are dealt out anew at every step, do not win these bets.
+It bets that the differences of earlier steps recur at this one. If workers are exchangeable, swapping their values at a
+step does not change the probability of the step, whatever the distribution, and the bets win nothing on average
+(`analyze/stats/persistence.py` has the e-value and the source). It alarms when an e-detector of these bets reaches the
+height that its share of the false-alarm budget allows (`plan.false_alarms` expected per 10,000 healthy steps over all
+checks). Batches of similar samples that go to a random worker at every step, such as buckets of length, do not win
+these bets.
 
-Where one worker alone is unlike the others, the outlier checks report it: with three workers or more the alarm must
-still stand after the worker that is furthest away is left out. Fixed shards keep small differences of their own from
-one epoch to the next; what the number of distinct samples in a shard explains is allowed for.
+One worker that differs from all others is left to the outlier checks: with three workers or more, the alarm must remain
+after the most distant worker is removed. Fixed shards keep small differences from one epoch to the next; the size of
+difference that the number of distinct samples in a shard explains is allowed for.
 
-By how much: where per-sample losses (or those of micro-batches) were recorded, the standard deviation between workers
-over what the spread within workers explains, with a 95 % interval; otherwise over the spread between workers that is
-left once their lasting differences are taken out. It is a warning from 1.1 times on, and an info below, where the noise
-of the update is less than a fifth larger.
+Size: where per-sample (or per-micro-batch) losses were recorded, the standard deviation between workers over what the
+spread within workers explains, with a 95 % interval; otherwise over the spread between workers that remains when their
+persistent differences are removed. It is a warning from 1.1 times on, and an info below, where the noise of the update
+is less than a fifth larger.
 
-As an info it also reports losses that are alike inside each worker's batch without any lasting difference: then
-re-dealing the samples over the workers at random makes the workers more alike than they are
+As an info it also reports losses that are similar within each worker's batch without a persistent difference: then
+assigning the samples to workers at random makes the workers more similar than they are
 (`analyze/stats/permutation.py`), by more than a factor of 2 in variance, which neighbouring pieces of documents
 explain. That may be intended: buckets of length, several answers to one prompt. Statistics that take samples as
 independent are then too confident.
 
 What it may miss
 ----------------
-Workers that each read documents from end to end differ for as long as a document lasts: then evidence is divided by how
-long their losses stay correlated (`analyze/stats/autocorrelation.py`), and lasting differences are found later.
-Documents that last longer than a 40th of the Run may still be reported. Workers in different groups of
-`plan.worker_groups` are not compared. Differences that come and go within a few steps. With two workers every
-difference is one worker's as much as both's: then only losses are looked at here, the outlier checks say the same about
-one of them, and each step can win at most ln 2.
+Workers that each read documents from end to end differ for as long as a document lasts: then the evidence is divided by
+the autocorrelation time (`analyze/stats/autocorrelation.py`), and persistent differences are found later. Documents
+that last longer than a 40th of the Run may still be reported. Workers in different groups of `plan.worker_groups` are
+not compared. Differences that come and go within a few steps are missed. With two workers a difference does not say
+which of them caused it: then only losses are judged here, the outlier checks report the same of one of them, and each
+step can win at most ln 2.
 
 Example
 -------
-The losses of ranks 0-7 differ lastingly since step 12: they are 2.3 times (95 %: 2.1-2.5) as far apart as the spread
+The losses of ranks 0-7 differ persistently since step 12: they are 2.3 times (95 %: 2.1-2.5) as far apart as the spread
 within workers explains.
 
 Wrong and right
@@ -104,16 +104,16 @@ QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "part_losses")
 
 MILD = 1.1
-"""Times as far apart as explained below which lasting differences are an info: 1.1 ** 2 = 1.21 of the variance."""
+"""Times as far apart as explained below which persistent differences are an info: 1.1 ** 2 = 1.21 of the variance."""
 
 _FEW_STEPS = 5
-"""Steps with parts below which the spread within workers is not what differences are held against."""
+"""Steps with per-sample losses below which differences are not compared with the spread within workers."""
 
 Quantity = Literal["losses", "gradient norms"]
 
 _OF_PARTS = "losses of parts dealt out anew"
 _WITHIN = "the spread within workers explains"
-_WITHOUT = "they would be without what lasts"
+_WITHOUT = "they would be without the persistent differences"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same for series that are at hand; raises ``CannotTell`` where no detector could have alarmed."""
+    """The same of series; raises ``CannotTell`` where no detector could have alarmed."""
     groups = comparable_groups(series)
     threshold = budget.log_threshold("parts", among=num_part_detectors(series))
     _require_enough(series, groups, threshold)
@@ -187,7 +187,7 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
 
 
 def _persistent(series: WorkerSeries, members: tuple[int, ...], quantity: Quantity, threshold: float) -> _Excess | None:
-    """Workers that keep their differences, also without the one that is furthest away."""
+    """Workers that keep their differences, also without the most distant one."""
     values_TN = series.loss if quantity == "losses" else series.log_norm
     rows, values_RM = compared_among(series, values_TN, members)
     if not len(rows):
@@ -232,7 +232,7 @@ def _persistent_alarm(
 
 
 def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float) -> _Excess | None:
-    """Parts that are alike within batches, for no worker in particular, and not for the furthest one alone."""
+    """Samples that are similar within batches, for no worker in particular, and not for the most distant one alone."""
     dealt = parts_of(series, members)
     found = whole_alarm(series, members, bets=permutation.HIGH_BETS, threshold=threshold)
     if found is None:
@@ -300,10 +300,10 @@ def _claim(ranks: tuple[int, ...], excess: _Excess) -> str:
     by = f"{excess.ratio:.2f} times (95 %: {excess.low:.2f}-{excess.high:.2f}) as far apart as {excess.explained}"
     since = since_text(excess.first, excess.since or (excess.first, excess.first))
     if excess.quantity is not None:
-        return f"The {excess.quantity} of {ranks_text(ranks)} differ lastingly {since}: they are {by}."
+        return f"The {excess.quantity} of {ranks_text(ranks)} differ persistently {since}: they are {by}."
     return (
-        f"{capitalized(ranks_text(ranks))} read batches that are alike within themselves {since}: "
-        f"their mean losses are {by}, in no lasting order."
+        f"{capitalized(ranks_text(ranks))} read batches of similar samples {since}: "
+        f"their mean losses are {by}, in no persistent order."
     )
 
 
@@ -311,6 +311,6 @@ def _next(ranks: tuple[int, ...], excess: _Excess) -> tuple[str, ...]:
     if excess.quantity is not None:
         return (
             f"Compare what {ranks_text(ranks[:2])} read: the same sources of data, in the same proportions?",
-            "Where ranks are meant to differ, say which are alike: worker_groups in the plan.",
+            "Where ranks are meant to differ, list those that should agree in worker_groups in the plan.",
         )
     return ("Nothing, if batches are bucketed or hold several answers to one prompt; otherwise shuffle the data.",)

@@ -18,9 +18,9 @@ By equality of what each rank recorded about itself, and of the learning rates a
 hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are warnings.
 What differs between ranks by nature is left out: host, process, device index, and variables that hold a rank, a local
 rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with equal
-parameters only. What becomes of a parameter is looked at before every update, and compared between workers that
-finished that step. Ranks that share less than half of their parameters hold parts of one model, a pipeline, and are not
-compared. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no false alarms.
+parameters only. The state of each parameter is read before every update, and compared between workers that finished
+that step. Ranks that share less than half of their parameters hold stages of a pipeline and are not compared. Where
+most ranks agree the others are named, else all. Equality needs no tolerance: there are no false alarms.
 
 What it may miss
 ----------------
@@ -99,7 +99,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _of_largest_replica_set(env: Mapping[int, RankEnv]) -> list[int]:
-    """Ranks with one list of parameters: those whose optimizers and dtypes can be held against each other."""
+    """Ranks with the same list of parameters: those whose optimizers and dtypes can be compared."""
     by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, facts in env.items():
         by_params[tuple(facts.params)].append(rank)

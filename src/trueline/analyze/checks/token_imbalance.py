@@ -5,19 +5,19 @@ What it finds
 One rank that always has far fewer, or more, tokens with a label than the others, so that each of its tokens counts
 several times as much as one elsewhere. And token counts that jump so wildly from rank to rank and step to step that
 the mean of the workers' means is at least twice as noisy as it need be. In both cases only where workers are averaged
-with equal weight; averages that are weighted by tokens are left alone however uneven the counts.
+with equal weight; averages that are weighted by tokens are not reported however uneven the counts.
 
 Why it matters
 --------------
 A mean of means is not the mean over tokens. Short answers get the weight of long ones, the optimum moves, and a run
-with another number of workers, or with gradient accumulation, trains another objective. It was a fault of widely used
-trainers for years (transformers#34191).
+with another number of workers, or with gradient accumulation, optimizes another objective. Widely used trainers had
+this fault for years (transformers#34191).
 
 How it decides
 --------------
 Three questions, and all must be answered.
 
-*Is it more than chance?* For a lasting imbalance: token counts are exchangeable between workers that draw from one
+*Is it more than chance?* For a persistent imbalance: token counts are exchangeable between workers that draw from one
 pool, whatever their distribution, and an e-detector of bets on each worker's log count must reach the height that its
 share of the false-alarm budget allows (`analyze/stats/exchangeability.py`; `plan.false_alarms` expected per 10,000
 healthy steps over all checks). For wild counts: with n the counts of a step, the factor mean(n) * mean(1/n), arithmetic
@@ -27,25 +27,25 @@ an e-value against "f is at most 1.5 in the mean" (betting on a bounded mean: Wa
 Log-normal counts of sigma s have f = 1 + (1 - 1/N)(exp(s^2) - 1) in the mean: 1.14 to 1.28 for s = 0.5, as batches of
 ordinary texts have, and 5 to 9 for s = 1.5.
 
-*Is it large?* Reported are a token on some rank that counts twice as much as it should, or less than half, and a noise
-factor of 2 or more: from there on the same update could be had from half of the tokens, or half of a rank's tokens are
-as good as thrown away. With s_i the rank's share of the tokens, averaged over steps, a token of it counts
-(1/N)/s_i times what it should; half of the sum of |s_i - 1/N| is the weight that is misplaced.
+*Is it large?* It reports a token on some rank that counts twice as much as it should, or less than half, and a noise
+factor of 2 or more: then half of the tokens would give as good an update, or half of a rank's tokens are wasted. With
+s_i the rank's share of the tokens, averaged over steps, a token of it counts (1/N)/s_i times what it should; half of
+the sum of |s_i - 1/N| is the weight that is misplaced.
 
 *Are workers averaged with equal weight?* A gradient that is a mean over n tokens does not grow with n, one that is a
 sum over them does: the slope of log gradient norms on log token counts is between -1/2 and 0, or between 1/2 and 1,
 and the loss follows with slopes of 0 or 1 (`analyze/workers/loss_weighting.py`). A slope counts only if its interval,
 at a level of 0.001, is on one side of the middle. If neither says so, or they contradict each other, or the reduction
-is code that may weight by itself, the answer is that it cannot tell.
+is code that may weight by itself, the check answers "cannot tell".
 
-*Since when?* Lasting imbalance: the least-squares change point of the rank's log count less the mean of the others',
-with the steps that it may be (95 %; `analyze/stats/change_point.py`). Wild counts: where the bets begin to win.
+*Since when?* Persistent imbalance: the least-squares change point of the rank's log count less the mean of the others',
+with a 95 % interval of steps (`analyze/stats/change_point.py`). Wild counts: where the bets begin to win.
 
 What it may miss
 ----------------
 Imbalance between micro-batches of one worker. Counts that were not seen: they come from the labels, else the attention
-mask, else the inputs (`token_source` in the environment). Weights that are right in the mean but set to a fixed number
-of tokens are sums, and left alone. Uneven last batches of an epoch are left out where other steps are even.
+mask, else the inputs (`token_source` in the environment). Weights that are right on average but set to a fixed number
+of tokens are sums, and not judged. Uneven last batches of an epoch are left out where other steps are even.
 
 Example
 -------
@@ -95,7 +95,7 @@ QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("tokens", "loss", "grad_norm")
 
 LARGE = 2.0
-"""Times that a token's weight is off, or that the noise of an update is larger, from which on it is reported."""
+"""Least factor of a token's weight, or of the noise of an update, that is reported."""
 
 ORDINARY = 1.5
 """Noise factor that bets are made against: between log-normal counts of sigma 0.5 (1.28 at most) and ``LARGE``, so that
@@ -140,7 +140,7 @@ class _Imbalance:
 
 
 def check(run: Run) -> list[Finding]:
-    """Findings of unequal token counts under equal weights; raises ``CannotTell`` where weights cannot be told."""
+    """Findings of unequal token counts under equal weights; raises ``CannotTell`` where the weights are not known."""
     series = series_of(run)
     envs = list(envs_of(run, series.ranks).values())
     sources = {env.loss_source for env in envs}
@@ -213,7 +213,7 @@ def _counts(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
 
 
 def _num_lasting(series: WorkerSeries) -> int:
-    """Detectors that the share of tokens is split over if half of it goes to lasting imbalance."""
+    """Detectors that the share of tokens is split over if half of it goes to persistent imbalance."""
     return 2 * sum(len(members) for members in comparable_groups(series))
 
 
@@ -252,8 +252,8 @@ def _wild(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -
 def _imbalance(
     series: WorkerSeries, members: tuple[int, ...], evidence: tuple[Ints, Alarm, int], onset: Onset | None
 ) -> _Imbalance:
-    """Of lasting imbalance, which has an ``onset``, or of wild counts. Of these no level is known that they were around
-    before, only one that they were below: they are dated by where the bets begin to win.
+    """Of persistent imbalance, which has an ``onset``, or of wild counts. These had no level before, only a bound that
+    they were below: they are dated by where the bets begin to win.
     """
     (rows, alarm, among), persistent = evidence, onset is not None
     onset = onset or Onset(alarm.first, alarm.first, alarm.first)

@@ -245,7 +245,7 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
         needed, num_steps, num_workers = min(needs, key=lambda need: need[0] - need[1])
         raise CannotTell(
             f"{counted(num_steps, 'step')} {'has' if num_steps == 1 else 'have'} {_NAMES[quantity]} to compare; with "
-            f"{num_workers} workers one that is last at every step stands out beyond chance after {needed} steps",
+            f"{num_workers} workers, one that ranks last at every step exceeds chance after {needed} steps",
             reason="too-few-steps",
         )
 

@@ -35,7 +35,7 @@ def test_the_same_batches_under_dropout_are_found_place_by_place(workers, num_pa
     common = 1 - 1 / num_parts
     assert finding.measured == pytest.approx(common / (common + 0.3**2), abs=0.1)
     assert finding.false_alarm_rate < 1e-3
-    assert "at the same places of their batches" in finding.claim
+    assert "at the same positions of their batches" in finding.claim
 
 
 @pytest.mark.parametrize(("workers", "num_parts"), [(2, 8), (2, 32), (4, 8), (8, 4)])
@@ -91,7 +91,7 @@ def test_of_three_workers_the_third_may_be_off_and_all_are_concerned():
     )
     assert finding.ranks == (0, 1, 2)
     assert finding.claim.startswith("Ranks 1 and 2 are ")
-    assert finding.claim.endswith("cannot say whether these are copies or rank 0 is off.")
+    assert finding.claim.endswith("it is undecided whether they are copies or rank 0 is faulty.")
     assert finding.evidence["undecided"]
 
 

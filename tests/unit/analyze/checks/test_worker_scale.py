@@ -57,8 +57,8 @@ def test_the_claim_says_what_was_measured(tmp_path):
     series = scaled(noisy_workers(3, 200, num_groups=3), 2, 2.0, since=100, loss_too=True)
     (finding,) = worker_scale.check(write_run(tmp_path, rows_of(series)))
     assert finding.claim == (
-        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 100, in all parameter "
-        "groups alike, and so is its loss."
+        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 100, in every parameter "
+        "group, and so is its loss."
     )
     assert (finding.step_first, finding.step_last, finding.expected) == (100, 199, 1.0)
     assert finding.sites == ("100.0/r2/grad/all#0:out0",)
@@ -68,7 +68,7 @@ def test_of_two_workers_which_is_scaled_is_undecided():
     (finding,) = judge(scaled(noisy_workers(2, 400, num_groups=3), 0, 2.0, since=0, loss_too=True))
     assert (finding.severity, finding.ranks) == ("warning", (0, 1))
     assert " times that of rank 1 (" in finding.claim
-    assert finding.claim.endswith("; two workers alone cannot say which is off.")
+    assert finding.claim.endswith("; of two workers it is undecided which is faulty.")
     low, high = finding.evidence["interval"]
     assert low < 2 < high
 
