@@ -165,14 +165,14 @@ WHOSE_SHARE = {
     "direction": "directions of workers",
     "direction-groups": "the same in each parameter group",
     "pairs": "pairs of workers that are too close",
-    "parts": "losses of parts, too close or too far apart, and lasting differences of all workers",
+    "sample-losses": "per-sample losses, too close or too far apart, and persistent differences of all workers",
     "tokens": "token counts",
 }
 SIZES = (2, 3, 4, 8, 32, 1024)
 """Numbers of workers that tables have a column for."""
 
 
-def promise_table() -> str:
+def alarm_budget_table() -> str:
     """The share of each statistic, and the height at which one worker's detector alarms by default."""
     budget = AlarmBudget()
     rows = [
@@ -185,7 +185,7 @@ def promise_table() -> str:
             f"By default F = {budget.false_alarms:g}. ln(10,000 / (F · w)) is given for a share that is split over 8 "
             "detectors, as those of 8 workers.",
             "",
-            "| statistic | share of the promise | natural logarithm of the threshold |",
+            "| statistic | share of the budget | natural logarithm of the threshold |",
             "|---|---|---|",
             *rows,
         ]
@@ -229,7 +229,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
     "spikes": partial(measured, "spikes"),
-    "promise": promise_table,
+    "alarm_budget": alarm_budget_table,
     "fewest_steps": fewest_steps_table,
 }
 

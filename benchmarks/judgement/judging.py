@@ -77,7 +77,7 @@ def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeri
         group_cosine=cut["group_cosine"],
         tokens=tokens,
         samples=cut["samples"],
-        parts=parts,
+        sample_losses=parts,
         allowance=(2 + math.sqrt(2 * math.log(workers))) * np.sqrt(cut["shard_frac"]),
     )
 

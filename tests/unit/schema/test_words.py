@@ -66,6 +66,7 @@ MANY = {
     "render/comparison/compare_page.py count values",
     "render/comparison/compare_story.py count values",
     "analyze/results.py len(ranks) workers",
+    "render/report/finding_row.py len(ranks) ranks",
     "schema/words.py len(ordered) steps",
     "schema/words.py len(whose) ranks",
 }

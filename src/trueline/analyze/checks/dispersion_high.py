@@ -88,9 +88,9 @@ from trueline.analyze.workers.comparable import (
     comparable_groups,
     compared_among,
     dependence_among,
-    num_part_detectors,
-    parts_alarm,
-    parts_of,
+    num_sample_detectors,
+    sample_losses_alarm,
+    sample_losses_of,
     whole_alarm,
 )
 from trueline.analyze.workers.series import WorkerSeries, series_of
@@ -149,7 +149,7 @@ def check(run: Run) -> list[Finding]:
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series; raises ``CannotTell`` where no detector could have alarmed."""
     groups = comparable_groups(series)
-    threshold = budget.log_threshold("parts", among=num_part_detectors(series))
+    threshold = budget.log_threshold("sample-losses", among=num_sample_detectors(series))
     _require_enough(series, groups, threshold)
     findings: list[Finding] = []
     for members in groups:
@@ -169,7 +169,7 @@ def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], thr
         needed = 1 + steps_needed(threshold, nats=nats, num_bets=len(persistence.HORIZONS))
         have = max(len(compared_among(series, values, members)[0]) for values in (series.loss, series.log_norm))
         dealt = steps_needed(threshold, nats=math.log(permutation.NUM_DEALS + 1), num_bets=len(permutation.HIGH_BETS))
-        if have >= needed or len(series.parts) >= dealt:
+        if have >= needed or len(series.sample_losses) >= dealt:
             return
         measured = np.isfinite(series.loss[:, list(members)]) | np.isfinite(series.log_norm[:, list(members)])
         tied = int(np.count_nonzero(np.count_nonzero(measured, axis=1) > 1))
@@ -203,7 +203,7 @@ def _persistent(series: WorkerSeries, members: tuple[int, ...], quantity: Quanti
     if len(members) > 2 and _persistent_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold, dependence) is None:
         return None
     steps = rows[alarm.first : alarm.last + 1].tolist()
-    dealt = permutation.spread_ratio(parts_of(series, members), steps) if quantity == "losses" else None
+    dealt = permutation.spread_ratio(sample_losses_of(series, members), steps) if quantity == "losses" else None
     known = dealt is not None and dealt.num_steps >= _FEW_STEPS
     effect = dealt if known else persistence.persistent_spread(window_RM) or dealt
     if effect is None:
@@ -233,7 +233,7 @@ def _persistent_alarm(
 
 def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float) -> _Excess | None:
     """Samples that are similar within batches, for no worker in particular, and not for the most distant one alone."""
-    dealt = parts_of(series, members)
+    dealt = sample_losses_of(series, members)
     found = whole_alarm(series, members, bets=permutation.HIGH_BETS, threshold=threshold)
     if found is None:
         return None
@@ -245,7 +245,9 @@ def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float)
         rest = {t: tuple(array for m, array in enumerate(arrays) if m != odd) for t, arrays in dealt.items()}
         dependence = dependence_among(series, "loss", members)
         if (
-            parts_alarm(rest, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, dependence=dependence)
+            sample_losses_alarm(
+                rest, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, dependence=dependence
+            )
             is None
         ):
             return None
@@ -268,7 +270,7 @@ def _excess(
 def _finding(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], excess: _Excess) -> Finding:
     ranks = tuple(series.ranks[n] for n in members)
     rate = budget.false_alarm_rate(
-        "parts", excess.alarm.log_height, among=num_part_detectors(series), num_steps=len(series.steps)
+        "sample-losses", excess.alarm.log_height, among=num_sample_detectors(series), num_steps=len(series.steps)
     )
     phase = "grad" if excess.quantity == "gradient norms" else "loss"
     return Finding(

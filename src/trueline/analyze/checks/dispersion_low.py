@@ -91,7 +91,7 @@ from trueline.analyze.samples.repeats_in_step import told_by_digests
 from trueline.analyze.stats import closest_pairs, permutation
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import steps_needed
-from trueline.analyze.workers.comparable import comparable_groups, num_part_detectors
+from trueline.analyze.workers.comparable import comparable_groups, num_sample_detectors
 from trueline.analyze.workers.copies import (
     MAX_PAIRED_WORKERS,
     PLACES,
@@ -279,13 +279,13 @@ def _require_enough(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[
     if not groups:
         raise CannotTell("no group has two workers that may be compared")
     dealt = steps_needed(
-        budget.log_threshold("parts", among=num_part_detectors(series)),
+        budget.log_threshold("sample-losses", among=num_sample_detectors(series)),
         nats=math.log(permutation.NUM_DEALS + 1),
         num_bets=len(permutation.LOW_BETS),
     )
-    if len(series.parts) >= dealt:
+    if len(series.sample_losses) >= dealt:
         return
-    have = f"{counted(len(series.parts), 'step')} {'has' if len(series.parts) == 1 else 'have'}"
+    have = f"{counted(len(series.sample_losses), 'step')} {'has' if len(series.sample_losses) == 1 else 'have'}"
     why = f"{have} per-sample losses of all workers' batches, and {dealt} are needed"
     for members in groups:
         number = math.comb(len(members), 2)

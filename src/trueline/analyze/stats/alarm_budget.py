@@ -22,7 +22,7 @@ from trueline.schema.plan import FALSE_ALARMS
 if TYPE_CHECKING:
     from trueline.store.reader import Run
 
-Statistic = Literal["loss", "norm", "norm-groups", "direction", "direction-groups", "pairs", "parts", "tokens"]
+Statistic = Literal["loss", "norm", "norm-groups", "direction", "direction-groups", "pairs", "sample-losses", "tokens"]
 
 SHARES: Mapping[Statistic, float] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ SHARES: Mapping[Statistic, float] = MappingProxyType(
         "direction": 1 / 6,
         "direction-groups": 1 / 12,
         "pairs": 1 / 12,
-        "parts": 1 / 6,
+        "sample-losses": 1 / 6,
         "tokens": 1 / 12,
     }
 )

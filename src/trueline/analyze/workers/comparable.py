@@ -19,7 +19,7 @@ from trueline.analyze.workers.series import WorkerSeries
 SeriesName = Literal["loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens"]
 """The series of which it is asked how long workers remember, by their names in ``WorkerSeries``."""
 
-NUM_PART_DETECTORS = 5
+NUM_SAMPLE_DETECTORS = 5
 """That the promise's share of parts is split over, per declared group: batches too close together, and agreement place
 by place (``dispersion-low``); batches too far apart, and lasting differences in the loss and in the gradient norm
 (``dispersion-high``)."""
@@ -33,9 +33,9 @@ def comparable_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
     return [members for members in declared if len(members) > 1]
 
 
-def num_part_detectors(series: WorkerSeries) -> int:
+def num_sample_detectors(series: WorkerSeries) -> int:
     """How many detectors share the promise's share of parts."""
-    return NUM_PART_DETECTORS * max(len(comparable_groups(series)), 1)
+    return NUM_SAMPLE_DETECTORS * max(len(comparable_groups(series)), 1)
 
 
 def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, ...]) -> tuple[Ints, Floats]:
@@ -76,16 +76,16 @@ def _own_dependence(
     return dependence_of(series.compared(values_TN)[declared.index(members)][:, list(members)])
 
 
-def parts_of(series: WorkerSeries, members: tuple[int, ...]) -> permutation.Parts:
+def sample_losses_of(series: WorkerSeries, members: tuple[int, ...]) -> permutation.SampleLosses:
     """The parts of ``members``, by index of the step, at which none of them reads again what only it has read before
     (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal seen again is no new evidence.
     """
     fresh_T = np.max(series.allowance[:, list(members)], axis=1) <= 0
-    return {t: tuple(arrays[n] for n in members) for t, arrays in series.parts.items() if fresh_T[t]}
+    return {t: tuple(arrays[n] for n in members) for t, arrays in series.sample_losses.items() if fresh_T[t]}
 
 
-def parts_alarm(
-    dealt: permutation.Parts,
+def sample_losses_alarm(
+    dealt: permutation.SampleLosses,
     steps_T: Ints,
     *,
     bets: tuple[float, ...],
@@ -110,7 +110,7 @@ def whole_alarm(
 
 @memoized
 def _evidence(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
-    log_e_TB = permutation.log_e_values(parts_of(series, members), series.steps, bets=_ALL_BETS)
+    log_e_TB = permutation.log_e_values(sample_losses_of(series, members), series.steps, bets=_ALL_BETS)
     return log_e_TB / dependence_among(series, "loss", members).ratio
 
 

@@ -25,9 +25,9 @@ from trueline.analyze.workers.comparable import (
     comparable_groups,
     compared_among,
     dependence_among,
-    num_part_detectors,
-    parts_alarm,
-    parts_of,
+    num_sample_detectors,
+    sample_losses_alarm,
+    sample_losses_of,
     whole_alarm,
 )
 from trueline.analyze.workers.outliers import named_outliers
@@ -87,9 +87,9 @@ def copies_among(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, 
 
 def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
     """The sets of workers whose losses agree place by place, beyond what all places have in common."""
-    among = num_part_detectors(series)
-    threshold = budget.log_threshold("parts", among=among)
-    dealt = parts_of(series, members)
+    among = num_sample_detectors(series)
+    threshold = budget.log_threshold("sample-losses", among=among)
+    dealt = sample_losses_of(series, members)
     dependence = dependence_among(series, "loss", members)
     alarmed = _places_alarm(dealt, series, threshold, dependence)
     if alarmed is None:
@@ -111,7 +111,7 @@ def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, .
                 PLACES,
                 correlation,
                 alarm,
-                ("parts", among),
+                ("sample-losses", among),
                 _fisher(correlation, number),
             )
         )
@@ -125,9 +125,9 @@ def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, .
 
 
 def _places_alarm(
-    dealt: permutation.Parts, series: WorkerSeries, threshold: float, dependence: Dependence
+    dealt: permutation.SampleLosses, series: WorkerSeries, threshold: float, dependence: Dependence
 ) -> tuple[Alarm, Ints] | None:
-    return parts_alarm(
+    return sample_losses_alarm(
         permutation.by_place(dealt),
         series.steps,
         bets=permutation.HIGH_BETS,
@@ -241,8 +241,8 @@ def whole_batches(
     """All members too close together, and still so when all but one of each set that was found are left out."""
     if any(len(close.ranks) == len(members) for close in found):
         return None
-    threshold = budget.log_threshold("parts", among=num_part_detectors(series))
-    dealt = parts_of(series, members)
+    threshold = budget.log_threshold("sample-losses", among=num_sample_detectors(series))
+    dealt = sample_losses_of(series, members)
     alarmed = whole_alarm(series, members, bets=permutation.LOW_BETS, threshold=threshold)
     if alarmed is None:
         return None
@@ -252,7 +252,9 @@ def whole_batches(
         rest = {t: tuple(arrays[m] for m in others) for t, arrays in dealt.items()}
         dependence = dependence_among(series, "loss", members)
         if (
-            parts_alarm(rest, series.steps, bets=permutation.LOW_BETS, threshold=threshold, dependence=dependence)
+            sample_losses_alarm(
+                rest, series.steps, bets=permutation.LOW_BETS, threshold=threshold, dependence=dependence
+            )
             is None
         ):
             return None
@@ -266,7 +268,7 @@ def whole_batches(
         WHOLE,
         spread.ratio,
         alarm,
-        ("parts", num_part_detectors(series)),
+        ("sample-losses", num_sample_detectors(series)),
         (spread.low, spread.high),
     )
     dependence = dependence_among(series, "loss", members)
@@ -294,7 +296,7 @@ def _third_allows(series: WorkerSeries, members: tuple[int, ...], pair: tuple[in
         return True
     one, other = (members[m] for m in pair)
     first, last = int(series.steps[indices[0]]), int(series.steps[indices[-1]])
-    spread = permutation.spread_ratio(parts_of(series, (one, other)), indices.tolist())
+    spread = permutation.spread_ratio(sample_losses_of(series, (one, other)), indices.tolist())
     near = spread is None or spread.low <= CLOSE
     return near and not apart_by_digest(series, one, other, first=first, last=last)
 
