@@ -62,7 +62,7 @@ def test_calibrate_writes_the_file_and_says_what_is_in_it(trueline: Trueline, ru
     )
     largest = max(floors[0] or 0 for floors in written.sites.values())
     assert f"by {largest:.2g} at most at 0/" in lines[1]
-    assert "chance of at most 50% at any one site, and one further Run beside one of these 33%" in printed
+    assert "chance of at most 50% at any one site, and one further Run compared with one of these 33%" in printed
     assert f"within {written.spread:.2g} times the others' floor" in printed
     assert lines[-1] == f"Tolerance: {out}"
 

@@ -47,7 +47,7 @@ def test_info_shows_ranks_steps_columns_and_problems(run_path, monkeypatch, caps
         "This worker's loss",
         "[bold]No buffers.",
         "Loss of rank 0 is NaN at step 1.",
-        "rank 2: it left nothing in this Run of 3 workers",
+        "rank 2: it wrote nothing in this Run of 3 ranks",
     ):
         assert words in out
     assert "\x1b" not in out
@@ -72,7 +72,7 @@ def test_info_json_is_one_document(run_path, monkeypatch, capsys):
         "lr": 6,
     }
     assert document["findings"][0]["code"] == "worker-nonfinite"
-    assert document["problems"] == ["rank 2: it left nothing in this Run of 3 workers"]
+    assert document["problems"] == ["rank 2: it wrote nothing in this Run of 3 ranks"]
 
 
 def test_info_answers_sql(run_path, monkeypatch, capsys):

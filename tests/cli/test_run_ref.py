@@ -73,7 +73,7 @@ def test_the_command_ends_as_it_would_by_itself(tmp_path, ref, ends, status):
         check=False,
     )
     assert done.returncode == status
-    assert "the command left no Run at 'run'" in done.stderr
+    assert "the command wrote no Run at 'run'" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 5), (signal.SIGTERM, 6), (signal.SIGALRM, -14)])

@@ -26,7 +26,7 @@ def noise(monkeypatch, capsys):
         (("--workers", 8, "--difference", 1e-7), 0, "is explained by reduction order"),
         (("--workers", 8, "--difference", 1e-5), 1, "is not explained by reduction order"),
         (("--workers", 2, "--difference", 1e-8), 1, "Two terms have only one order of summation."),
-        (("--workers", 600, "--dtype", "bfloat16", "--cosine", 0.2, "--difference", 0.3), 3, "that cannot be told"),
+        (("--workers", 600, "--dtype", "bfloat16", "--cosine", 0.2, "--difference", 0.3), 3, "it cannot be decided"),
     ],
 )
 def test_the_exit_code_says_whether_order_explains_a_difference(noise, words, code, told):

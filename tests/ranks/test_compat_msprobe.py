@@ -33,6 +33,4 @@ def test_the_ranks_that_are_asked_for_write_one_run(three, tmp_path, chosen, exp
     found = {(row["rank"], row["step"]): row["sum"] for row in rows if row["slot"] == "in0"}
     assert found == {(rank, step): 2.0 * rank for rank in expected for step in range(2)}
     assert run.manifest.world_size == 3
-    assert run.problems == [
-        f"rank {rank}: it left nothing in this Run of 3 workers" for rank in {0, 1, 2} - {*expected}
-    ]
+    assert run.problems == [f"rank {rank}: it wrote nothing in this Run of 3 ranks" for rank in {0, 1, 2} - {*expected}]

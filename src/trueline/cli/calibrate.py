@@ -117,7 +117,7 @@ def _print_kinds(console: Console, tolerance: Tolerance) -> None:
 def _chances(tolerance: Tolerance) -> list[str]:
     lines = [
         f"If Runs are exchangeable, two further ones differ by more than the floor with a chance of at most "
-        f"{tolerance.exceeded:.0%} at any one site, and one further Run beside one of these "
+        f"{tolerance.exceeded:.0%} at any one site, and one further Run compared with one of these "
         f"{tolerance.exceeded_by_one:.0%}."
     ]
     if tolerance.spread is not None:

@@ -1,4 +1,4 @@
-"""`trueline demo`: see six ways of training, sound and not, before watching one's own."""
+"""`trueline demo`: six ways of training, some with faults, and what Trueline reports of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output of an earlier demo.")] = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune a small language model on local workers under six settings, check each, and show what is out of step.
+    """Fine-tune a small language model on local ranks in six settings, check each, and show which are faulty and why.
 
     Three settings are those of the source paper (who shares a sampler seed with whom), three are faults of real life:
     no DistributedSampler, one rank's loss doubled, one rank's labels shuffled. Takes a few minutes on two cores.

@@ -1,4 +1,4 @@
-"""Running a command as if in one's own place: output, signals and the way it ends are those of the command."""
+"""Runs a command in the foreground: output, signals and exit status are those of the command."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
 
 def _spawn(program: str, words: Sequence[str], environ: Mapping[str, str], before: Callable[[], object]) -> int:
     """The id of the new process, which ``before`` runs in first. It inherits what it would by ``exec``."""
-    # Not waited for by subprocess: how it ended is told by its status.
+    # Not waited for by subprocess: run_in_foreground reads the status itself.
     process = subprocess.Popen(
         words,
         executable=program,
@@ -78,7 +78,8 @@ def end_as(status: int) -> None:
     sys.stderr.flush()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it left its own
+        # The command has written its own core dump.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

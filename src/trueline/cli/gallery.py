@@ -1,4 +1,4 @@
-"""`trueline gallery`: plants every fault, scores what is said of it, and of its healthy twin."""
+"""`trueline gallery`: trains every fault and its healthy twin, and scores what is reported of both."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Plant faults that people really had into small models on 1 to 4 local workers, and score what is said of them.
+    """Train small models with faults that people really had, on 1 to 4 local ranks, and score what is reported.
 
-    Faults between two runs are judged beside a reference run. Each fault has a healthy twin that must stay silent, and
+    Faults between two runs are compared with a reference run. Each fault has a healthy twin that must stay silent, and
     there are healthy controls. Exit code 0: every fault was found at its place and no healthy run raised an alarm; 1
     otherwise.
     """
@@ -63,10 +63,10 @@ def _scores(entries: Sequence[Entry], folder: Path, *, explicit: bool) -> list[S
     done = count(1)
     with waiting(f"Gallery: 0 of {len(entries)}") as say:
 
-        def heard(score: Score) -> None:
+        def scored(score: Score) -> None:
             say(f"Gallery: {next(done)} of {len(entries)}, {score.id} was the last")
 
-        return run_gallery(entries, folder, explicit=explicit, heard=heard)
+        return run_gallery(entries, folder, explicit=explicit, heard=scored)
 
 
 def _print_document(scores: Sequence[Score]) -> None:
@@ -127,8 +127,8 @@ def _print_troubles(console: Any, score: Score) -> None:
 def _last_word(failure: str) -> str:
     """The error that the first rank to fail ended with; ``--json`` has the tracebacks of all."""
     first_rank = failure.split("\nrank ")[1] if "\nrank " in failure else failure
-    told = first_rank.split("\n  its output ended with:")[0].strip().splitlines()
-    return told[-1] if len(told) > 1 else f"rank {first_rank}" if first_rank is not failure else failure
+    lines = first_rank.split("\n  its output ended with:")[0].strip().splitlines()
+    return lines[-1] if len(lines) > 1 else f"rank {first_rank}" if first_rank is not failure else failure
 
 
 def _sentence(totals: dict[str, Any]) -> str:

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from trueline.store.importers.step_rows import Measure
 
 app = typer.Typer(
-    help="Write what another tool left as a Run, for `trueline info` and `trueline compare`.",
+    help="Convert the files of another tool into a Run, for `trueline info` and `trueline compare`.",
     no_args_is_help=True,
     add_completion=False,
 )
 
 _Target = Annotated[str, typer.Argument(help="Where the Run goes; must not exist yet.", metavar="RUN")]
-_NoTensors = Annotated[bool, typer.Option("--no-tensors", help="Leave the values out; keep what is measured of them.")]
-_Step = Annotated[int, typer.Option(help="The optimizer step that it is of.", min=0)]
+_NoTensors = Annotated[
+    bool, typer.Option("--no-tensors", help="Record statistics and fingerprints without the values.")
+]
+_Step = Annotated[int, typer.Option(help="The optimizer step of the checkpoint.", min=0)]
 
 
 @app.command("msprobe")
@@ -144,6 +146,6 @@ def _tell(path: str, *, json: bool) -> None:
         return
     console = Console(soft_wrap=True)
     counts = (("row", num_rows), ("step", len(steps)), ("rank", len(ranks)))
-    told = ", ".join(counted(count, noun) for noun, count in counts)
-    for line in (f"Run: {path} ({told})", *run.manifest.notes):
+    summary = ", ".join(counted(count, noun) for noun, count in counts)
+    for line in (f"Run: {path} ({summary})", *run.manifest.notes):
         console.print(line, markup=False, highlight=False)

@@ -98,8 +98,8 @@ def _split(change: str) -> tuple[str, Any]:
         try:
             return key, parsed(text)
         except ValueError as error:
-            told = shortened(change)
-            raise PlanError(f"'--set {told}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
+            given = shortened(change)
+            raise PlanError(f"'--set {given}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
     if key == "steps":
         first, colon, end = text.partition(":")
         return key, [first or 0, end or None] if colon else [text, _after(text)]
@@ -151,10 +151,10 @@ def _asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
         return {}, None
     try:
         changes = read_changes(path)
-        told = in_force.revised(changes, "plan.json").model_dump(mode="json")
+        revised = in_force.revised(changes, "plan.json").model_dump(mode="json")
     except PlanError as error:
         return {}, str(error)
-    return {key: told[key] for key, value in in_force.model_dump(mode="json").items() if told[key] != value}, None
+    return {key: revised[key] for key, value in in_force.model_dump(mode="json").items() if revised[key] != value}, None
 
 
 def _print(document: dict[str, Any]) -> None:

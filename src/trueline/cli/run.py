@@ -19,7 +19,7 @@ SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspe
 
 def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
-    out: Annotated[str, typer.Option(help="Where the Run goes; must not exist yet but for --resume.")] = "runs/latest",
+    out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = "runs/latest",
     plan: Annotated[
         str | None, typer.Option(help="A preset (workers, modules, ops, mix), or a TOML or JSON file.")
     ] = None,
@@ -29,14 +29,13 @@ def command(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the Run at --out, where an earlier start of the job left one.")
+        bool, typer.Option("--resume", help="Continue the Run at --out, which an earlier start of the job wrote.")
     ] = False,
 ) -> None:
     """Run a training command under watch, with no change to the script.
 
-    The command's output, exit code and signals are its own.
-    At its end one line on standard error says what was watched. Afterwards: trueline check RUN. With --ref that is done
-    at once, on standard error.
+    Output, exit code and signals of the command stay as they are. When it ends, one line on standard error says what
+    was watched. Then run: trueline check RUN. With --ref the checks run at once and print to standard error.
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
@@ -65,7 +64,7 @@ def command(
 
 
 def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
-    """Run the command, print what was watched and what the checks find beside ``ref``, and end as the command did."""
+    """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
     from trueline.capture.handed_down import UNSEEN
     from trueline.cli.foreground import end_as, run_in_foreground
     from trueline.cli.run_end import stamps, watched
@@ -81,8 +80,8 @@ def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, ou
             _judge(out, ref, before=before)
     except KeyboardInterrupt:
         print(f"trueline: not checked to the end; again: trueline check {out}", file=sys.stderr)
-    except Exception as error:  # how the command ended must be told whatever a check met
-        print(f"trueline: what was watched could not be told: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # the exit status of the command is reported whatever a check raises
+        print(f"trueline: what was watched could not be read: {type(error).__name__}: {error}", file=sys.stderr)
     end_as(status)
 
 
@@ -96,7 +95,7 @@ def _judge(out: str, ref: str, *, before: Stamps) -> None:
 
     places = written(out, before=before)
     if not places:
-        print(f"trueline: the command left no Run at '{out}', so nothing was checked.", file=sys.stderr)
+        print(f"trueline: the command wrote no Run at '{out}', so nothing was checked.", file=sys.stderr)
         return
     try:
         print_report(Console(stderr=True), check(places[-1], ref=ref))

@@ -1,4 +1,4 @@
-"""`trueline trial`: experiments that answer what recorded Runs do not."""
+"""`trueline trial`: experiments for questions that recorded Runs cannot answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
     from trueline.trials.noise import OrderNoise, SumSetup
 
-app = typer.Typer(no_args_is_help=True, help="Run an experiment that answers what recorded Runs do not.")
+app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
 
@@ -21,21 +21,21 @@ _Elements = Annotated[
 ]
 _Dtype = Annotated[
     str | None,
-    typer.Option(help="Of the gradients: float32, bfloat16 or float16.", show_default="float32", metavar="DTYPE"),
+    typer.Option(help="Dtype of the gradients: float32, bfloat16 or float16.", show_default="float32", metavar="DTYPE"),
 ]
 _Run = Annotated[
     str | None,
-    typer.Option(help="A Run whose workers, mean cosine and dtype are taken, but for those given.", metavar="RUN"),
+    typer.Option(help="Take workers, mean cosine and dtype from this Run, unless given.", metavar="RUN"),
 ]
 _Difference = Annotated[
     float | None,
-    typer.Option(help="A difference |a - b| / |a| of two sums: say whether order explains it.", metavar="X"),
+    typer.Option(help="Decide whether the order explains this difference |a - b| / |a| of two sums.", metavar="X"),
 ]
 
 
 @app.callback()
 def group() -> None:
-    """Keep `noise` a word of its own although it is the only one: typer would leave it out."""
+    """Keeps `noise` a subcommand: typer would merge a single command into its group."""
 
 
 @app.command("noise")
@@ -44,22 +44,22 @@ def noise(
     elements: _Elements = None,
     dtype: _Dtype = None,
     accumulate: Annotated[
-        str, typer.Option(help="What partial sums are kept in: same (as the gradients) or float32.", metavar="HOW")
+        str, typer.Option(help="Dtype of partial sums: same (as the gradients) or float32.", metavar="HOW")
     ] = "same",
     order: Annotated[
-        str, typer.Option(help="Of the sum: sequential, ring, tree, or all of these.", metavar="ORDER")
+        str, typer.Option(help="Order of the sum: sequential, ring, tree, or all of these.", metavar="ORDER")
     ] = "all",
     cosine: Annotated[
         float | None, typer.Option(help="Mean cosine between two workers' gradients.", show_default="0")
     ] = None,
     run: _Run = None,
     difference: _Difference = None,
-    seed: Annotated[int, typer.Option(help="Of the simulated gradients and orders.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of gradients and orders.")] = 0,
     json: Json = False,
 ) -> None:
-    """Measure how far sums of the same gradients in different orders are apart, beside what rounding predicts.
+    """Measure how much sums of the same gradients differ by the order of summation, and what rounding theory predicts.
 
-    With --difference, exit code 0: the order of the sum explains it; 1: it does not; 3: that cannot be told.
+    With --difference, exit code 0: the order of the sum explains it; 1: it does not; 3: it cannot be decided.
 
     Example: trueline trial noise --workers 64 --dtype bfloat16 --difference 0.02
     """
@@ -117,17 +117,17 @@ def _document(
     difference: float | None,
     answer: OrderJudgement | None,
 ) -> dict[str, Any]:
-    """What `--json` prints; ``answer`` is null without ``--difference``, ``explained`` where that cannot be told."""
+    """What `--json` prints; ``answer`` is null without ``--difference``, ``explained`` where it cannot be decided."""
     from dataclasses import asdict
 
     from trueline.schema.run_manifest import SCHEMA_VERSION
 
-    told = asdict(setup)
-    del told["orders"]
+    fields = asdict(setup)
+    del fields["orders"]
     return {
         "schema": SCHEMA_VERSION,
         "run": run,
-        **told,
+        **fields,
         "orders": [asdict(one) for one in measured],
         "difference": difference,
         "answer": None if answer is None else asdict(answer),
@@ -175,12 +175,12 @@ def _remarks(measured: list[OrderNoise]) -> list[str]:
 def _verdict(difference: float | None, answer: OrderJudgement | None) -> list[str]:
     if difference is None or answer is None:
         return []
-    told = {
+    conclusion = {
         True: "is explained by reduction order",
         False: "is not explained by reduction order",
-        None: "may or may not be explained by reduction order; that cannot be told",
+        None: "may or may not be explained by reduction order; it cannot be decided",
     }[answer.explained]
     return [
-        f"A difference of {difference:.3g} {told}. {answer.why} Expected are {answer.expected_rel:.2e}, explained up "
-        f"to {answer.limit_rel:.2e}."
+        f"A difference of {difference:.3g} {conclusion}. {answer.why} Expected are {answer.expected_rel:.2e}, "
+        f"explained up to {answer.limit_rel:.2e}."
     ]

@@ -13,7 +13,7 @@ def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
     json: Json = False,
 ) -> None:
-    """Read every file of a Run to its end, and say what is damaged or missing; what a killed job left is told apart.
+    """Read every file of a Run completely, and report what is damaged, missing, or incomplete because a job was killed.
 
     Exit code 0: whole; 1: damaged, or something is missing; 2: no Run.
     """

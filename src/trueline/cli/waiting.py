@@ -1,4 +1,4 @@
-"""What a person hears while a command works: a spinner on a terminal, a line now and then in a log."""
+"""Shows progress while a command works: a spinner on a terminal, a line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY_S = 30.0
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Say ``what`` on standard error for as long as the block runs; yields what to call with something newer."""
+    """Show ``what`` on standard error while the block runs; yields a function that replaces the text."""
     if on_terminal():
         from rich.console import Console
         from rich.markup import escape
@@ -40,5 +40,5 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def on_terminal() -> bool:
-    """Whether somebody watches standard error as it is written, whatever colours a log is asked to have."""
+    """Whether standard error is a terminal, whatever colours a log is asked to have."""
     return sys.stderr.isatty()

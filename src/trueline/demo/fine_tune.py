@@ -90,7 +90,7 @@ def require_sound(options: Options) -> None:
 
 
 def warm_up() -> None:
-    """Let the process that workers are forked from import torch and transformers now, beside what comes next here."""
+    """Let the process that workers are forked from import torch and transformers now, while this one continues."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, "transformers.models.llama.modeling_llama"])
     forkserver.ensure_running()
@@ -113,7 +113,7 @@ def prepare(options: Options, progress: Progress) -> Material:
 
 
 def train_settings(options: Options, material: Material, progress: Progress) -> list[Trained]:
-    """Train every setting on one pool of workers; each leaves its Run in ``options.out``.
+    """Train every setting on one pool of workers; each writes its Run to ``options.out``.
 
     Raises ``DemoError``, one sentence, where a worker dies; no worker is left running then, nor after an interrupt.
     """

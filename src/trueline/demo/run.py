@@ -1,4 +1,4 @@
-"""The whole demo in order: refuse what cannot work, prepare, train, judge."""
+"""Runs the whole demo: check the options, prepare, train, judge."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outcome:
 
 
 def run(options: Options, progress: Progress, *, judge: Judge) -> Outcome:
-    """Train and check every setting; leaves their Runs, `report.html` and `demo.json` in ``options.out``.
+    """Train and check every setting; writes their Runs, `report.html` and `demo.json` to ``options.out``.
 
     ``judge`` is handed in, because what reads Runs is not ours to import. Nothing is written before data and model have
     been read. Raises ``InputError`` for what cannot be used and ``DemoError`` where a worker dies.

@@ -12,7 +12,7 @@ SEED_STRIDE = 1009
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to train. ``name`` is the directory of its Run, ``planted`` what a reader is told was done.
+    """One way to train. ``name`` is the directory of its Run, ``planted`` the description that a reader sees.
 
     ``seeds`` govern the sampler and every generator of a rank (dropout). ``found_by`` is the check that judges what was
     planted; empty where nothing was.

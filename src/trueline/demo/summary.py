@@ -1,4 +1,4 @@
-"""What was found in each setting, beside what the raw curves show: as one document, for the terminal and for scripts.
+"""What was found in each setting, and what the raw curves show: as one document, for the terminal and for scripts.
 
 Nothing is concluded here: verdicts, findings and dispersions are those of the report.
 """

@@ -35,7 +35,7 @@ class RunExistsError(InputError):
 
 
 class ResumeError(InputError):
-    """A Run cannot be gone on with by this job: it belongs to another one, or cannot be read."""
+    """This job cannot resume a Run: it belongs to another job, or cannot be read."""
 
 
 class SiteError(InputError):

@@ -1,8 +1,8 @@
-"""What of a command line, an environment or a path stands in a Run: nothing that looks like a secret.
+"""Removes secrets from command lines, environments and paths before they are written to a Run.
 
-Variables are kept that are on a list, as having a say in numbers or in who talks with whom; of all others only how many
-there were. In what is kept, credentials of URLs, tokens of known forms, and values of options and keys whose names say
-that they are secret, are replaced. In sentences a name says less ("tokens: backward"): there the value must look it.
+Of the environment, variables that may influence numbers or communication (a list) are recorded, and of all others only
+their number. Credentials of URLs, tokens of known forms, and values of options and keys with secret names are replaced.
+In sentences, where a name says less ("tokens: backward"), a value is replaced only if it looks like a secret.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _MADE = re.compile(
     r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])"
     r"(?:[a-z0-9]{12,}|[A-Z0-9]{12,}|(?=[A-Za-z]*(?:\d+[A-Za-z]+){2})[A-Za-z0-9]{8,})(?![A-Za-z0-9])"
 )
-"""What nobody says: letters and digits that take turns, or a dozen of them in one case."""
+"""Generated text: letters and digits that alternate, or a dozen of them in one case."""
 
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.\-]*://)(?:[^\s'\"<>/?#]*@|[^\s'\"<>/?#@:]+:(?!\d+/)[^\s'\"<>@]*@)", re.IGNORECASE
@@ -101,7 +101,7 @@ _WITH_P = frozenset({"sshpass", "mysql", "mysqldump", "mariadb", "smbclient", "r
 
 
 def sorted_out(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str], int]:
-    """The variables that are kept, sorted; the names of those that look secret; how many others were left out."""
+    """The variables to record, sorted; the names of those that look secret; how many others are left out."""
     kept: dict[str, str] = {}
     secret: list[str] = []
     others = 0

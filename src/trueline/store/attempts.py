@@ -1,4 +1,4 @@
-"""How a job goes on with the Run that an earlier start of it left: see ``store/timeline.py`` for what that means."""
+"""How a restarted job continues the Run of its earlier start; ``store/timeline.py`` says which steps are whose."""
 
 from __future__ import annotations
 

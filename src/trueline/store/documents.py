@@ -1,4 +1,4 @@
-"""The JSON documents of a Run beside its manifest: what each rank said about itself, and what live checks found.
+"""The JSON documents of a Run beside its manifest: each rank's environment, and the findings of live checks.
 
 A document that is damaged is skipped as a whole: one of its values may be another than was written, and would be
 evidence against a rank.
@@ -56,9 +56,9 @@ def read_findings(fs: AbstractFileSystem, root: str, problems: list[str]) -> lis
         except OSError as error:
             problems.append(f"{name}: it cannot be read ({error}) and was skipped")
             continue
-        found, told = findings_of(data)
+        found, damage = findings_of(data)
         findings += found
-        problems += [f"{name}: {problem}" for problem in told]
+        problems += [f"{name}: {problem}" for problem in damage]
     return findings
 
 
@@ -84,5 +84,5 @@ def findings_of(data: bytes) -> tuple[list[Finding], list[str]]:
 
 def name_unknown(where: str, keys: Collection[str]) -> list[str]:
     """A line on keys that this version has no word for, if there are any."""
-    told = ", ".join(f"'{key}'" for key in keys)
-    return [f"{where}: this version does not know {told} (of a newer Trueline, or damage)"] if keys else []
+    names = ", ".join(f"'{key}'" for key in keys)
+    return [f"{where}: this version does not know {names} (of a newer Trueline, or damage)"] if keys else []

@@ -22,9 +22,9 @@ def filesystem_of(path: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str
         filesystem, within = url_to_fs(os.fspath(path))
         return filesystem if isinstance(filesystem, LocalFileSystem) else cast(Any, _Remote(filesystem)), within
     except Exception as error:  # each kind of file system raises errors of its own
-        told = without_credentials(os.fspath(path))
+        shown = without_credentials(os.fspath(path))
         raise RunError(
-            f"'{told}' cannot be opened ({type(error).__name__}: {why(error)}). Check the address, and what it needs "
+            f"'{shown}' cannot be opened ({type(error).__name__}: {why(error)}). Check the address, and what it needs "
             "to be reached: a package for its kind, credentials, or the archive itself."
         ) from None
 

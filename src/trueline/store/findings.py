@@ -1,4 +1,4 @@
-"""The live Findings of one rank, a line each: what became of a Run must still be told when nothing else fits."""
+"""Writes the live Findings of one rank, a line each, with space reserved for them when the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the files in a Run, for the writer and the reader alike (ARCHITECTURE.md §5)."""
+"""Names of the files in a Run, for the writer and the reader alike (docs/architecture.md, "The Run")."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STACKS_DIR = "stacks"
 MODELS_DIR = "models"
 TEMPORARY_SUFFIX = ".tmp"
 INTERRUPTED = "(killed, or writing just now)"
-"""In what is said of files that are whole up to where a process stopped."""
+"""Describes files that are whole up to where a process stopped."""
 PARTS_PER_ATTEMPT = 1_000_000
 """The parts of a start of the job are numbered from its own number times this: at one every 30 s, room for a year."""
 
@@ -35,8 +35,9 @@ _TOP_LEVEL = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """What the name of a sealed part says: whose rows, the how-manieth part of that rank (and start of the job, see
-    ``PARTS_PER_ATTEMPT``), the CRC32 of the file, and where it holds the rows of several, the number of the last.
+    """What the name of a sealed part says: the rank, the zero-based index of the part
+    (offset by the start of the job, see ``PARTS_PER_ATTEMPT``), the CRC32 of the file, and for a merged part the index
+    of the last part in it.
 
     Parquet's own checksums cover its pages but not its footer; the one in the name covers every byte.
     """
@@ -148,7 +149,7 @@ def tensors_step(name: str) -> tuple[int, bool] | None:
 
 
 def share(rank: int) -> dict[str, re.Pattern[str]]:
-    """By folder, the names that belong to one rank: what it left before must not be mixed with what comes."""
+    """By folder, the names of the files of one rank, which must be gone before it writes again."""
     own = f"rank-{rank:05d}"
     return {
         ENV_DIR: re.compile(rf"{own}\.json"),

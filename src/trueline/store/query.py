@@ -1,4 +1,4 @@
-"""SQL over the tables of a Run, and over nothing else: no file, no extension, no setting, no end without limit."""
+"""SQL over the tables of a Run only: no files, extensions or settings, and limits on time, memory and rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SYSTEM = re.compile(r"\b(duckdb_\w+|pragma_\w+|information_schema|pg_\w+|sqlite
 _COMMENTS = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _FIRST_WORD = re.compile(r"[^\W\d_]+")
 _HINT = re.compile(r"\s*Did you mean .*", re.DOTALL)
-"""DuckDB's guess at what was meant, which is among its own tables."""
+"""DuckDB's suggestion, which would name one of its own tables."""
 _TEXTS = re.compile(r"'[^']*'")
 _TABLES = (
     "The tables are 'workers' and 'records', with the columns of trueline.schema.workers and trueline.schema.records."
@@ -88,7 +88,7 @@ def _require_answering(connection: duckdb.DuckDBPyConnection, sql: str, of: str)
         raise RunError(f"The query on Run '{of}' {found}, and one SELECT is answered. {_TABLES}")
     outside = _SYSTEM.search(_TEXTS.sub("", sql))
     if outside:
-        raise RunError(f"The query on Run '{of}' asks for '{outside[0]}', which is not of the Run. {_TABLES}")
+        raise RunError(f"The query on Run '{of}' asks for '{outside[0]}', which is not part of the Run. {_TABLES}")
 
 
 def _first_word(statement: str) -> str:

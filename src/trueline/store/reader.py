@@ -1,4 +1,4 @@
-"""Run: everything that one job left behind, read while it still writes or long after.
+"""Run: everything that one job recorded, read while the job still writes or long after.
 
 T steps, N ranks, K values of a list column, R rows.
 """
@@ -36,7 +36,7 @@ _LONGEST = "sketch"
 """The column whose lists may not fit into memory together."""
 
 _OF_GROUPS = [name for name in WORKER_SCHEMA.names if name.startswith("group_")]
-"""Columns of short lists that are asked for one after the other: each by itself would cost a look into every part."""
+"""Columns of short lists that are asked for one after the other: reading each one alone would open every part."""
 
 
 class Run(RecordedSteps, Shown):
@@ -49,17 +49,17 @@ class Run(RecordedSteps, Shown):
     path: str
     manifest: Manifest
     env: dict[int, RankEnv]
-    """What each rank said about itself; a rank that said nothing is missing."""
+    """The environment of each rank; a rank without one is missing."""
     ranks: list[int]
-    """Global ranks that left rows or an environment, ascending: the columns of ``pivot`` and ``stack``."""
+    """Global ranks that wrote rows or an environment, ascending: the columns of ``pivot`` and ``stack``."""
     steps: np.ndarray
     """[T] int64, distinct and ascending."""
     problems: list[str]
     """One line for each thing that was skipped or is missing."""
     unclosed: list[int]
-    """Ranks that have not closed their share: they are still writing, or were killed."""
+    """Ranks that have not closed their files: they are still writing, or were killed."""
     live_findings: list[Finding]
-    """What live checks said while the job ran, in order per rank."""
+    """The findings of live checks while the job ran, in order per rank."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._given = os.fspath(path)
@@ -111,7 +111,7 @@ class Run(RecordedSteps, Shown):
 
     @property
     def world_size(self) -> int:
-        """Workers that the job had, whether or not each left something."""
+        """The number of ranks of the job, whether or not each wrote something."""
         return self.manifest.world_size
 
     @cached_property
@@ -326,9 +326,9 @@ class Run(RecordedSteps, Shown):
     def _name_missing_ranks(self) -> None:
         for rank in range(self.world_size):
             if rank not in self.ranks:
-                self.problems.append(f"rank {rank}: it left nothing in this Run of {self.world_size} workers")
+                self.problems.append(f"rank {rank}: it wrote nothing in this Run of {self.world_size} ranks")
             elif rank not in self.env:
-                self.problems.append(f"rank {rank}: it left rows but no environment file")
+                self.problems.append(f"rank {rank}: it wrote rows but no environment file")
 
 
 def _flat(lists: pa.Array) -> np.ndarray:

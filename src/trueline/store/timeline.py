@@ -1,8 +1,8 @@
-"""Which steps of a Run are whose where its job was started several times (an *attempt* each, counted from 0).
+"""Which start of the job (*attempt*, counted from 0) owns which steps of a Run.
 
-A start goes on from a checkpoint, so it may repeat steps that the start before had recorded. From its first step on the
-Run is its own: what earlier starts recorded of these steps stays on disk and is not read. That holds as soon as it has
-finished a step, so a start that fails at once hides nothing.
+A start resumes from a checkpoint, so it may repeat steps that the start before had recorded. It owns all steps from its
+first one on: what earlier starts recorded of these stays on disk and is not read. That holds as soon as it has finished
+a step, so a start that fails at once hides nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Timeline:
-    """The first step of each start, and which of them left rows."""
+    """The first step of each start, and which of them wrote rows."""
 
     first_steps: Sequence[int] = ()
     begun: Collection[int] = ()

@@ -82,9 +82,9 @@ class Verification:
         if self.exit_code:
             lacks = f"; missing: {len(self.missing)}" if self.missing else ""
             return f"Damaged: {counts['damaged']} of {total} files are not what was written{lacks}."
-        told = [f"{counts['torn']} end where a process was killed, or writes just now"] if counts["torn"] else []
-        told += [f"{counts['unchecked']} have no checksum and can be read"] if counts["unchecked"] else []
-        return f"Whole: {counts['whole']} of {total} files are what was written{''.join(f'; {one}' for one in told)}."
+        others = [f"{counts['torn']} end where a process was killed, or writes just now"] if counts["torn"] else []
+        others += [f"{counts['unchecked']} have no checksum and can be read"] if counts["unchecked"] else []
+        return f"Whole: {counts['whole']} of {total} files are what was written{''.join(f'; {one}' for one in others)}."
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract; ``files`` are those that are not whole."""
@@ -102,9 +102,9 @@ class Verification:
 def verify(path: str) -> Verification:
     """Every file of the Run at ``path``, read to its end. Raises ``RunError`` where there is no Run."""
     fs, root = filesystem_of(path)
-    told = without_credentials(path)
+    shown = without_credentials(path)
     if not fs.exists(root) or not fs.isdir(root) or layout.MANIFEST not in names_in(fs, root):
-        open_manifest(fs, root, told)  # which says what there is instead
+        open_manifest(fs, root, shown)  # which says what there is instead
     names = sorted(posixpath.relpath(file, root) for file in fs.find(root))
     files = tuple(_state(fs, root, name) for name in names)
     missing: list[str] = []
@@ -114,7 +114,7 @@ def verify(path: str) -> Verification:
     except RunError as error:
         if all(file.state != "damaged" for file in files):
             missing = [str(error)]
-    return Verification(told, files, tuple(missing))
+    return Verification(shown, files, tuple(missing))
 
 
 def _state(fs: AbstractFileSystem, root: str, name: str) -> FileState:
@@ -124,10 +124,10 @@ def _state(fs: AbstractFileSystem, root: str, name: str) -> FileState:
         return FileState(name, "torn", "a process was in the middle of it (killed, or writing just now)")
     try:
         check = _check_of(name, folder, base)
-        state, told = check(fs, path, base) if check else ("unchecked", "it is no file that a Run has")
+        state, found = check(fs, path, base) if check else ("unchecked", "it is not a file of a Run")
     except Exception as error:  # of any library, about any damage
-        state, told = "damaged", why(error)
-    return FileState(name, state, told)
+        state, found = "damaged", why(error)
+    return FileState(name, state, found)
 
 
 Check = Callable[[AbstractFileSystem, str, str], Found]
@@ -156,10 +156,10 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
 
 
 def _sealed(had_checksum: bool, unknown: list[str]) -> Found:
-    told = f"this version does not know {', '.join(unknown)}" if unknown else ""
+    newer = f"this version does not know {', '.join(unknown)}" if unknown else ""
     if had_checksum:
-        return "whole", told
-    return ("damaged", f"{_OLDER}, and {told}") if unknown else ("unchecked", _OLDER)
+        return "whole", newer
+    return ("damaged", f"{_OLDER}, and {newer}") if unknown else ("unchecked", _OLDER)
 
 
 def _manifest(fs: AbstractFileSystem, path: str, base: str) -> Found:
@@ -209,8 +209,8 @@ def _journal(schema: pa.Schema) -> Check:
     def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
         problems = read_journal(fs.cat_file(path), schema).problems
         torn = all(layout.INTERRUPTED in problem for problem in problems)
-        told = "; ".join(problems) or f"it is not sealed {layout.INTERRUPTED}; its frames are whole"
-        return ("torn" if torn else "damaged"), told
+        found = "; ".join(problems) or f"it is not sealed {layout.INTERRUPTED}; its frames are whole"
+        return ("torn" if torn else "damaged"), found
 
     return check
 

@@ -74,7 +74,7 @@ class Unwatched:
         return contextlib.nullcontext()
 
     def loss(self, loss: Tensor, tokens: float | None = None) -> None:
-        """The loss is not kept."""
+        """The loss is ignored."""
 
     def close(self) -> None:
         """There is nothing to close."""

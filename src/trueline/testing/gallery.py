@@ -117,7 +117,7 @@ class Stage:
 
 
 def findings_on(run: Path, reference: Path | None = None) -> list[Finding]:
-    """What ``trueline.check`` finds in ``run``, or ``trueline.compare`` beside ``reference``, ``info`` included."""
+    """The findings of ``trueline.check``, or of ``trueline.compare`` with ``reference``, ``info`` included."""
     import trueline
 
     if reference is None:

@@ -230,7 +230,7 @@ def test_killed_ranks_and_running_ones_are_noted_with_their_last_step(tmp_path):
 def test_a_worker_that_is_missing_is_noted(tmp_path):
     envs = {rank: rank_env(rank, 3) for rank in range(2)}
     report = check(write_run(tmp_path, healthy_rows(2, 4), envs=envs, world_size=3))
-    assert any(note.startswith("rank 2: it left nothing") for note in report.notes)
+    assert any(note.startswith("rank 2: it wrote nothing") for note in report.notes)
 
 
 def test_notes_of_the_recorder_are_passed_on(tmp_path):

@@ -43,7 +43,7 @@ def test_questions_about_the_run_are_answered(run, sql, rows):
         ("checkpoint", "is CHECKPOINT,"),
         ("update extensions", "is UPDATE,"),
         ("select 1; select 2", "holds 2 statements,"),
-        ("select * from pg_clas", "asks for 'pg_clas', which is not of the Run"),
+        ("select * from pg_clas", "asks for 'pg_clas', which is not part of the Run"),
         ("select * from pg_tables", "asks for 'pg_tables'"),
         ("select * from workrs", r"name workrs does not exist\. The tables are 'workers' and"),
         ("select lot(loss) from workers", r"name lot does not exist\. The tables are"),

@@ -250,8 +250,8 @@ def test_a_rank_that_left_nothing_is_named(tmp_path):
     run = Run(path)
     assert run.ranks == [0, 2]
     assert run.problems == [
-        "rank 1: it left nothing in this Run of 3 workers",
-        "rank 2: it left rows but no environment file",
+        "rank 1: it wrote nothing in this Run of 3 ranks",
+        "rank 2: it wrote rows but no environment file",
     ]
 
 

@@ -367,7 +367,7 @@ def test_without_free_descriptors_a_finding_still_says_so_and_the_run_is_closed(
 def test_nothing_is_left_of_the_room_that_was_kept(tmp_path):
     writer = RunWriter(tmp_path, rank=0)
     assert (tmp_path / "journal" / ".rank-00000-reserve.tmp").stat().st_size == 4096
-    assert Run(tmp_path).problems == ["rank 0: it left nothing in this Run of 1 workers"]
+    assert Run(tmp_path).problems == ["rank 0: it wrote nothing in this Run of 1 ranks"]
     writer.close()
     assert list((tmp_path / "journal").iterdir()) == []
 

@@ -39,7 +39,7 @@ operators of every namespace are seen.
 """
 
 MAX_RANGE = 1_000_000
-"""Numbers that one range of a list may have: they are kept one by one."""
+"""Largest number of steps or ranks that one range may have: each is stored."""
 
 INSTEAD = {
     "dump_enable": "Leave it out, and call start() and stop() around what is to be recorded.",

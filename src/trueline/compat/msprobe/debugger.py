@@ -120,7 +120,7 @@ class PrecisionDebugger:
     restore_custom_api = register_custom_api
 
     def close(self) -> None:
-        """Write what is left and seal the Run; nothing is recorded after. Called at exit, too."""
+        """Write what is pending and seal the Run; nothing is recorded after. Called at exit, too."""
         recording, self._recording = self._recording, None
         self._over = True
         atexit.unregister(self.close)

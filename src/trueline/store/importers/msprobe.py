@@ -239,11 +239,11 @@ class _StepImport:
                     stored = record.key
         return self._rows.add(place, slot, numbers, dtype=dtype, shape=shape, args=args, tensor=stored)
 
-    def _measure(self, x: Any, told: Measured) -> Measured:
+    def _measure(self, x: Any, dumped: Measured) -> Measured:
         """Our own numbers of a value; its fingerprint only where msProbe took no checksums in the step."""
         own = self._options.measure(x)
         if self._checksums:
-            return replace(own, fingerprint=told.fingerprint)
+            return replace(own, fingerprint=dumped.fingerprint)
         self._prints.meet("trueline", self._dump)
         return own
 

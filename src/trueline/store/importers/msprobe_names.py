@@ -100,7 +100,7 @@ class Key:
 
     @property
     def flags(self) -> str:
-        """The column ``flags``, as far as the name tells."""
+        """The column ``flags``, as far as the name shows it."""
         is_function = self.prefix not in ("Module", "Distributed")
         return "inplace" if is_function and (self.name.endswith("_") or self.name in _IN_PLACE) else ""
 

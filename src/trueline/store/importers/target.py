@@ -1,4 +1,4 @@
-"""The Run that an import makes: written beside its place under a hidden name, and put there when it is whole."""
+"""The Run that an import makes: written under a hidden name next to its path, and renamed when it is complete."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class State:
         if not self.others:
             return ()
         more = f" and {len(self.others) - 5} more" if len(self.others) > 5 else ""
-        told = f"Entries that are neither tensors nor plain values ({len(self.others)})"
-        return (f"{told} were left out: {', '.join(self.others[:5])}{more}.",)
+        entries = f"Entries that are neither tensors nor plain values ({len(self.others)})"
+        return (f"{entries} were left out: {', '.join(self.others[:5])}{more}.",)
 
 
 def _require_kind(path: str) -> None:
@@ -169,7 +169,7 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _memory(x: Any) -> Hashable | None:
-    """What tells one tensor under two names from two tensors; None where it has no memory of its own."""
+    """Identifies the memory of a tensor, which two names may share; None where it has no memory of its own."""
     try:
         start = x.data_ptr() if x.numel() else 0
         return (start, x.dtype, tuple(x.shape), x.stride()) if start else None

@@ -1,4 +1,4 @@
-"""Work that training does not wait for: one daemon thread that handles items in order, within a bound of bytes."""
+"""A daemon thread that handles items in order, so that training does not wait, within a bound on bytes in memory."""
 
 from __future__ import annotations
 

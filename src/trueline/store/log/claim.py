@@ -1,4 +1,4 @@
-"""Taking a place for a Run: nothing that is not a Run is ever removed, and no Run unless that was asked for."""
+"""Claims a directory for a Run: only an earlier Run is ever removed, and only where overwriting was asked for."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def alone_in(path: str) -> Iterator[None]:
 
 
 def taken(path: str) -> RunExistsError:
-    """What to raise where another job was a moment faster."""
+    """The error to raise where another job has the lock on ``path``."""
     return RunExistsError(f"Another job is beginning a Run in '{path}' just now. Pass another path.")
 
 
 def claim(path: str, *, overwrite: bool) -> None:
-    """Make ``path`` an empty place for a Run, or raise ``RunExistsError``."""
+    """Empty the directory ``path`` for a Run, or raise ``RunExistsError``."""
     require_free(path, overwrite=overwrite)
     names = os.listdir(path) if os.path.isdir(path) else []
     # The manifest goes last: a directory that is half removed must still be recognised as a Run.
@@ -72,7 +72,7 @@ def require_free(path: str, *, overwrite: bool) -> None:
 
 
 def claim_share(path: str, rank: int, *, overwrite: bool) -> None:
-    """Make sure that nothing of ``rank`` is left in a Run from before: it would be mixed up with what comes."""
+    """Remove earlier files of ``rank`` from a Run, which would be mixed with new ones; without ``overwrite`` raise."""
     for folder, pattern in layout.share(rank).items():
         with contextlib.suppress(FileNotFoundError):
             for name in filter(pattern.fullmatch, os.listdir(os.path.join(path, folder))):

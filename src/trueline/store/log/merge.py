@@ -1,4 +1,4 @@
-"""Parts that pile up become one, so that the Run of a long job opens as fast as that of a short one.
+"""Merges small parts into larger ones, so that the Run of a long job opens as fast as that of a short one.
 
 Ten parts are merged into one of level 1, ten of those into one of level 2, and so on: a row is written again once a
 level. The new part is durable before those that it holds are removed, so a reader, or the next start of the job after a
@@ -29,7 +29,7 @@ MAX_BYTES = 4 * 2**20
 _COUNTS = b"trueline.rows"
 
 
-class Pile:
+class PartMerger:
     """The parts of one rank in ``folder``, as they are sealed."""
 
     def __init__(self, folder: str) -> None:

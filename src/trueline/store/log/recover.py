@@ -1,4 +1,4 @@
-"""What an earlier start of a job left of one rank: its journals are sealed before the next start writes its own."""
+"""Recovers one rank's files after an earlier start of the job: its journals are sealed before the next start writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def first_sequence(parts_path: str, rank: int, attempt: int) -> int:
 
 
 def end_last_line(path: str) -> None:
-    """Add the end of a line to a text file whose last line a process that was killed left without."""
+    """Add a newline to a text file whose last line is incomplete, because the process that wrote it was killed."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def end_last_line(path: str) -> None:
 
 
 def last_step(path: str, rank: int) -> int | None:
-    """The last step of the latest start of the job that left rows of ``rank`` in the Run at ``path``; None without."""
+    """The last step of the latest start of the job that wrote rows of ``rank`` in the Run at ``path``; None if none."""
     parts = parts_of(os.path.join(path, layout.WORKERS_DIR), rank)
     journal = _journal_of(path, rank)
     if journal.batches and journal.attempt(parts) >= max((part.attempt for part in parts), default=0):

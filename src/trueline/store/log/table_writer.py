@@ -19,7 +19,7 @@ import pyarrow as pa
 from trueline.store.layout import PartName
 from trueline.store.log.durable import put_file, sync
 from trueline.store.log.journal import FrameCodec, JournalWriter, raw_bytes
-from trueline.store.log.merge import Pile
+from trueline.store.log.merge import PartMerger
 
 SEAL_STEPS = 100
 SEAL_S = 30.0
@@ -38,7 +38,7 @@ class TableWriter:
     """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
 
     ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to. With ``merges``
-    parts that pile up become one (see ``merge``).
+    small parts are merged (see ``merge``).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TableWriter:
         self._seal_after = seal_after
         self._before_seal = before_seal
         self._sequence = sequence
-        self._pile = Pile(parts_path) if merges else None
+        self._merger = PartMerger(parts_path) if merges else None
         self._journal: JournalWriter | None = None
         self._forget_rows()
         self._restart_journal()
@@ -117,8 +117,8 @@ class TableWriter:
         self._close_journal()
         # Otherwise a power cut could keep the emptied journal and lose the part.
         sync(self._parts_path)
-        if self._pile is not None:
-            self._pile.add(part)
+        if self._merger is not None:
+            self._merger.add(part)
 
     def _restart_journal(self) -> None:
         self._journal = JournalWriter(self._journal_path, sequence=self._sequence, codec=self._codec)

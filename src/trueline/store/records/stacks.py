@@ -32,7 +32,7 @@ class DamagedStacks(Exception):
 class StackFile:
     """The stacks of one rank; ``save`` makes those durable that came since. Every failure is an ``OSError``.
 
-    Where it ``goes_on`` with what an earlier start of the job left, ids here are those given plus ``base``.
+    Where it ``goes_on`` with the stacks of an earlier start of the job, ids here are those given plus ``base``.
     """
 
     def __init__(self, path: str, *, goes_on: bool = False) -> None:
@@ -97,8 +97,8 @@ def has_checksum(data: bytes) -> bool:
 
 def _checksum(frames: Mapping[int, tuple[str, ...]]) -> bytes:
     """CRC32 of the call stacks, whatever a damaged footer makes of the pages that hold them."""
-    told = json.dumps([[number, frames[number]] for number in sorted(frames)])
-    return f"{zlib.crc32(told.encode()):08x}".encode()
+    text = json.dumps([[number, frames[number]] for number in sorted(frames)])
+    return f"{zlib.crc32(text.encode()):08x}".encode()
 
 
 def read_stacks(fs: AbstractFileSystem, root: str, problems: list[str]) -> dict[int, dict[int, tuple[str, ...]]]:

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from trueline.schema.errors import RunError
 from trueline.store import layout
 from trueline.store.log.listing import names_in
-from trueline.store.records.tensors import DamagedTensors, TensorContents, TensorValue, read_header, told
+from trueline.store.records.tensors import DamagedTensors, TensorContents, TensorValue, explained, read_header
 
 _OPEN_FILES = 64
 """Whose headers are kept: a file for each rank of a step that is looked at."""
@@ -31,7 +31,7 @@ class TensorReader:
         name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
         path = posixpath.join(self._root, name)
         local = isinstance(self._fs, LocalFileSystem)
-        with told(path if local else name, key):
+        with explained(path if local else name, key):
             try:
                 return self._opened(path, local=local).value(key)
             except FileNotFoundError:

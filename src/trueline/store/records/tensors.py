@@ -199,12 +199,12 @@ def read(path: str | os.PathLike[str], key: str) -> TensorValue:
 
     Raises ``RunError`` where there is no such file or key, or the file is damaged.
     """
-    with told(os.fspath(path), key):
+    with explained(os.fspath(path), key):
         return TensorContents.of_file(path).value(key)
 
 
 @contextlib.contextmanager
-def told(name: str, key: str) -> Iterator[None]:
+def explained(name: str, key: str) -> Iterator[None]:
     """Turn what reading the value ``key`` of the file ``name`` raises into ``RunError``."""
     try:
         yield
@@ -240,7 +240,7 @@ def read_header(fetch: Callable[[int, int], Any], size_bytes: int) -> tuple[dict
             raise DamagedTensors(f"its header has values at bytes {begin} to {after} behind one that ends at {end}")
         end = after
     if start + end != size_bytes:
-        raise DamagedTensors(f"it has {size_bytes} bytes where its header tells of {start + end}")
+        raise DamagedTensors(f"it has {size_bytes} bytes where its header says {start + end}")
     return header, start
 
 

@@ -2,8 +2,8 @@
 
 Who had it: attention kernels that apply the scale twice, or that of another head size, for some shapes only. The call
 and its arguments are the same in both runs.
-Planted: in the second layer, on one process, and on both of two ranks beside one process.
-Twin: bfloat16 beside float32, and the two healthy ranks beside one process: rounding explains both.
+Planted: in the second layer, on one process, and on both of two ranks that are compared with one process.
+Twin: bfloat16 compared with float32, and two healthy ranks compared with one process: rounding explains both.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def hidden() -> ChangedKernel:
 
 
 def one_process(ctx: EntryContext, faulty: bool) -> nn.Module:
-    """One process, beside one process."""
+    """One process, compared with one process."""
     if faulty:
         return language_model(ctx, inside=hidden)
     return language_model(ctx, change=lambda model: model.bfloat16())
 
 
 def two_ranks(ctx: EntryContext, faulty: bool) -> nn.Module:
-    """Two ranks of DDP, beside one process."""
+    """Two ranks of DDP, compared with one process."""
     return language_model(ctx, parallel=ddp, inside=hidden) if faulty else language_model(ctx, parallel=ddp)
 
 

@@ -2,7 +2,7 @@
 
 Who had it: weight decay applied to norms and biases in one of two runs, Adam with L2 in place of AdamW, defaults that
 differ between optimizers of the same name. The first forward and backward pass are the same.
-Planted: AdamW with a decay of 0.1 beside 0.01; and the same decay applied in the code, so that no setting differs.
+Planted: AdamW with a decay of 0.1 instead of 0.01; and the same decay applied in the code, so that no setting differs.
 Twin: the same decay, passed in another way.
 """
 

@@ -2,7 +2,7 @@
 
 Who had it: loops that were written for one batch a step and then accumulate (H#34191 and its family); the effective
 learning rate grows with the number of micro-batches, and under Adam hardly any curve shows it.
-Planted: two micro-batches a step, each loss as it is, beside a run that halves them.
+Planted: two micro-batches a step, each loss as it is, compared with a run that halves them.
 Twin: the loop that divides, run again.
 """
 
