@@ -11,8 +11,11 @@ import torch
 from benchmarks import page
 from torch import Tensor, nn
 
-from trueline.capture.probes.parts import CHUNK, PartProbe
-from trueline.capture.step.contributions import Kept
+from trueline.capture.model.layout import make_layout
+from trueline.capture.probes.base import Step
+from trueline.capture.probes.sample_losses import CHUNK, SampleLossProbe
+from trueline.capture.step.contributions import CountedPasses
+from trueline.schema.plan import Plan
 
 BATCH, LENGTH, WIDTH = 4, 128, 512
 VOCABULARIES = (4_096, 32_000)
@@ -40,16 +43,17 @@ def both(words: int, *, rounds: int) -> tuple[float, float]:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Embedding(words, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
     head = nn.Linear(WIDTH, words, bias=False)
-    probe = PartProbe([])
+    probe = SampleLossProbe([])
+    step = Step(0, layout=make_layout(body, patterns=("*",), max_groups=1), plan=Plan(), facts={})
     bare_s, again_s = [], []
     for _ in range(rounds + 1):
         ids = torch.randint(0, words, (BATCH, LENGTH))
         begin = time.perf_counter()
         output = forward(body, head, ids)
         middle = time.perf_counter()
-        probe.begin(active=True)
+        probe.begin(step)
         probe.see(output, (), {"labels": ids})
-        assert "part_losses" in probe.columns(probe.result(Kept()), []), "the losses did not agree"
+        assert "part_losses" in probe.columns(probe.result(CountedPasses()), step, {}), "the losses did not agree"
         after = time.perf_counter()
         output["loss"].backward()
         end = time.perf_counter()

@@ -81,7 +81,7 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
         elif mode.startswith("exact"):
             extra = exact(ddp, world, gather="gather" in mode)
         steps[mode] = one_step(ddp, optimizer, extra)
-    schedule = watches["default plan"]._recorder._schedule
+    schedule = watches["default plan"]._recorder._next.schedule
     settling = 0
     while schedule.interval == 1 and settling < MAX_SETTLING:
         steps["default plan"](tokens(settling, rank))

@@ -27,7 +27,7 @@ from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import unwrap
 from trueline.capture.model.names import name_of_called
 from trueline.capture.model.world import all_come, world_size
-from trueline.capture.probes.dataloader import DataLoaderProbe
+from trueline.capture.probes.dataloader import LoaderListener
 from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch
 from trueline.schema.errors import ResumeError, TruelineError
@@ -61,7 +61,7 @@ class Attachment:
         self._failed = False
         self._optimizers: list[_Made] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
-        self._loader = DataLoaderProbe()
+        self._loader = LoaderListener()
         self._outermost: weakref.ref[nn.Module] | None = None
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
@@ -113,7 +113,7 @@ class Attachment:
             _log.warning("trueline: not watching: %s", error)
             return
         if watch is not None:
-            watch.use_loader_probe(self._loader)
+            watch.follow_loaders(self._loader)
             self.watches.append(watch)
         self._listen()
 
@@ -153,7 +153,7 @@ class Attachment:
 
     def _begin(self, model: nn.Module) -> Watch:
         """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where
-        it cannot hold this start as well (with fewer workers, say), another begins beside it.
+        it cannot hold this start as well (with fewer workers, say), another begins next to it.
         """
         given = settings() | {"name": name_of_called(model)}
         optimizers = self._training(model)
@@ -163,9 +163,9 @@ class Attachment:
         try:
             return self._start(model, optimizers, **given | {"resume": True, "overwrite": False})
         except ResumeError as error:
-            beside = place_of_restart(given["out"], restarts)
-            _log.warning("trueline: %s This start is watched in '%s'.", error, beside)
-            return self._start(model, optimizers, **given | {"out": beside})
+            other = place_of_restart(given["out"], restarts)
+            _log.warning("trueline: %s This start is watched in '%s'.", error, other)
+            return self._start(model, optimizers, **given | {"out": other})
 
     def _begin_another(self, model: nn.Module) -> Watch | None:
         """Watch ``model`` too, if all ranks come here with one of its name; else say so, as none may wait for another.

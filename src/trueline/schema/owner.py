@@ -1,6 +1,6 @@
 """Who writes a Run: one that a living job writes is not replaced, and a job whose Run was taken away learns of it.
 
-Each rank keeps a file beside its journal for as long as it writes, and freshens it while it does.
+Each rank keeps a file next to its journal for as long as it writes, and updates its time while it does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ STALE_S = 300.0
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A process that writes a Run. ``machine`` is the boot and the PID namespace that ``pid`` is of, '' where the
-    system does not say; ``started`` (clock ticks since boot, as text) tells it from a later process with that pid.
+    system does not say; ``started`` (clock ticks since boot, as text) distinguishes it from a later process with that
+    pid.
     """
 
     host: str
@@ -70,11 +71,11 @@ class Hold:
         own = os.fstat(self._fd)
         self._own = own.st_dev, own.st_ino
         self._looks_at = self._beats_at = 0.0
-        with contextlib.suppress(OSError):  # who it is, no other needs to know as long as the file is fresh
+        with contextlib.suppress(OSError):  # who it is, no other needs to know as long as the file is new enough
             os.write(self._fd, json.dumps(asdict(this_process())).encode())
 
     def beat(self) -> None:
-        """Freshen the file, and now and then ``require`` that it is there."""
+        """Update the time of the file, and now and then ``require`` that it is there."""
         now = time.monotonic()
         if now >= self._looks_at:
             self._looks_at = now + LOOK_S

@@ -17,7 +17,7 @@ Preset = Literal["workers", "modules", "ops", "mix"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
 Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced"]
-"""Findings that all ranks can hear of alike while they train, from the sums that they exchange."""
+"""Findings that all ranks can learn of while they train, from the sums that they exchange."""
 
 PRESETS: tuple[str, ...] = get_args(Preset)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -77,7 +77,7 @@ class Plan(BaseModel):
         gt=0,
         allow_inf_nan=False,
         description="expected false alarms per 10,000 healthy steps: of all checks that compare workers together, and "
-        "as many again of the checks of jumps over time",
+        "as many again of those that tell jumps along time",
     )
     worker_groups: tuple[tuple[int, ...], ...] = Field(
         default=(),
@@ -182,18 +182,18 @@ class Plan(BaseModel):
         Raises ``PlanError`` as ``load`` does, and for a change that cannot be made while a job runs.
         """
         new = Plan._validated(self.model_dump(mode="json") | dict(changes), where)
-        told = new.model_dump(mode="json")
+        given = new.model_dump(mode="json")
         for key, now in self.model_dump(mode="json").items():
-            if told[key] == now:
+            if given[key] == now:
                 continue
             if key not in LIVE:
                 raise PlanError(
-                    f"Key '{key}' in {where} has the value {told[key]!r}, but it is {now!r} and cannot change while a "
+                    f"Key '{key}' in {where} has the value {given[key]!r}, but it is {now!r} and cannot change while a "
                     f"job runs. Start a new Run for that. Keys that can change are {', '.join(LIVE)}."
                 )
             if key in _WATCHED and not new.records:
                 raise PlanError(
-                    f"Key '{key}' in {where} has the value {told[key]!r}: with preset 'workers' it chooses the "
+                    f"Key '{key}' in {where} has the value {given[key]!r}: with preset 'workers' it chooses the "
                     f"{_WATCHED[key]} that are watched, which cannot change while a job runs. Set preset to modules, "
                     "ops or mix too, or start a new Run."
                 )

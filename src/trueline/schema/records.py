@@ -37,7 +37,7 @@ RECORD_COLUMNS: tuple[Column, ...] = (
         "",
         "FQN of a module or parameter; of an op, that of its module, a dot and its name.",
     ),
-    Column("call", "int32", "", "The how-manieth call of that name in the phase of the micro-batch, from 0."),
+    Column("call", "int32", "", "Zero-based index of the call of that name in the phase of the micro-batch."),
     Column("slot", "string", "", "Which value of the call: in0, kwarg name, out0, out.logits, …"),
     Column("kind", "string", "", "module, op, param, collective or value."),
     Column("api", "string", "", "What was called: the module's class, or the path of the torch function."),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueline.tensor.fingerprint import fingerprint_on_device
 from trueline.tensor.measure import measure_on_device
-from trueline.tensor.shard import Placed
+from trueline.tensor.shard import ShardRuns
 from trueline.tensor.weights import device_weights
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def stats_and_fingerprint(
     one_pass = _triton(x.device) if x.is_cuda else None
     if one_pass is None or x.dtype not in one_pass.DTYPES or x.numel() == 0 or not x.is_contiguous() or x.is_neg():
         return measure_on_device(x), fingerprint_on_device(x, **whole) if fingerprint else None
-    place = Placed(x, **whole) if whole else None
+    place = ShardRuns(x, **whole) if whole else None
     runs_on = place is None or place.num_runs == 1
     start = place.first if place is not None and runs_on else 0
     with torch.cuda.device_of(x):

@@ -27,9 +27,9 @@ multiples of 4, a quarter of 8 and so on. That is 2⁻⁶³ where the last bit o
 signs of float32 do (t = 31). Our weights share bits below 2²¹ and pages, which costs bits of this where one change is
 repeated in each of 2^k pages: k of them. The weights are fixed: no protection against somebody who knows them.
 
-It does not depend on strides. Zero words add nothing, so shape and dtype are to be compared beside it: 0.0 in any
+It does not depend on strides. Zero words add nothing, so shape and dtype are to be compared as well: 0.0 in any
 shape has fingerprint 0 (and -0.0 has not). ``tensor.digest`` hashes whole contents in host memory or rows of a batch
-and cannot be merged: use that to tell samples apart, this for anything that is sharded or compared across devices.
+and cannot be merged: use that to distinguish samples, this for anything that is sharded or compared across devices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torch import Tensor
 from trueline.tensor.layout import blocks
 from trueline.tensor.memory import bits_of
 from trueline.tensor.native import NATIVE, Native
-from trueline.tensor.shard import Placed
+from trueline.tensor.shard import ShardRuns
 from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
 
 _MASK = PAGE - 1
@@ -78,7 +78,7 @@ class HostFingerprint:
 
         Copies a page at a time, but for a part cut into short runs and for a tensor whose conjugation is still pending.
         """
-        place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+        place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
         if self._native is not None:
             if place is None or place.num_runs == 1:
                 taken = self._native.fingerprint(x, place.first if place else 0)
@@ -144,7 +144,7 @@ def fingerprint_on_device(
     The same as ``HostFingerprint.of`` mod 2⁶⁴. Temporaries take 8 bytes a word, at most 128 MB; a part in several runs
     five times as much. The first call on a device copies 1 MB of weights there.
     """
-    place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+    place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
     x = _as_integers(x)
     if x.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=x.device)
@@ -176,7 +176,7 @@ def _in_pages(x: Tensor, start: int) -> Tensor:
     return torch.cat(parts).sum()
 
 
-def _scattered(x: Tensor, place: Placed, limit: int) -> Tensor:
+def _scattered(x: Tensor, place: ShardRuns, limit: int) -> Tensor:
     """int64 [] Σ word · weight over a part in several runs, about ``limit`` words at a time."""
     words_RL = _words(x).view(place.num_runs, -1)
     start_R = place.starts(x.device) * _words_each(x)

@@ -4,9 +4,9 @@ where there is no compiled kernel (``native``), and what that does not know.
 A lane measures one kind of dtype. Bit patterns of floats sort like the numbers they stand for: seen as signed integers,
 the largest is the largest positive number and the smallest the negative number nearest to zero; seen as unsigned ones,
 the largest is the most negative number and the smallest the positive one nearest to zero. So four reductions of the
-bits, which NumPy vectorises for every width, give the extremes and tell whether there are any NaN, infinities, zeros or
+bits, which NumPy vectorises for every width, give the extremes and show whether there are any NaN, infinities, zeros or
 subnormals, which are counted only then; three do where all numbers have one sign. (A float minimum costs as much and
-tells the extremes alone.)
+gives the extremes alone.)
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class FloatLane:
 
 
 class ByteLane:
-    """Eight-bit floats and integers: how often each of the 256 values occurs tells everything, exactly."""
+    """Eight-bit floats and integers: the counts of the 256 values give every statistic exactly."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         values = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float64).numpy()

@@ -25,7 +25,7 @@ from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats
 from trueline.tensor.layout import blocks, in_memory_order
 from trueline.tensor.memory import alias
 from trueline.tensor.native import NATIVE, Native
-from trueline.tensor.shard import Placed
+from trueline.tensor.shard import ShardRuns
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -109,7 +109,7 @@ class HostMeter:
         for both, but for a shard that is cut into several runs.
         """
         if self._native is not None:
-            place = None if whole_shape is None or offsets is None else Placed(x, whole_shape, offsets)
+            place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
             if place is None or place.num_runs == 1:
                 found = self._native.all_into(x, out_S, place.first if place else 0)
                 if found is not None:

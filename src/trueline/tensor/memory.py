@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class _Memory:
-    """Memory from an address on, as NumPy's array interface tells it: a ctypes array would be a new type a length."""
+    """Memory from an address on, as NumPy's array interface describes it: ctypes would make a type for each length."""
 
     __slots__ = ("__array_interface__",)
 

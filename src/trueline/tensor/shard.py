@@ -11,7 +11,7 @@ from torch import Tensor
 from trueline.tensor.weights import MAX_WORDS
 
 
-class Placed:
+class ShardRuns:
     """A shard as runs of elements that follow each other in the whole, in the order in which the shard has them.
 
     ``num_runs`` of ``run_length`` elements each; ``first`` is the place of the shard's first element. A complex element

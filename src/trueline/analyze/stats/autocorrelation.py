@@ -72,18 +72,18 @@ _APART = 16
 
 
 @dataclass(frozen=True)
-class Dependence:
+class Memory:
     """``ratio`` is V, at least 1. ``reach`` is the lag in steps up to which workers remember; 0 without memory."""
 
     ratio: float = 1.0
     reach: int = 0
 
 
-NONE = Dependence()
+NONE = Memory()
 """What is said where no memory is significant."""
 
 
-def dependence_of(values_TN: Floats) -> Dependence:
+def memory_of(values_TN: Floats) -> Memory:
     """How long workers remember by values [T, N], NaN where not measured or not to be compared."""
     residual_TN = values_TN[np.count_nonzero(np.isfinite(values_TN), axis=1) > 1]
     if len(residual_TN) < FEWEST_STEPS:
@@ -97,13 +97,13 @@ def dependence_of(values_TN: Floats) -> Dependence:
     return _judged(correlation_J, num_steps=len(residual_TN), num_workers=len(chosen))
 
 
-def longest(dependences: Iterable[Dependence]) -> Dependence:
+def longest(memories: Iterable[Memory]) -> Memory:
     """The largest of each, for a statistic of several quantities."""
-    known = [NONE, *dependences]
-    return Dependence(max(one.ratio for one in known), max(one.reach for one in known))
+    known = [NONE, *memories]
+    return Memory(max(one.ratio for one in known), max(one.reach for one in known))
 
 
-def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Dependence:
+def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Memory:
     """V of autocorrelations at lags 1 to J, one standard error added, at the range of lags where that is most."""
     if not len(correlation_J):
         return NONE
@@ -118,8 +118,8 @@ def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Depen
     tail, stretch = _tail(correlation_J, independent)
     whole = float(ratio[-1]) + _WARY * 2 * tail
     if whole >= np.max(ratio):
-        return Dependence(max(1.0, whole), round(len(correlation_J) * stretch))
-    return Dependence(max(1.0, float(np.max(ratio))), int(ladder[np.argmax(ratio)]))
+        return Memory(max(1.0, whole), round(len(correlation_J) * stretch))
+    return Memory(max(1.0, float(np.max(ratio))), int(ladder[np.argmax(ratio)]))
 
 
 def _tail(correlation_J: Floats, independent: float) -> tuple[float, float]:

@@ -9,8 +9,7 @@ is registered with DDP: its hooks, buckets and kernels are what they are without
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +17,10 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model.hook import Hook
+from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.gradients import GradientProbe
 
 _engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
-
-MAX_DEPTH, MAX_LENGTH = 4, 1000
-"""Containers inside each other in which a module's output is searched for tensors, and elements of each."""
 
 
 class BackwardEnd:
@@ -78,21 +75,3 @@ class BackwardEnd:
         if probe is not None and guard is not None and probe.active:
             with guard("gradients"), torch.no_grad():
                 probe.see("reduced", [(param, param.grad) for param in self._reduced if param.grad is not None])
-
-
-def differentiable(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a module's output that gradients will come back through."""
-    if isinstance(output, Tensor):
-        if output.requires_grad and output.grad_fn is not None:
-            yield output
-        return
-    if depth == MAX_DEPTH or output is None or isinstance(output, (str, bytes, int, float)):
-        return
-    if isinstance(output, Mapping):
-        inside: Any = output.values()
-    elif isinstance(output, (list, tuple)):
-        inside = output
-    else:
-        inside = getattr(output, "__dict__", {}).values()
-    for value in itertools.islice(inside, MAX_LENGTH):
-        yield from differentiable(value, depth + 1)

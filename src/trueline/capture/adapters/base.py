@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 from torch import nn
 
 from trueline.capture.model.mesh import Mesh
-from trueline.capture.probes.gradients import GradientProbe
+
+if TYPE_CHECKING:
+    from trueline.capture.probes.gradients import GradientProbe
 
 Guard = Callable[[str], AbstractContextManager[None]]
 """Opens a block whose exceptions become a Finding and whose time counts as Trueline's own."""

@@ -40,7 +40,7 @@ class Fsdp1Adapter:
         self._handles: list[Any] = []
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
-        """Let accumulation hooks report what ranks hold whole beside the shards."""
+        """Let accumulation hooks report the gradients of parameters that ranks hold whole."""
         self.detach()
         probe.blind = True
         self._handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)

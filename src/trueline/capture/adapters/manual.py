@@ -32,7 +32,7 @@ def watch_accumulation(
     """Register a ``post_accumulate_grad`` hook on every watched parameter (``only``: on those in these places), in
     front of the user's own, and return handles.
 
-    ``due`` tells whether this backward is the one that is reduced (False under ``no_sync``).
+    ``due`` says whether this backward is the one that is reduced (False under ``no_sync``).
     """
 
     def look(param: Tensor) -> None:

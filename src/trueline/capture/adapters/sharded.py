@@ -2,7 +2,7 @@
 modules with other parameters on each rank.
 
 The ranks of such a mesh, or such stages, hold one model together and compute on the same samples, on purpose: they are
-no workers to be held against each other, and what a rank has of a gradient says nothing about the others'. They share
+not compared with each other, and what a rank has of a gradient says nothing about the others'. They share
 one Run, in which their steps are recorded. Where the user passes the data-parallel ``process_group``, ranks that hold
 the same shards and read other samples, these are workers as any others, whose gradients the user's code averages.
 """

@@ -104,3 +104,26 @@ def autocast_state() -> dict[str, Any]:
     """Whether autocast is on where it is asked, and in which dtype, for the CPU and the accelerator."""
     kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Class and hyper-parameters per group, for the environment file."""
+    if optimizer is None:
+        return {}
+    return {
+        "class": type(optimizer).__name__,
+        "groups": [
+            {key: plain_value(value) for key, value in group.items() if key != "params"}
+            | {"num_params": len(group["params"])}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON can hold it; a host scalar tensor as its number, any other object as its type's name."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.device.type == "cpu" and value.numel() == 1 else f"tensor on {value.device.type}"
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

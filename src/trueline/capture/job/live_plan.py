@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.capture.job.triggers import MAX_RECORDINGS, Seen, Triggers
+from trueline.capture.job.triggers import MAX_RECORDINGS, Detection, Triggers
 from trueline.schema.errors import PlanError
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
@@ -101,7 +101,7 @@ class Live:
                 self._refuse(str(error), step)
             self._doubtful = stamp
 
-    def hear(self, revision: int, *, known: int) -> None:
+    def receive(self, revision: int, *, known: int) -> None:
         """The first rank announced ``revision`` in a sum that every rank has before step ``known``."""
         if revision > max([self._in_force, *(number for _, number in self._agreed)]):
             self._agreed.append((known, revision))
@@ -109,7 +109,7 @@ class Live:
     def due(self, step: int) -> Change | None:
         """What is new from ``step`` on. Ask before every step, in order."""
         if len(self._ranks) == 1:
-            self.hear(self.announced, known=step)
+            self.receive(self.announced, known=step)
         revision = max((number for known, number in self._agreed if known <= step), default=None)
         records = self.records
         if revision is not None:
@@ -118,7 +118,7 @@ class Live:
             records = self._recorded_by(self.plan)
         seen = self.triggers.start(step, when=self.plan.when, num_steps=self.plan.when_steps)
         if seen is not None:
-            self._tell(seen, step)
+            self._report_recording(seen, step)
             stretch = {"steps": (step, self.triggers.ends), "every": None, "when": ()}
             records = self._recorded_by(self.plan.model_copy(update=stretch))
         if revision is None and records is self.records:
@@ -189,8 +189,8 @@ class Live:
         """By which Plan this rank records: none where it takes no part, or a finding must come first."""
         return plan if plan.records_on(self._rank) and not plan.when else None
 
-    def _tell(self, seen: Seen, step: int) -> None:
-        """Say on the first rank what started a recording."""
+    def _report_recording(self, seen: Detection, step: int) -> None:
+        """Report on the first rank what started a recording."""
         last = self.triggers.ends - 1
         steps = f"step {step} is" if last == step else f"steps {step} to {last} are"
         who = tuple(self._ranks[worker] for worker in seen.workers)

@@ -20,6 +20,7 @@ class Outlet:
 
     def __init__(self, sink: Sink, *, rank: int) -> None:
         self._sink: Sink | None = sink
+        self.folder: str | None = getattr(sink, "path", None)
         self._rank = rank
         self.step = 0
 
@@ -53,6 +54,20 @@ class Outlet:
                 ranks=(self._rank,),
                 step_first=self.step,
                 next=("Report this with the message above; the other signals are still recorded.",),
+            )
+        )
+
+    def note_unwatched(self, name: str) -> None:
+        """Say that another model is trained on this rank and not watched."""
+        self.write(
+            Finding(
+                code=WATCH_DEGRADED,
+                severity="info",
+                claim=f"Model '{name}' is trained on rank {self._rank} and not watched: not all ranks began to train "
+                "one of this name at the same time, or there are too many.",
+                ranks=(self._rank,),
+                step_first=self.step,
+                next=("Look whether every rank trains the same models.",),
             )
         )
 

@@ -1,4 +1,4 @@
-"""What this rank sees amiss, told to all ranks with the sums, and the recording that it starts on all of them alike.
+"""Faults that this rank detects, sent to all ranks with the sums, and the recordings that they start on all of them.
 
 Whatever decides here went through a sum, so all ranks decide from the same numbers in the same order. What one rank
 alone can see (its own result of a reduction) travels as a bit in its row of the scalars of its next sum.
@@ -20,7 +20,7 @@ MAX_RECORDINGS = 3
 
 
 @dataclass(frozen=True)
-class Seen:
+class Detection:
     """A finding of ``code`` at ``step`` on these members of the team, known to all ranks before step ``known``."""
 
     code: str
@@ -30,12 +30,12 @@ class Seen:
 
 
 class Triggers:
-    """Collects what this rank sees, and hears what all saw."""
+    """Collects what this rank detects, and receives what all ranks have."""
 
     def __init__(self) -> None:
         self._mine: set[str] = set()
         self._before: set[str] = set()
-        self._heard: list[Seen] = []
+        self._detections: list[Detection] = []
         self.started = 0
         """Recordings that were started."""
         self.ends = 0
@@ -43,36 +43,36 @@ class Triggers:
         self.news_at = -1
         """The latest step before which all ranks came to know of a finding."""
 
-    def see(self, codes: set[str]) -> None:
-        """This rank has seen these; the next sum tells the others."""
+    def add(self, codes: set[str]) -> None:
+        """This rank has detected these; the next sum sends them to the others."""
         self._mine |= codes
 
-    def tell(self) -> float:
-        """What this rank saw since it was asked last: one bit a code, in the order of ``TRIGGERS``."""
+    def take_bits(self) -> float:
+        """What this rank detected since this was called before: one bit a code, in the order of ``TRIGGERS``."""
         bits = sum(1 << place for place, code in enumerate(TRIGGERS) if code in self._mine)
         self._mine.clear()
         return float(bits)
 
-    def hear(self, bits_N: Sequence[float], *, step: int, known: int) -> None:
-        """What every worker told with the sum of ``step``. What was there at the sum before is no news."""
+    def receive(self, bits_N: Sequence[float], *, step: int, known: int) -> None:
+        """Take the bits of every worker from the sum of ``step``. What was set in the sum before as well is no news."""
         at = {code: _workers(bits_N, place) for place, code in enumerate(TRIGGERS)}
         now = {code for code, workers in at.items() if workers}
-        self._heard += [Seen(code, step, at[code], known) for code in TRIGGERS if code in now - self._before]
+        self._detections += [Detection(code, step, at[code], known) for code in TRIGGERS if code in now - self._before]
         self._before = now
 
-    def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Seen | None:
+    def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Detection | None:
         """What starts a recording of ``num_steps`` steps at ``step``, if anything does. Ask before every step."""
-        due = [seen for seen in self._heard if seen.known <= step]
+        due = [seen for seen in self._detections if seen.known <= step]
         if not due:
             return None
         self.news_at = step
-        self._heard = [seen for seen in self._heard if seen.known > step]
-        told = next((seen for seen in due if seen.code in when), None)
-        if told is None or step < self.ends or self.started >= MAX_RECORDINGS:
+        self._detections = [seen for seen in self._detections if seen.known > step]
+        found = next((seen for seen in due if seen.code in when), None)
+        if found is None or step < self.ends or self.started >= MAX_RECORDINGS:
             return None
         self.started += 1
         self.ends = step + num_steps
-        return told
+        return found
 
 
 def seen_in_row(columns: Mapping[str, Any], *, lossy: bool, by_hand: bool) -> set[str]:

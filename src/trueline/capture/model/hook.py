@@ -12,7 +12,10 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C._dynamo import eval_frame as _dynamo
+
+from trueline.capture.model.layout import unwrap
 
 
 def skipped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,3 +60,28 @@ class Hook:
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return (Hook, ())
+
+
+def forward_module(model: nn.Module) -> nn.Module | None:
+    """The module whose forward hooks run in eager mode once a training step: the innermost that is not compiled.
+
+    A hook inside a compiled region would be traced and could change what the compiler fuses, so the outermost wrapper
+    is taken where anything below it is compiled; None where the outermost is compiled in place.
+    """
+    chain = [model]
+    while (inner := _one_inside(chain[-1])) is not None:
+        chain.append(inner)
+    compiled = any(hasattr(module, "_orig_mod") or _compiled_in_place(module) for module in chain)
+    if not compiled:
+        return unwrap(model)
+    return None if _compiled_in_place(model) else model
+
+
+def _one_inside(model: nn.Module) -> nn.Module | None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None

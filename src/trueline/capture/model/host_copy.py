@@ -17,6 +17,10 @@ class HostCopy:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._event: torch.Event | None = None
         self.host: dict[str, Tensor] = {}
+        self.add(tensors)
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start to copy these, too."""
         device = None
         for name, tensor in tensors.items():
             if tensor.device.type == "cpu":

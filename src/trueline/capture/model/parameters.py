@@ -1,19 +1,17 @@
 """The parameters of one model while it trains: what changes on this rank, and the Layout that all ranks measure by.
 
 Ranks add up sketches, so they all measure by one Layout. It stays when a rank freezes, drops or replaces a parameter:
-that has no gradient from there on, the others are compared as before. It changes when all ranks have told each other
-that the same one would fit their models, from a step on that all of them know.
+that has no gradient from there on, the others are compared as before. It changes when all ranks have
+reported that the same one would fit their models, from a step on that all of them know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
 from trueline.capture.model.layout import Apart, Layout, clean_name, local, unwrap
-from trueline.capture.step import shared_columns
 from trueline.schema.errors import CaptureError
 from trueline.schema.run_manifest import ParamChange, ParamState
 
@@ -64,9 +62,8 @@ class Parameters:
         self.wants = self._fitting()
         return bool(found)
 
-    def hear(self, wants_N: Any, *, known: int) -> None:
-        """What every worker would like, told with a sum that all have before step ``known``."""
-        digest = shared_columns.agreed(wants_N)
+    def receive(self, digest: int | None, *, known: int) -> None:
+        """Take the digest of the Layout that all workers want, if they agree, as all know before step ``known``."""
         if digest is not None:
             self._agreed.append((known, digest))
 

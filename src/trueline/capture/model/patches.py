@@ -1,8 +1,8 @@
-"""The few places of torch that have no hook of their own. A seam is patched while someone listens and put back after.
+"""Functions of torch that have no hook of their own, patched while someone listens and put back afterwards.
 
-``torch.autograd.backward`` (which ``Tensor.backward`` calls) tells the loss, ``GradScaler.scale`` the loss before it is
-scaled, ``DataLoader.__iter__`` the epoch, ``destroy_process_group`` that no more sums can be made; under
-``trueline run`` the constructors of optimizers and DDP modules tell what is trained. A listener that raises is dropped:
+``torch.autograd.backward`` (which ``Tensor.backward`` calls) shows the loss, ``GradScaler.scale`` the loss before it is
+scaled, ``DataLoader.__iter__`` the epoch, and ``destroy_process_group`` that no more sums can be made; under
+``trueline run`` the constructors of optimizers and DDP modules show what is trained. A listener that raises is dropped:
 training never sees it.
 """
 
@@ -71,12 +71,12 @@ class Patch:
             self._original = self._put = None
 
 
-class Seam:
+class PatchedCall:
     """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._name = name
-        self._patch = Patch(owner, name, self._telling)
+        self._patch = Patch(owner, name, self._notifying)
         self._before: list[Callable[..., None]] = []
         self._after: list[Callable[..., None]] = []
 
@@ -93,18 +93,18 @@ class Seam:
         if not (self._before or self._after):
             self._patch.remove()
 
-    def _telling(self, original: Function) -> Function:
+    def _notifying(self, original: Function) -> Function:
         def passing(*args: Any, **kwargs: Any) -> Any:
             if self._before:
-                untraced(self._tell, self._before, args, kwargs)
+                untraced(self._notify, self._before, args, kwargs)
             result = original(*args, **kwargs)
             if self._after:
-                untraced(self._tell, self._after, args, kwargs)
+                untraced(self._notify, self._after, args, kwargs)
             return result
 
         return passing
 
-    def _tell(self, listeners: list[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _notify(self, listeners: list[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for listener in tuple(listeners):
             try:
                 listener(*args, **kwargs)
@@ -113,10 +113,10 @@ class Seam:
                 self.remove(listener)
 
 
-backward = Seam(torch.autograd, "backward")
-scale = Seam(torch.amp.GradScaler, "scale")
-loader_iter = Seam(DataLoader, "__iter__")
-destroy_groups = Seam(torch.distributed, "destroy_process_group")
-module_call = Seam(torch.nn.Module, "__call__")
-optimizer_init = Seam(torch.optim.Optimizer, "__init__")
-ddp_init = Seam(torch.nn.parallel.DistributedDataParallel, "__init__")
+backward = PatchedCall(torch.autograd, "backward")
+scale = PatchedCall(torch.amp.GradScaler, "scale")
+loader_iter = PatchedCall(DataLoader, "__iter__")
+destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
+module_call = PatchedCall(torch.nn.Module, "__call__")
+optimizer_init = PatchedCall(torch.optim.Optimizer, "__init__")
+ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")

@@ -48,18 +48,18 @@ def collectives_started(ranks: Sequence[int] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A place of its own in the store of the default group, and what the ranks that came there told, by rank."""
+    """A place of its own in the store of the default group, and the message of each rank that came there."""
 
     place: dist.Store
-    told: dict[int, bytes]
+    messages: dict[int, bytes]
 
-    def exchange(self, key: str, told: bytes) -> dict[int, bytes]:
-        """What every rank that came tells under ``key``, by rank. All of them must ask."""
-        self.place.set(f"{key}/{dist.get_rank()}", told)
-        return {rank: self.place.get(f"{key}/{rank}") for rank in self.told}
+    def exchange(self, key: str, message: bytes) -> dict[int, bytes]:
+        """The message of every rank that came, under ``key``, by rank. All of them must call it."""
+        self.place.set(f"{key}/{dist.get_rank()}", message)
+        return {rank: self.place.get(f"{key}/{rank}") for rank in self.messages}
 
 
-def meet(ranks: Sequence[int], *, purpose: str, told: bytes, patience_s: float) -> Meeting:
+def meet(ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: float) -> Meeting:
     """Those of ``ranks`` that come here, for ``purpose``, as often as this one did, at most ``patience_s`` apart.
 
     All that go on together know the same ranks, since one alone decides who came: the last to come, or the first whose
@@ -69,18 +69,18 @@ def meet(ranks: Sequence[int], *, purpose: str, told: bytes, patience_s: float) 
     name = f"trueline/{purpose}/{hashlib.sha1(repr(tuple(ranks)).encode(), usedforsecurity=False).hexdigest()}"
     number = store.add(f"{name}/came/{rank}", 1)
     place = dist.PrefixStore(f"{name}/{number}", store)
-    place.set(f"told/{rank}", told)
+    place.set(f"message/{rank}", message)
     if place.add("came", 1) < len(ranks):
         with contextlib.suppress(RuntimeError):
             place.wait(["who"], datetime.timedelta(seconds=patience_s))
-    came = [other for other in ranks if place.check([f"told/{other}"])]
+    came = [other for other in ranks if place.check([f"message/{other}"])]
     who = json.loads(place.compare_set("who", "", json.dumps(came)))
     if rank not in who:
-        return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: told})
-    return Meeting(place, {other: place.get(f"told/{other}") for other in who})
+        return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: message})
+    return Meeting(place, {other: place.get(f"message/{other}") for other in who})
 
 
 def all_come(*, purpose: str, patience_s: float = 10.0) -> bool:
     """Whether every rank comes here for ``purpose``; all that come get the same answer (see ``meet``)."""
-    met = meet(range(world_size()), purpose=purpose, told=b"", patience_s=patience_s)
-    return len(met.told) == world_size()
+    met = meet(range(world_size()), purpose=purpose, message=b"", patience_s=patience_s)
+    return len(met.messages) == world_size()

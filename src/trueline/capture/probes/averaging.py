@@ -5,31 +5,42 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from trueline.capture.model.patches import Seam
+from trueline.capture.model.patches import PatchedCall
+from trueline.capture.probes.base import FactProbe, Moment, Step
 
 _AVERAGERS = (
     ("torch.distributed.algorithms.model_averaging.averagers", "PeriodicModelAverager"),
     ("torch.distributed.algorithms.model_averaging.hierarchical_model_averager", "HierarchicalModelAverager"),
 )
-_seams: dict[str, Seam] = {}
+_patched: dict[str, PatchedCall] = {}
 
 
-class AveragingProbe:
-    """Listens for averagers of torch, of those modules that the script has imported by now. ``averager`` is the class
-    of the one that was asked to average; '' while none was.
+class AveragingProbe(FactProbe):
+    """The fact ``local_updates``: the class of the averager of torch that was called, of those modules that the script
+    has imported by now, or that the Plan declares it; '' while neither.
     """
 
+    name = "averaging"
+    moments = ("update",)
+
     def __init__(self) -> None:
-        self.averager = ""
+        self._averager = ""
         for module, name in _AVERAGERS:
             if module in sys.modules:
-                seam = _seams.setdefault(name, Seam(getattr(sys.modules[module], name), "average_parameters"))
-                seam.add(self._at_average)
+                patched = _patched.setdefault(
+                    name, PatchedCall(getattr(sys.modules[module], name), "average_parameters")
+                )
+                patched.add(self._at_average)
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """No columns."""
+        step.facts["local_updates"] = self._averager or ("the plan" if step.plan.local_updates else "")
+        return {}
 
     def detach(self) -> None:
         """Stop listening."""
-        for seam in _seams.values():
-            seam.remove(self._at_average)
+        for patched in _patched.values():
+            patched.remove(self._at_average)
 
     def _at_average(self, averager: Any, *args: Any, **kwargs: Any) -> None:
-        self.averager = type(averager).__name__
+        self._averager = type(averager).__name__

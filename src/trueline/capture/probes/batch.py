@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.step.contributions import Kept, Pass
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.step.contributions import Contributions, CountedPasses, Pass
+from trueline.capture.step.own_columns import digest_columns
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")
@@ -30,6 +32,39 @@ class Batch:
     targets: Tensor | None
     tokens: Tensor | None
     token_source: str
+
+
+class BatchProbe:
+    """Digests the samples of a step's micro-batches; the fact ``token_source`` is how their tokens were counted."""
+
+    name = "batch"
+    moments = ("batch", "update", "gradients")
+
+    def __init__(self, passes: Contributions) -> None:
+        self._passes = passes
+        self._batches: list[tuple[Pass, Batch]] = []
+
+    def begin(self, step: Step) -> bool:
+        """Forget the step before."""
+        self._batches = []
+        return step.watched
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """``sample_digests`` and ``target_digests``, int64 [B], and ``tokens`` of each micro-batch, float64; absent
+        where there are none.
+        """
+        if moment == "gradients":
+            return columns_of(self._batches, step.counted)
+        if moment == "update" and self._batches:
+            step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
+        elif moment == "batch" and not self._passes.is_over:
+            batch = read_batch(*step.args, **step.kwargs)
+            self._batches += [] if batch is None else [(self._passes.now(), batch)]
+        return {}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[int]]:
+        """The digests, as uint64; ``tokens`` are a column where they are those of the loss."""
+        return digest_columns(host, "sample_digests", "target_digests")
 
 
 def read_batch(*inputs: Any, **named: Any) -> Batch | None:
@@ -56,7 +91,7 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
 
 
-def columns_of(batches: Sequence[tuple[Pass, Batch]], kept: Kept) -> dict[str, Tensor]:
+def columns_of(batches: Sequence[tuple[Pass, Batch]], counted: CountedPasses) -> dict[str, Tensor]:
     """Of a step's micro-batches ``sample_digests`` and ``target_digests``, int64 [B], and ``tokens`` of each, float64;
     absent where there are none.
     """
@@ -64,7 +99,7 @@ def columns_of(batches: Sequence[tuple[Pass, Batch]], kept: Kept) -> dict[str, T
     targets = [(one, batch.targets) for one, batch in batches if batch.targets is not None]
     tokens = [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None]
     found = {"sample_digests": samples, "target_digests": targets, "tokens": tokens}
-    return {key: value for name, rows in found.items() for key, value in kept.take(name, rows).items()}
+    return {key: value for name, rows in found.items() for key, value in counted.take(name, rows).items()}
 
 
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 The dataset is never indexed (its ``__getitem__`` may draw random numbers or open files); only containers that it
 holds are looked at: lists, tuples, arrays, tensors, and ``Subset`` indices. One that holds None may be a cache that
-each rank fills as it goes, so it tells nothing.
+each rank fills as it goes, so it shows nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from trueline.capture.model import patches
+from trueline.capture.probes.base import FactProbe, Moment, Step
 
 ROWS_LOOKED_AT = 64
 """Rows, evenly spaced, that go into the digest of an in-memory dataset."""
 
 
-class DataLoaderProbe:
+class LoaderListener:
     """Counts how often the training data was iterated, and describes the loader that did it.
 
     The training loader is the one iterated last before the first training step; loaders over the same dataset object
@@ -53,6 +54,29 @@ class DataLoaderProbe:
         self._last = loader
         if self._dataset is not None and loader.dataset is self._dataset:
             self.epoch = self._count[key] - 1
+
+
+class EpochProbe(FactProbe):
+    """The column ``epoch`` and the fact ``data``, of the training loader that ``loader`` has seen."""
+
+    name = "data loader"
+    moments = ("forward", "update", "updated")
+
+    def __init__(self) -> None:
+        self.loader = LoaderListener()
+
+    def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
+        """The column, as the step ends."""
+        if moment == "updated":
+            return {"epoch": self.loader.epoch}
+        self.loader.at_training_step()
+        step.facts["data"] = self.loader.facts
+        return {}
+
+    def follow(self, loader: LoaderListener) -> None:
+        """Go on with one that has listened since before watching began."""
+        self.loader.detach()
+        self.loader = loader
 
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -25,11 +25,6 @@ _SUM = 2
 """Of torch's reductions (``at::Reduction``), that which divides by nothing."""
 
 
-def is_nested() -> bool:
-    """Whether this runs inside a backward pass: that of a checkpoint, whose outputs are no loss."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def losses_in(tensors: Any, gradients: Any) -> list[Tensor]:
     """The scalars among what ``torch.autograd.backward`` was called with, times the gradients that were passed."""
     several = tensors if isinstance(tensors, Sequence) else (tensors,)

@@ -9,25 +9,25 @@ Letters: P parameters, G groups, k sketch length, W shards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import Layout, local
+from trueline.capture.adapters.base import Adapter, Guard
+from trueline.capture.model.layout import local
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.step.own_columns import MISSING, gradient_columns
 from trueline.tensor.sketch import Measured
 
 Phase = Literal["local", "reduced", "used"]
-MISSING = -1.0
-"""Stands for "no gradient was seen" in a list of norms, where None cannot stand."""
-
 PHASES: tuple[Phase, ...] = ("local", "reduced", "used")
 
 
 @dataclass
-class _Seen:
+class _PhaseCalls:
     """The calls of one phase: a bucket, a parameter group or one parameter each, by the parameters it was about."""
 
     calls: dict[tuple[int, ...], Measured] = field(default_factory=dict)
@@ -42,27 +42,54 @@ class GradientProbe:
     ``wants_reduced`` is False on steps at which what the optimizer receives stands for the result of the reduction.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.active = False
-        self.exact = False
+    name = "gradients"
+    moments = ("update", "gradients")
+
+    def __init__(self, adapter: Adapter, guard: Guard) -> None:
+        self.active = self.wants_reduced = self.exact = False
+        self._adapter = adapter
+        self._guard = guard
+        self._forget()
+
+    def begin(self, step: Step) -> bool:
+        """Forget the step before; measure in this one if it is sampled, by the Layout that is now in force."""
+        if step.layout is not getattr(self, "layout", None):
+            self.layout = step.layout
+            self._attach()
+        step.measures = self.active = step.sampled and self._adapter.mesh.compares
+        self.wants_reduced = step.rechecks
+        self.exact = self.active and step.keeps_sketch and step.plan.exact
+        self._forget()
+        return step.watched
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """The column ``unreduced_params``, and ``payload`` of a step in which gradients are measured."""
+        if moment == "update":
+            return self.unreduced()
+        if not self.active:
+            return {}
+        if step.gradients_known:
+            self.see_used()
+        return self.payload()
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Norms, as this worker knows them by itself."""
+        return gradient_columns(host, step.layout)
+
+    def _attach(self) -> None:
         self.blind = False
-        """Whether only what ranks hold whole beside shards can be measured: what is in ``.grad`` is nobody's whole."""
+        """Whether only parameters that ranks hold whole can be measured: other ``.grad`` are pieces of unknown layout.
+        """
         self.alone = False
         """Whether nothing reduces, so that what the optimizer receives is the worker's own gradient."""
-        self.wants_reduced = True
-        self.copies: dict[int, Tensor] = {}
         self.waiting: Callable[[], Iterable[Tensor]] | None = None
         """The parameters for which the framework holds a gradient that is not reduced yet; None where it keeps none."""
-        self._seen: dict[Phase, _Seen] = {phase: _Seen() for phase in PHASES}
+        self._adapter.attach(self, self._guard)
 
-    def begin(self, *, active: bool, exact: bool = False, wants_reduced: bool = True) -> None:
-        """Forget the step before; take part in this one if ``active``, keeping copies of the gradients if ``exact``."""
-        self.active = active
-        self.wants_reduced = wants_reduced
-        self.exact = active and exact
-        self.copies = {}
-        self._seen = {phase: _Seen() for phase in PHASES}
+    def _forget(self) -> None:
+        self.copies: dict[int, Tensor] = {}
+        """Of the local gradients, float32, by position, where they are compared exactly."""
+        self._seen: dict[Phase, _PhaseCalls] = {phase: _PhaseCalls() for phase in PHASES}
 
     def see(
         self,
@@ -79,7 +106,8 @@ class GradientProbe:
         A second look at a parameter in one step replaces the first (what accumulates in ``.grad`` holds the earlier
         micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself; norms then
         come from the sketch, as the cross terms between micro-batches are not at hand). ``zero`` are parameters that
-        have no gradient and are reduced as if it were zero. What ranks hold whole beside shards has a norm only.
+        have no gradient and are reduced as if it were zero. Of a parameter that ranks hold whole, while others are in
+        shards, only the norm is measured.
         """
         index_of = self.layout.index_of
         pairs = [

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
+from trueline.capture.model.outputs import field_of
+from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.descent import losses_in, row_of
 from trueline.capture.probes.loss_choice import PER_TOKEN, choose
-from trueline.capture.step.contributions import Contributions, Kept, Pass
+from trueline.capture.step.contributions import Contributions, CountedPasses, Pass
 
 NO_ROWS = np.zeros((0, 3))
 
@@ -44,6 +46,9 @@ class LossProbe:
     that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends.
     """
 
+    name = "loss"
+    moments = ("output", "update", "gradients")
+
     def __init__(
         self,
         notes: list[str] | None = None,
@@ -53,6 +58,9 @@ class LossProbe:
         passes: Contributions | None = None,
     ) -> None:
         self.source = ""
+        self.is_models = True
+        self.shifted = True
+        """Whether a label is that of the next position, as far as is known."""
         self._guard = guard
         self._contributions = passes or Contributions()
         self._notes = [] if notes is None else notes
@@ -68,9 +76,20 @@ class LossProbe:
         patches.backward.add(self._after_backward, after=True)
         patches.scale.add(self._at_scale)
 
-    def begin(self) -> None:
+    def begin(self, step: Step) -> bool:
         """Forget the step before."""
         self._given, self._output, self._backward = [], [], []
+        return step.watched
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """What ``columns`` needs of the step (see ``result``); the fact ``loss_source``."""
+        if moment == "output":
+            self.from_output(step.output, step.kwargs, shifted=self.shifted)
+        elif moment == "gradients":
+            return self.result(step.counted)
+        elif self.source:
+            step.facts["loss_source"] = self.source
+        return {}
 
     def give(self, loss: Tensor | float, tokens: float | Tensor | None) -> None:
         """Take a loss by hand, with the number of tokens that it averages over. A loss with several elements holds one
@@ -100,31 +119,30 @@ class LossProbe:
         patches.backward.remove(self._after_backward)
         patches.scale.remove(self._at_scale)
 
-    def result(self, kept: Kept) -> dict[str, Tensor]:
+    def result(self, counted: CountedPasses) -> dict[str, Tensor]:
         """What ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and ``tokens``,
         float64 [], and ``part_losses``, float64 [B], or rows of M passes that count, float64 [M, 3] (``loss_choice``).
         """
-        if given := [one for of, one in self._given if of.at >= kept.first]:
+        if given := [one for of, one in self._given if of.at >= counted.first]:
             self.source = "given"
             parts = torch.cat([part.reshape(-1) for part in _parts(given)])
             return _weighted(given) | ({"part_losses": parts} if len(parts) > 1 else {})
-        trained = kept.take("loss_trained", self._backward, backward=True)
-        return trained | kept.take("loss_returned", self._output)
+        trained = counted.take("loss_trained", self._backward, backward=True)
+        return trained | counted.take("loss_returned", self._output)
 
-    def columns(self, host: Mapping[str, Tensor], *, step: int, micros: int) -> dict[str, Any]:
-        """The columns ``loss``, ``tokens`` and ``part_losses`` of a step with so many micro-batches, from what has
-        arrived on the host; absent where not found. ``models_loss`` is no column: whether it is what the
-        model returned.
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns ``loss``, ``tokens`` and ``part_losses``; absent where not found. ``is_models`` then says whether
+        it is the loss that the model returned.
 
         Two losses of one batch are terms, not parts.
         """
+        self.is_models, micros = True, row.get("num_micro") or 0
         out: dict[str, Any] = {name: float(host[name].sum()) for name in ("loss", "tokens") if name in host}
         if "loss" in host:
-            parts = host["part_losses"].tolist() if "part_losses" in host else []
-            return out | {"part_losses": parts, "models_loss": True}
+            return out | ({"part_losses": host["part_losses"].tolist()} if "part_losses" in host else {})
         rows = [host[name].numpy() if name in host else NO_ROWS for name in ("loss_trained", "loss_returned")]
         self._window = max(self._window, micros)
-        choice = choose(*rows, workers=self._workers, rel=self._rel, step=step, window=self._window)
+        choice = choose(*rows, workers=self._workers, rel=self._rel, step=step.number, window=self._window)
         if choice is None:
             return out
         if not (self.source == PER_TOKEN and choice.tokens is not None):
@@ -133,10 +151,8 @@ class LossProbe:
         out["loss"] = choice.loss
         if choice.tokens is not None:
             out["tokens"] = choice.tokens
-        return out | {
-            "part_losses": choice.parts if len(choice.parts) == micros and micros > 1 else [],
-            "models_loss": choice.is_models,
-        }
+        self.is_models = choice.is_models
+        return out | ({"part_losses": choice.parts} if len(choice.parts) == micros and micros > 1 else {})
 
     def _note(self, note: str) -> None:
         """Say it once, whatever numbers it has."""
@@ -200,11 +216,6 @@ def _token_sum(
         return None
     follow = shifted and "shift_labels" not in kwargs
     return loss * items, ((labels[..., 1:] if follow else labels) != IGNORE_INDEX).sum().to(loss)
-
-
-def field_of(output: Any, name: str) -> Any:
-    """``output.name`` or ``output["name"]`` of what a model returned; None without."""
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
 def _several(losses_BE: Tensor, tokens: float | Tensor | None) -> Given:

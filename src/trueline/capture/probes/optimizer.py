@@ -8,6 +8,24 @@ from typing import Any
 import torch
 import xxhash
 
+from trueline.capture.job.environment import plain_value
+from trueline.capture.probes.base import FactProbe, Moment, Step
+
+
+class OptimizerProbe(FactProbe):
+    """The columns ``lr`` and ``optimizer_digest``."""
+
+    name = "optimizer"
+    moments = ("update",)
+
+    def begin(self, step: Step) -> bool:
+        """In every step that is watched."""
+        return step.watched
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``hyper_parameters``."""
+        return {} if step.optimizer is None else hyper_parameters(step.optimizer)
+
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count
@@ -49,24 +67,3 @@ def updates_made(optimizers: Iterable[torch.optim.Optimizer | None]) -> int | No
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
-
-
-def describe(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Class and hyper-parameters per group, for the environment file."""
-    return {
-        "class": type(optimizer).__name__,
-        "groups": [
-            {key: plain_value(value) for key, value in group.items() if key != "params"}
-            | {"num_params": len(group["params"])}
-            for group in optimizer.param_groups
-        ],
-    }
-
-
-def plain_value(value: Any) -> Any:
-    """The value as JSON can hold it; a host scalar tensor as its number, any other object as its type's name."""
-    if isinstance(value, torch.Tensor):
-        return value.item() if value.device.type == "cpu" and value.numel() == 1 else f"tensor on {value.device.type}"
-    if isinstance(value, (list, tuple)):
-        return [plain_value(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

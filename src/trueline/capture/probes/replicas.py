@@ -1,12 +1,54 @@
-"""Digests of parameters and buffers, so that replicas can be held against each other bit by bit."""
+"""Digests of parameters and buffers, so that replicas can be compared bit by bit."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import Layout, local, named_buffers
+from trueline.capture.model.layout import Layout, local, named_buffers, unwrap
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.step.own_columns import digest_columns
 from trueline.tensor.digest import digest_tensor
+
+
+class ReplicaProbe:
+    """Digests parameters before the update and buffers as the forward pass begins, in steps that are due for it, and
+    parameters again when watching ends.
+
+    Buffers not before the update, because DDP broadcasts them just before the forward pass and every worker's own batch
+    changes them (BatchNorm) just after.
+    """
+
+    name = "replicas"
+    moments = ("forward", "update", "closed")
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._has_buffers = False
+
+    def begin(self, step: Step) -> bool:
+        """Not in every step."""
+        self._has_buffers = False
+        return step.digests
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """``buffer_digests`` int64 [B], of the first forward pass, ``param_digests`` or ``closing_digests``."""
+        if moment == "update":
+            return {"param_digests": param_digests(step.layout)}
+        if moment == "closed":
+            return {"closing_digests": param_digests(step.layout)} if step.layout.fits() else {}
+        if self._has_buffers or step.module is not unwrap(self._model):
+            return {}
+        step.facts["buffers"], digests = buffer_digests(self._model)
+        self._has_buffers = digests is not None
+        return {} if digests is None else {"buffer_digests": digests}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[int]]:
+        """The same, as uint64."""
+        return digest_columns(host, "param_digests", "buffer_digests", "closing_digests")
 
 
 def param_digests(layout: Layout) -> Tensor:

@@ -9,6 +9,23 @@ from typing import Any
 import torch
 import xxhash
 
+from trueline.capture.probes.base import FactProbe, Moment, Step
+
+
+class StreamProbe(FactProbe):
+    """The columns of ``rng_digests``, in steps before which replicas are digested."""
+
+    name = "random streams"
+    moments = ("update",)
+
+    def begin(self, step: Step) -> bool:
+        """Not in every step."""
+        return step.digests
+
+    def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
+        """The columns, just before the update."""
+        return rng_digests(step.layout.device)
+
 
 def rng_digests(device: torch.device) -> dict[str, int | None]:
     """uint64 digest of each stream's state, keyed by its workers column; None for a stream that does not exist here."""

@@ -165,13 +165,13 @@ class Collectives:
         """
         names = [argument.name for argument in op._schema.arguments[place + 1 : len(args)]]
         reduce_op = next((arg.op() for arg in args[place + 1 :] if isinstance(arg, torch.ScriptObject)), None)
-        told = tuple((_RANKS[n], arg) for n, arg in zip(names, args[place + 1 :], strict=True) if n in _RANKS)
-        key = (group, reduce_op, told, None if bucket is None else bucket.index)
+        named = tuple((_RANKS[n], arg) for n, arg in zip(names, args[place + 1 :], strict=True) if n in _RANKS)
+        key = (group, reduce_op, named, None if bucket is None else bucket.index)
         text = self._texts.get(key)
         if text is None:
             ranks = dist.get_process_group_ranks(group)
             facts: dict[str, Any] = {"group": ranks, "op": _reduction(reduce_op)}
-            facts |= {name: ranks[rank] if 0 <= rank < len(ranks) else None for name, rank in told}
+            facts |= {name: ranks[rank] if 0 <= rank < len(ranks) else None for name, rank in named}
             if bucket is not None:
                 facts |= {"bucket": bucket.index, "parameters": bucket.names}
             text = self._texts[key] = json.dumps(facts, separators=(",", ":"))

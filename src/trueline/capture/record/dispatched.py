@@ -82,9 +82,9 @@ class Dispatched:
             frame = sys._getframe().f_back
             self._under_way.append(None)
             try:
-                told = [(listener, listener.begins(op, args, frame)) for listener in tuple(self._listeners)]
+                begun = [(listener, listener.begins(op, args, frame)) for listener in tuple(self._listeners)]
                 result = op.redispatch(keyset & below, *args, **kwargs)
-                for listener, token in told:
+                for listener, token in begun:
                     listener.has_begun(token, result)
                 return result
             finally:

@@ -10,7 +10,7 @@ import torch
 
 
 class Fails(Protocol):
-    """Something that can be told that it has failed."""
+    """Something that has to know when it has failed."""
 
     def fail(self, error: Exception) -> None:
         """Stop for good."""

@@ -26,7 +26,7 @@ class ModuleCalls:
         self._handles: list[Any] = []
         self._names: dict[int, str] = {}
         self.compiled: list[str] = []
-        """Names of the modules at the seams: what runs inside them is not seen."""
+        """Names of the modules at which compiled code begins: what runs inside them is not seen."""
 
     def attach(self) -> None:
         """Put the hooks on."""

@@ -1,6 +1,6 @@
 """Where the values of a step were seen, row by row, as columns; nearly all of it is the same at every step.
 
-A row refers to a ``Place``, which says all that does not change from step to step. Where a step has the same places as
+A row refers to a ``RowPlace``, which holds what does not change from step to step. Where a step has the same places as
 the one before, it has the same columns.
 """
 
@@ -24,7 +24,7 @@ _TAKE |= {name: attrgetter(name) for name in _OF_PLACE}
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class RowPlace:
     """A value of a call, apart from its numbers."""
 
     call: Call
@@ -42,14 +42,14 @@ class StepRows:
     """The places of one step's rows; used again for the next step."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Place] = {}
+        self._known: dict[tuple[Any, ...], RowPlace] = {}
         self._columns: dict[str, Any] = {}
-        self._before: list[Place] = []
+        self._before: list[RowPlace] = []
         self.begin()
 
     def begin(self) -> None:
         """A step begins: it has no rows yet."""
-        self._rows: list[Place] = []
+        self._rows: list[RowPlace] = []
         self._same_as: list[int | None] = []
         self._texts: dict[str, dict[int, str]] = {"args": {}, "tensor": {}}
         if len(self._known) > MAX_PLACES:
@@ -92,10 +92,10 @@ class StepRows:
 
 def _place(
     call: Call, phase: str, slot: str, dtype: torch.dtype, shape: torch.Size, numel: int | None, *rest: Any
-) -> Place:
+) -> RowPlace:
     if numel is not None and dtype.is_complex:
         numel *= 2  # a real and an imaginary part each
-    return Place(call, phase, slot, str(dtype).removeprefix("torch."), shape, numel, *rest)
+    return RowPlace(call, phase, slot, str(dtype).removeprefix("torch."), shape, numel, *rest)
 
 
 def _spread(texts: dict[int, str], num_rows: int) -> tuple[str | None, ...]:

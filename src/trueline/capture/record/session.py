@@ -50,8 +50,8 @@ class _Running(NamedTuple):
 class Session:
     """Records the steps of ``model`` that ``plan`` asks for, and hands them to ``write``.
 
-    ``failed(error)`` is told once of an exception of ours; recording then stops and training goes on. Lines on what
-    cannot be seen are added to ``notes``.
+    ``failed(error)`` is called once with an exception of ours; recording then stops and training goes on. Lines on
+    what cannot be seen are added to ``notes``.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Session:
                 self._watch_parameters()
             self._compiled.attach()
             for name in self._modules.compiled:
-                self._note_compiled(name)
+                self._note(note_of_compiled(name))
 
     def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
         """The optimizer is about to change the parameters: record them and the gradients it receives. With a closure
@@ -230,8 +230,9 @@ class Session:
         if ended.pushed and in_backward():
             self._mode.remove()
             return
-        if not self._running:
-            self._leave_model()
+        if not self._running and (note := foreign_note()):
+            self._mode.remove()  # else it stays on outside of the model, for the loss and the update
+            self._note(note)
 
     @guarded
     def _begin_module(self, name: str, module: nn.Module, stack: int | None, flag: str, args: Any, kwargs: Any) -> Call:
@@ -263,7 +264,7 @@ class Session:
         seen, phase = self._functions_too if owner is None else self._modules_too, self._phase_now()
         if not seen or self._quiet or not self._selection.enters(phase, name):
             return was_on, None
-        self._note_compiled(path_of(func) if owner is None else name)
+        self._note(note_of_compiled(path_of(func) if owner is None else name))
         kind = "op" if owner is None else "module"
         call = self._calls.next(phase, name, kind, path_of(func), module, self._stack(frame), "compiled")
         slots, call.args = self._described(args, kwargs)
@@ -357,12 +358,6 @@ class Session:
         self._mode.__enter__()
         return True
 
-    def _leave_model(self) -> None:
-        """Outside of the model the mode stays on for the loss and the update, unless it could get into the way."""
-        if note := foreign_note():
-            self._mode.remove()
-            self._note(note)
-
     def _phase_now(self) -> str:
         if not in_backward():
             return self._phase
@@ -378,9 +373,6 @@ class Session:
             name = clean_name(name)
             if type(param) is nn.Parameter and self._selection.wants(name):
                 self._gradients.watch(param, self._calls.next("bwd", name, "param"), "grad")
-
-    def _note_compiled(self, name: str) -> None:
-        self._note(note_of_compiled(name))
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

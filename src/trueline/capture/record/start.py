@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ def require_fitting(model: nn.Module, plan: Plan) -> None:
 def _require_sites(model: nn.Module, plan: Plan) -> None:
     """Raise ``PlanError`` where modules are to be recorded and no module or parameter has a name that is asked for.
 
-    Names of calls are not known before they are made: of these the session tells after its first step.
+    Names of calls are not known before they are made: the session reports these after its first step.
     """
     if plan.preset != "modules":
         return
@@ -56,6 +56,9 @@ def _require_ranks(plan: Plan) -> None:
             )
 
 
+AnySession: TypeAlias = "Session | Idle"
+
+
 class Idle:
     """Stands for a Session where nothing is to be recorded."""
 
@@ -81,7 +84,7 @@ def make_session(
     write: Callable[[Record], None],
     failed: Callable[[Exception], None],
     notes: list[str],
-) -> Session | Idle:
+) -> AnySession:
     """A Session, or where there is no Plan by which this rank records, one that does nothing."""
     if plan is None:
         return Idle()

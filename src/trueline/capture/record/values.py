@@ -25,7 +25,7 @@ PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 SAFETENSORS = {getattr(torch, name): code for name, code in SAFETENSORS_NAMES.items()}
 
 
-class Seen(NamedTuple):
+class Measurable(NamedTuple):
     """``local`` is what is measured, None where nothing can be, for the reason in ``note``; ``whole`` are the arguments
     of a fingerprint that say where in the whole tensor it is.
     """
@@ -51,13 +51,13 @@ def apart(slots: Slots) -> tuple[Slots, Slots]:
     return slots, ()
 
 
-def opened(x: Tensor) -> Seen:
+def opened(x: Tensor) -> Measurable:
     """What can be measured of ``x``."""
     if isinstance(x, DTensor):
         return _of_dtensor(x)
     arrived = _arrived(x)
     reason = UNDER_WAY if arrived is None else unmeasurable(arrived)
-    return Seen(arrived if reason is None else None, note=reason)
+    return Measurable(arrived if reason is None else None, note=reason)
 
 
 def _arrived(x: Tensor) -> Tensor | None:
@@ -67,10 +67,10 @@ def _arrived(x: Tensor) -> Tensor | None:
     return x.elem if x.completed else None
 
 
-def _of_dtensor(x: DTensor) -> Seen:
+def _of_dtensor(x: DTensor) -> Measurable:
     local = _arrived(x._local_tensor)
     if local is None:
-        return Seen(None, note=UNDER_WAY)
+        return Measurable(None, note=UNDER_WAY)
     spec = x._spec
     whole = tuple(spec.shape)
     offsets = _offsets(x, tuple(local.shape), whole)
@@ -87,7 +87,7 @@ def _of_dtensor(x: DTensor) -> Seen:
     reason = unmeasurable(local)
     text = json.dumps(place, separators=(",", ":"))
     place_in_whole = {"whole_shape": whole, "offsets": offsets} if offsets is not None else {}
-    return Seen(local if reason is None else None, text, place_in_whole, pending_sum=pending, note=reason)
+    return Measurable(local if reason is None else None, text, place_in_whole, pending_sum=pending, note=reason)
 
 
 def _offsets(x: DTensor, local: tuple[int, ...], whole: tuple[int, ...]) -> list[int] | None:

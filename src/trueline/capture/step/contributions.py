@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.model.hook import Hook, skipped
 from trueline.capture.model.layout import local
-from trueline.capture.probes.descent import is_nested
+from trueline.capture.model.outputs import differentiable
 
 MAX_HOOKED = 16
 """Tensors of an output at which it is noted that a backward pass has come to the model."""
@@ -48,7 +47,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CountedPasses:
     """What counts of a step: nothing before the backward pass of the number ``first``, and nothing before one of
     ``asked`` where ``zeroed`` (bool, as many) turns out to be true. ``reached``: some forward pass was; ``hooked``:
     one could be. ``at`` is int64, of each row of what was taken by name.
@@ -119,7 +118,7 @@ class Contributions:
         return self._calls > 1
 
     def now(self) -> Pass:
-        """The pass that something belongs to which is told now."""
+        """The pass that whatever is reported now belongs to."""
         return self.latest or Pass(self._begun)
 
     # -- forward and backward passes -------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ class Contributions:
 
     def backward_begins(self, inputs: Any = None) -> Pass | None:
         """A backward pass, into ``inputs`` only if given; None where it is inside of another, or cannot count."""
-        if is_nested():
+        if _is_nested():
             return None
         self._under_way = None
         if self.is_over or (inputs is not None and not self._any_of(inputs)):
@@ -154,7 +153,7 @@ class Contributions:
     def backward_ended(self) -> None:
         """Look at what it has left in ``.grad``."""
         one = self._under_way
-        if one is not None and not is_nested():
+        if one is not None and not _is_nested():
             self._under_way = None
             if one.reached or not self._hooked:
                 self._there = [(param, id(param.grad)) for param in self._looked_at() if param.grad is not None]
@@ -193,7 +192,7 @@ class Contributions:
         self._updated = self._trained[optimizer]
         self._update_from = self._begun
 
-    def kept(self) -> Kept:
+    def counted(self) -> CountedPasses:
         """What counts of this step. All does where gradients are kept elsewhere, so that an empty ``.grad`` says
         nothing: by an optimizer that holds copies, or by who puts another gradient there than backward did.
         """
@@ -202,7 +201,7 @@ class Contributions:
             zeroed = []
         first = max((number for number, zero in zeroed if zero is None), default=0)
         asked = {number: zero for number, zero in zeroed if zero is not None and number > first}
-        return Kept(first, tuple(asked), tuple(asked.values()), self._reached, self._hooked)
+        return CountedPasses(first, tuple(asked), tuple(asked.values()), self._reached, self._hooked)
 
     def counting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Arguments of an optimizer's ``step`` (with itself) whose closure counts its calls; None where it is none, or
@@ -245,3 +244,8 @@ def _all_zero(gradients: Sequence[Tensor]) -> Tensor | None:
     parts = [part for part in parts if part.layout == torch.strided and part.numel() and part.device == parts[0].device]
     sampled = [part[:: -(-part.numel() // SAMPLE)] if part.dim() else part for part in parts]
     return torch.stack(torch._foreach_norm(sampled, float("inf"))).eq(0).all() if sampled else None
+
+
+def _is_nested() -> bool:
+    """Whether this runs inside a backward pass: that of a checkpoint, whose outputs are no loss."""
+    return torch._C._current_graph_task_id() != -1

@@ -8,6 +8,7 @@ is not as long as the others'.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import hashlib
@@ -31,29 +32,28 @@ from trueline.capture.model.world import Meeting, meet
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""How long a late sum is waited for where it must be (at close); a rank that is gone must not hold up the others."""
+"""How long to wait for a late sum where that is needed (at close): a rank that is gone must not hold up the others."""
 
 COMING_S = 20.0
-"""How long ranks that start to train wait for those that do not: one that only evaluates, say, never comes."""
+"""How long ranks that start to train wait for the others: one that only evaluates, for example, never comes."""
 
 REDUCING_S = 300.0
-"""The same where the framework's own backward pass would wait for them next."""
+"""The same where the framework's own backward pass would wait for the others anyway."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass
 class Team:
-    """The N workers whose gradients are averaged together; ``group`` is Trueline's own, None for one worker and once it
-    was given back. ``under_way`` are sums that were not done when last looked at. ``room`` is how many numbers a sum
-    adds up besides the scalars, the same on all workers.
-    ``side`` is a second group, for what is not part of a sum.
+    """The N ranks that are watched together. ``group`` is Trueline's own connection between them, None for one rank and
+    once it was given back; ``side`` is a second one, for what is not part of a sum. ``under_way`` are sums that were
+    not done when last looked at; ``room`` is how many numbers a sum adds up besides the scalars, the same on all ranks.
 
-    Both are none of torch's list: the names that torch gives to the groups of the user depend on how many are in there,
-    and where one was destroyed, a later one of the same ranks may get its name and meet at its old addresses.
+    Neither group is in torch's list: the names that torch gives to the user's groups depend on how many are in it, and
+    where one was destroyed, a later one of the same ranks may get its name and connect to its old addresses.
 
-    ``apart`` is what they do not hold alike, None where they are not to be compared; ``missing`` are those of the group
-    that did not come in time.
+    ``apart`` is what the ranks do not hold alike, None where they are not compared; ``missing`` are the ranks that did
+    not come in time.
     """
 
     ranks: tuple[int, ...]
@@ -98,13 +98,18 @@ class Team:
         if self.place is not None:
             self.group = _connected(self.place, self.index, self.size)
             self.side = _connected(dist.PrefixStore("side", self.place), self.index, self.size) if side else None
+            # A rank that closes at once would break the connections that the others are still making.
+            if self.place.add("connected", 1) == self.size:
+                self.place.set("all connected", "")
+            with contextlib.suppress(RuntimeError):
+                self.place.wait(["all connected"], datetime.timedelta(seconds=PATIENCE_S))
 
-    def share(self, told: Any) -> Any:
-        """What the first worker is given here, on all of them (by pickle)."""
+    def share(self, value: Any) -> Any:
+        """The ``value`` of the first worker, on all of them (by pickle)."""
         if self.place is None:
-            return told
+            return value
         if self.index == 0:
-            self.place.set("shared", pickle.dumps(told))
+            self.place.set("shared", pickle.dumps(value))
         return pickle.loads(self.place.get("shared"))
 
 
@@ -126,11 +131,11 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
         return Team(ranks=ranks, rank=rank, group=None)
     said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
     patience_s = REDUCING_S if replicas else COMING_S
-    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", told=said, patience_s=patience_s)
-    missing = tuple(sorted(set(ranks) - set(met.told)))
-    differ = len(set(met.told.values())) > 1
+    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", message=said, patience_s=patience_s)
+    missing = tuple(sorted(set(ranks) - set(met.messages)))
+    differ = len(set(met.messages.values())) > 1
     apart = _apart(met, model, adapter, replicas=replicas) if differ else ALIKE
-    came = tuple(other for other in ranks if other in met.told)
+    came = tuple(other for other in ranks if other in met.messages)
     if len(came) == 1:
         return Team(ranks=came, rank=rank, group=None, missing=missing)
     return Team(ranks=came, rank=rank, group=None, place=met.place, apart=apart, missing=missing)
@@ -138,8 +143,8 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
 
 def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> Apart | None:
     """What ranks do not hold alike, None where they hold parts of one model or are not watched alike."""
-    told = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
-    said = {rank: pickle.loads(data) for rank, data in told.items()}
+    messages = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
+    said = {rank: pickle.loads(data) for rank, data in messages.items()}
     if len({name for name, _ in said.values()}) > 1:
         return None
     return peers.apart({rank: held for rank, (_, held) in said.items()}, replicas=replicas)

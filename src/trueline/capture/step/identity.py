@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
 from trueline.capture.adapters.base import Adapter
-from trueline.capture.job.environment import describe_rank, param_lists
+from trueline.capture.job.environment import describe_optimizer, describe_rank, param_lists
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
-from trueline.capture.probes import optimizer as optimizer_probe
+from trueline.capture.probes.base import Step
 from trueline.capture.record.stacks import is_users
 from trueline.capture.step.exchange import Team
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
@@ -23,12 +21,11 @@ from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, Ran
 
 
 class Identity:
-    """Holds what was last sent to the Sink and tells when it is out of date."""
+    """Holds what was last sent to the Sink and knows when it is out of date."""
 
     def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team) -> None:
         self.manifest = manifest
         self.env = RankEnv(rank=team.rank, world_size=team.size)
-        self.buffers: list[str] = []
         self._adapter = adapter
         self._team = team
         self._known: object = None
@@ -36,58 +33,39 @@ class Identity:
         self._layout: Layout | None = None
         self._lists: list[ParamLists] = []
 
-    def update(
-        self,
-        model: nn.Module,
-        parameters: Parameters,
-        *,
-        step: int,
-        optimizer: torch.optim.Optimizer,
-        data: dict[str, Any],
-        autocast: dict[str, Any],
-        token_source: str,
-        loss_source: str,
-        local_updates: str = "",
-        talks_in_forward: bool = False,
-    ) -> bool:
+    def update(self, model: nn.Module, parameters: Parameters, step: Step) -> bool:
         """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
         every step (schedules) are columns of the row and do not count as a change.
         """
         reduction = self._adapter.reduction()
-        source = token_source or self.env.token_source
         layout, notes = parameters.layout, tuple(self._adapter.notes)
-        now = (reduction, data, autocast, source, loss_source, tuple(self.buffers), notes, len(parameters.changes))
-        now += (local_updates, talks_in_forward)
+        now = (reduction, dict(step.facts), notes, len(parameters.changes))
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return False
         if self._layout is None:
             self.env = describe_rank(model, layout, world_size=self._team.size)
             self._lists = [param_lists(layout)]
         elif layout.digest != self._layout.digest:
-            self._lists.append(param_lists(layout, step=step))
+            self._lists.append(param_lists(layout, step=step.number))
         self._layout, self._known = layout, now
         self.env = self.env.model_copy(
-            update={
+            update=step.facts
+            | {
                 "reduce_hook": reduction.hook,
                 "reduce_known": reduction.known,
                 "reduce_lossy": reduction.lossy,
-                "talks_in_forward": talks_in_forward,
-                "local_updates": reduction.hook if reduction.local else local_updates,
-                "token_source": source,
-                "loss_source": loss_source or self.env.loss_source,
-                "autocast": autocast,
-                "data": data,
-                "buffers": self.buffers or self.env.buffers,
+                "local_updates": reduction.hook if reduction.local else step.facts.get("local_updates", ""),
                 "apart": parameters.apart,
                 "changes": parameters.changes,
                 "lists": self._lists if len(self._lists) > 1 else [],
-                "optimizer": optimizer_probe.describe(optimizer),
-                "notes": list(self._adapter.notes),
+                "optimizer": describe_optimizer(step.optimizer),
+                "notes": list(notes),
             }
         )
         if self.manifest is not None:
-            notes = list(dict.fromkeys([*self.manifest.notes, *self._adapter.notes]))
-            self.manifest = self.manifest.model_copy(update={"notes": notes})
+            self.manifest = self.manifest.model_copy(
+                update={"notes": list(dict.fromkeys(self.manifest.notes + list(notes)))}
+            )
         return True
 
     def note_raised(self, error: BaseException) -> None:

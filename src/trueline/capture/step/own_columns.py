@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.capture.model.layout import Layout
-from trueline.capture.probes.gradients import MISSING
 from trueline.capture.step.shared_columns import Own
 from trueline.tensor.digest import unsigned
 
 Array = NDArray[np.float64]
 
+MISSING = -1.0
+"""Stands for "no gradient was seen" in a list of norms, where None cannot stand."""
 
-def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: bool) -> dict[str, Any]:
+
+def gradient_columns(host: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
     """The columns of gradients that one worker knows by itself: its ``local`` and ``used`` norms."""
     out: dict[str, Any] = {}
     norm2 = norms2(host, "local", layout)
@@ -35,7 +37,7 @@ def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: boo
         out["group_seen"] = _seen_fraction(seen, layout)
     elif "used_norm2" in host:
         out["group_seen"] = [0.0] * len(layout.groups)
-    if "used_norm2" in host and not sharded:
+    if "used_norm2" in host and layout.mesh.shards == 1:
         out["used_param_norms"] = _roots(host["used_norm2"].numpy()).tolist()
     for phase, column in (("local", "param_grad_norms"), ("used", "used_param_norms")):
         if f"{phase}_whole_norm2" in host:
@@ -45,9 +47,8 @@ def gradient_columns(host: Mapping[str, Tensor], layout: Layout, *, sharded: boo
     return out
 
 
-def digest_columns(host: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """The columns of uint64 digests that arrived as int64."""
-    names = ("sample_digests", "target_digests", "param_digests", "buffer_digests", "closing_digests")
+def digest_columns(host: Mapping[str, Tensor], *names: str) -> dict[str, list[int]]:
+    """The columns of uint64 digests of these names that arrived as int64."""
     return {name: [unsigned(value) for value in host[name].tolist()] for name in names if name in host}
 
 

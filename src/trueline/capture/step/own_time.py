@@ -19,7 +19,7 @@ except ImportError:  # not on Linux
 
 
 def blocked_count() -> int | None:
-    """How often this thread has given its core away by itself, to wait; None where the system does not tell."""
+    """How often this thread has given its core away by itself, to wait; None where the system does not count it."""
     return None if RUSAGE_THREAD is None else getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
@@ -37,7 +37,7 @@ class OwnTime:
     ) -> None:
         self.latest: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
         """Seconds of the latest plain and sampled step that watching used, and of the latest step as a whole (0: none
-        yet): what this rank tells the others.
+        yet): what this rank sends to the others.
         """
         self.cpu_s = cpu_s
         self._wall_s = wall_s
@@ -72,7 +72,7 @@ class OwnTime:
 
 
 def worst(scalars: shared_columns.Array) -> dict[str, float]:
-    """Of what all ranks told (``shared_columns.scalars``), the most that watching used and the shortest step, as
+    """Of what all ranks sent (``shared_columns.scalars``), the most that watching used and the shortest step, as
     ``Schedule.spent`` takes them.
     """
     plain, sampled, step = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plain", "sampled", "step_s"))

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
-from trueline.capture.adapters.backward_end import differentiable
 from trueline.capture.adapters.base import reduces_itself, uncompiled
 from trueline.capture.model.hook import skipped
+from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.world import collectives_started
 
 

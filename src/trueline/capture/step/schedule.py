@@ -17,27 +17,29 @@ runs are seen whole, and in a run of five minutes it is less than 1 %.
 
 EARLY_STEPS, EARLY_INTERVAL = 300, 4
 """In its first steps a job is sampled at least so often, whatever that costs: 75 samples are what a fault that begins
-in the middle of them needs, as two workers are told apart after 29 at best (threshold e^20 of bets that win 2 at most).
+in the middle of them needs, as two workers can be distinguished after 29 at best (threshold e^20 of bets that win 2 at
+most).
 """
 
 MAX_INTERVAL = 100
 """Never rarer than this, even where a budget asks for it: the manifest says so then."""
 BEAT = 10
-"""Where the Plan's ``steps`` leave steps out, ranks tell each other only whether the Plan has changed, every so many
+"""Where the Plan's ``steps`` leave steps out, ranks exchange only whether the Plan has changed, every so many
 steps: a sum of a few numbers, which counts from the next on."""
 
 REDUCED_FIRST = 4
 """Sampled steps at the start at which the result of the reduction is looked at by itself."""
 
 REDUCED_EVERY = 8
-"""And then every so many, and whenever the step before leaves a doubt: else what the optimizer receives tells, at two
-thirds of the cost."""
+"""And then every so many, and whenever the step before leaves a doubt: otherwise what the optimizer receives stands for
+it, at two thirds of the cost."""
 
 KEPT = 16
 """Latest measurements of cost whose median counts."""
 
 DIGESTED_FIRST = 16
-"""Steps, from the first and from any at which ranks hear of a finding, before each of which replicas are digested."""
+"""Steps, from the first and from any at which all ranks learn of a finding, before each of which replicas are digested.
+"""
 
 LOOKS_AGAIN = 8
 """Times in a job that a finding has replicas digested often again: one that comes and goes must not do so for good."""
@@ -92,7 +94,7 @@ class Schedule:
         self._total_s = 0.0
 
     def beats(self, step: int) -> bool:
-        """Whether this step, which the Plan does not watch, tells all ranks if the Plan has changed."""
+        """Whether this step, which the Plan does not watch, exchanges only whether the Plan has changed."""
         return not self.within(step) and step % BEAT == 0
 
     def within(self, step: int) -> bool:
@@ -121,7 +123,7 @@ class Schedule:
         return self.within(step) and due
 
     def look_again(self, step: int) -> None:
-        """Digest often from ``step`` on, as at the start: all ranks have heard of a finding before it."""
+        """Digest often from ``step`` on, as at the start: all ranks have learnt of a finding before it."""
         if step - self._dense_since >= DIGESTED_FIRST and self._looks_left > 0:
             self._looks_left -= 1
             self._dense_since = step
@@ -158,7 +160,7 @@ class Schedule:
         if self._plan.every is not None or self._total_s < ALLOWANCE_S:
             return None
         sampled, step_s = statistics.median(self._sampled), statistics.median(self._times)
-        plain = statistics.median(self._plain) if self._plain else 0.0  # no step was left out yet: that tells
+        plain = statistics.median(self._plain) if self._plain else 0.0  # no step was left out yet, which would show it
         room = self._plan.budget * step_s - plain
         asked = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
         holds_from = step + 2 * interval
@@ -171,7 +173,7 @@ class Recheck:
     """Answers, per sampled step, whether the result of the reduction is looked at, besides what the optimizer receives.
 
     Where that is the mean of the workers' gradients, the reduction did what it must. Where it is their mean times one
-    factor, the user may have clipped it, or the reduction have scaled it: then only looking tells.
+    factor, the user may have clipped it, or the reduction have scaled it: then only looking at it shows which.
     """
 
     def __init__(self) -> None:
@@ -184,7 +186,7 @@ class Recheck:
         self._count += 1
         return self._doubt or self._count < REDUCED_FIRST or self._count % REDUCED_EVERY == 0
 
-    def heard(self, *, straight: bool, mean: bool) -> None:
+    def update(self, *, straight: bool, mean: bool) -> None:
         """What a step showed: whether the optimizer received the ``mean`` up to a factor, and up to none
         (``straight``).
         """

@@ -22,7 +22,7 @@ SCALARS: tuple[str, ...] = (
     *("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s"),
     *("plan", "seen", "layout", "wants"),
 )
-"""What every rank tells the others a sampled step, in this order."""
+"""What every rank sends to the others in a sampled step, in this order."""
 
 _U32 = FORMATS["float32"].unit
 LAMBDA = 8.0
@@ -48,7 +48,7 @@ class Own:
 
 
 NOTHING = Own(local_norm=np.zeros(1), local=np.zeros((1, 1)), reduced=None, used=None)
-"""What a worker tells that has measured nothing."""
+"""What a worker sends that has measured nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ def scalars(
 ) -> list[float]:
     """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite. ``passes`` are the
     reduced backward passes so far, which all workers make together, ``plan`` the latest revision of the Plan that this
-    worker announces, and ``seen`` what it has seen amiss (``Triggers.tell``). ``layout`` is the digest of the Layout of
-    what it adds to the sums, 0 where it adds nothing, and ``wants`` that of the one that would fit its model now.
+    worker announces, and ``seen`` the faults that it has detected (``Triggers.take_bits``). ``layout`` is the digest of
+    the Layout of what it adds to the sums, 0 where it adds nothing, and ``wants`` that of the one that would fit its
+    model now.
     """
     norm2 = float(np.sum(own.local_norm**2))
     whole = math.isfinite(norm2) and all(
@@ -235,7 +236,8 @@ def reduction(
     replicas.
 
     Where its result was not looked at by itself at this step, what the optimizer received stands for it if it is the
-    mean; if it is not, only what is left of it after a factor is taken out is told, since the user may have clipped it.
+    mean; if it is not, only what is left of it after a factor is taken out is recorded, as the user may have clipped
+    it.
     """
     if np.any(sums.scalars[:, SCALARS.index("finite")] < 1):
         return {}
@@ -249,13 +251,13 @@ def reduction(
         out["group_reduce_floor"] = floor.tolist()
         reduced = sums.second if sharded else own.reduced if own.reduced is not None else own.used
         if reduced is not None:
-            told = _against_mean(reduced, mean, mean_norm)
-            straight = _within(told["group_reduce_residual"], out["group_reduce_floor"])
+            against = _against_mean(reduced, mean, mean_norm)
+            straight = _within(against["group_reduce_residual"], out["group_reduce_floor"])
             if sharded or own.reduced is not None or not seen or straight:
-                out |= told
+                out |= against
                 reference = reduced if reference is None and straight else reference
             else:
-                factor = np.array(told["group_reduce_factor"])[:, None]
+                factor = np.array(against["group_reduce_factor"])[:, None]
                 unscaled = np.divide(reduced, factor, out=np.zeros_like(reduced), where=factor != 0)
                 out["group_reduce_shape_residual"] = _relative(unscaled - mean, mean_norm)
     if own.used is not None and not sharded:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trueline.capture.adapters.base import Reduction
 from trueline.capture.model.host_copy import HostCopy
-from trueline.capture.model.layout import Layout
+from trueline.capture.probes.base import Probe, Step
 from trueline.capture.step import own_columns, shared_columns
-from trueline.capture.step.contributions import Kept
 from trueline.capture.step.exchange import Pending
 from trueline.capture.step.shared_columns import Array, Own
 from trueline.schema.formats import FORMATS
@@ -19,22 +19,19 @@ from trueline.schema.formats import FORMATS
 
 @dataclass
 class StepRecord:
-    """What was measured at a step, on its way to the host, and the sum over workers where it is ``sampled``. A ``beat``
-    has no row: its sum only tells whether the Plan has changed. ``kept`` are the passes that count, ``layout`` is that
-    of its gradients, ``wants`` the digest of the one that the model would have now; ``measured`` says that gradients
-    were looked at.
+    """What the ``probes`` took at a step, on its way to the host, and the sum over workers where it is sampled. A
+    ``beat`` has no row: its sum only says whether the Plan has changed. ``wants`` is the digest of the Layout that
+    would fit the model now; ``measured`` says that gradients were looked at.
     """
 
+    of: Step
     row: dict[str, Any]
     copy: HostCopy
     interval: int
     passes: int
-    sampled: bool
-    layout: Layout
-    kept: Kept = field(default_factory=Kept)
+    probes: Sequence[Probe] = ()
     wants: int = 0
     measured: bool = False
-    keeps_sketch: bool = False
     beat: bool = False
     looked_at: bool = False
     own: Own | None = None
@@ -44,7 +41,7 @@ class StepRecord:
     @property
     def step(self) -> int:
         """The optimizer step."""
-        return int(self.row["step"])
+        return self.of.number
 
     @property
     def known(self) -> int:
@@ -53,9 +50,9 @@ class StepRecord:
 
     def part_of_sum(self, *, workers: int) -> Array:
         """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
-        shards = self.layout.mesh.shards
-        own = own_columns.own_measurement(self.copy.host, self.layout)
-        self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.layout)
+        shards = self.of.layout.mesh.shards
+        own = own_columns.own_measurement(self.copy.host, self.of.layout)
+        self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.of.layout)
         replicas = workers // shards if shards > 1 else 1
         part = shared_columns.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
         self.own = own
@@ -65,9 +62,9 @@ class StepRecord:
         """The columns that the sum over workers adds to the row (``shared_columns.columns``); none where they did not
         all measure, or not by one Layout.
         """
-        layout = self.layout
-        told = shared_columns.agreed(scalars[:, shared_columns.SCALARS.index("layout")])
-        if self.own is None or told != layout.digest:
+        layout = self.of.layout
+        digest = shared_columns.agreed(scalars[:, shared_columns.SCALARS.index("layout")])
+        if self.own is None or digest != layout.digest:
             return {}
         return shared_columns.columns(
             self.own,

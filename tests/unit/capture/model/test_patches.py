@@ -3,7 +3,7 @@
 import traceback
 import warnings
 
-from trueline.capture.model.patches import Patch, Seam, calling, unseen
+from trueline.capture.model.patches import Patch, PatchedCall, calling, unseen
 
 
 class Old:
@@ -25,10 +25,10 @@ def test_a_warning_points_at_the_code_of_the_user_while_a_seam_is_listened_to():
     unpatched = where_it_points()
     heard = []
     for after in (True, False):
-        seam = Seam(Old, "__init__")
-        seam.add(heard.append, after=after)
+        patched = PatchedCall(Old, "__init__")
+        patched.add(heard.append, after=after)
         assert where_it_points() == unpatched == (__file__, unpatched[1])
-        seam.remove(heard.append)
+        patched.remove(heard.append)
     assert len(heard) == 2
 
 
@@ -54,8 +54,8 @@ def test_a_traceback_has_one_frame_of_ours_which_says_what_it_is():
             return traceback.extract_tb(error.__traceback__)
 
     unpatched = frames()
-    seam = Seam(Raises, "call")
-    seam.add(lambda *args: None)
+    patched = PatchedCall(Raises, "call")
+    patched.add(lambda *args: None)
     caller, ours, raised = frames()
     assert [caller.filename, raised.filename] == [frame.filename for frame in unpatched] == [__file__] * 2
     assert ours.filename.startswith("<trueline only passes the call on")

@@ -13,14 +13,17 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, Te
 
 from trueline.capture.model import patches
 from trueline.capture.model.layout import make_layout
+from trueline.capture.probes.base import Step
 from trueline.capture.probes.batch import read_batch
-from trueline.capture.probes.dataloader import DataLoaderProbe, describe_loader, rows_digest
+from trueline.capture.probes.dataloader import LoaderListener, describe_loader, rows_digest
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.optimizer import hyper_parameters, updates_made
 from trueline.capture.probes.streams import rng_digests
-from trueline.capture.step.contributions import Kept
+from trueline.capture.step.contributions import CountedPasses
 from trueline.schema.errors import CaptureError
+from trueline.schema.plan import Plan
 
+STEP = Step(0, layout=make_layout(nn.Linear(1, 1), patterns=("*",), max_groups=1), plan=Plan(), facts={})
 IDS = torch.tensor([[5, 6, 7, 0], [1, 2, 3, 4]])
 
 
@@ -127,7 +130,7 @@ def test_a_loader_is_described():
 
 
 def test_epochs_are_those_of_the_training_data():
-    probe = DataLoaderProbe()
+    probe = LoaderListener()
     rows, held_out = TensorDataset(torch.arange(4)), TensorDataset(torch.arange(2))
     seen = []
     for _ in range(3):
@@ -145,12 +148,12 @@ def test_epochs_are_those_of_the_training_data():
 def loss_columns(probe):
     """What is recorded of the step that the probe has seen, which then ends."""
     probe.detach()
-    return probe.columns(probe.result(Kept()), step=0, micros=0)
+    return probe.columns(probe.result(CountedPasses()), STEP, {})
 
 
 def test_losses_by_hand_are_weighted_by_tokens():
     probe = LossProbe()
-    probe.begin()
+    probe.begin(STEP)
     probe.give(torch.tensor(1.0), 1)
     probe.give(torch.tensor(4.0), torch.tensor(3))
     result = loss_columns(probe)
@@ -160,7 +163,7 @@ def test_losses_by_hand_are_weighted_by_tokens():
 
 def test_the_loss_is_found_at_backward_and_added_up_over_micro_batches():
     probe = LossProbe()
-    probe.begin()
+    probe.begin(STEP)
     weight = torch.ones(1, requires_grad=True)
     for _ in range(2):
         (weight * 3).sum().div(2).backward()
@@ -171,7 +174,7 @@ def test_the_loss_is_found_at_backward_and_added_up_over_micro_batches():
 
 def test_a_scaled_loss_is_taken_before_it_is_scaled():
     probe = LossProbe()
-    probe.begin()
+    probe.begin(STEP)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     loss = (torch.ones(1, requires_grad=True) * 3).sum()
     scaler.scale(loss).backward()

@@ -130,7 +130,7 @@ def looked_at(answers):
     for number, (straight, mean) in enumerate(answers):
         if recheck.due():
             taken.append(number)
-        recheck.heard(straight=straight, mean=mean)
+        recheck.update(straight=straight, mean=mean)
     return taken
 
 

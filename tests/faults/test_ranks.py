@@ -1,4 +1,4 @@
-"""The pool of ranks: results and errors come back, and nothing is left behind."""
+"""The multi-process runner: results and errors come back, and nothing is left behind."""
 
 import os
 import signal

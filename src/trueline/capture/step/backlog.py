@@ -48,7 +48,7 @@ class Backlog:
             pending = self._written[0].pending
             if pending is None or pending.ready() or (until is not None and pending.wait(_left(until))):
                 yield self._written.popleft(), True
-            elif until is not None or sum(record.sampled for record in self._written) > MAX_PENDING:
+            elif until is not None or sum(record.of.sampled for record in self._written) > MAX_PENDING:
                 yield self._written.popleft(), False
             else:
                 return
@@ -59,7 +59,7 @@ class Backlog:
 
 
 def _any_decides(records: Iterable[StepRecord], step: int) -> bool:
-    return any(record.sampled and record.known <= step for record in records)
+    return any(record.of.sampled and record.known <= step for record in records)
 
 
 def _left(until: float) -> float:

@@ -11,12 +11,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import trueline
-from trueline.capture.probes import parts
+from trueline.capture.model.layout import make_layout
+from trueline.capture.probes import sample_losses
+from trueline.capture.probes.base import Step
 from trueline.capture.probes.loss import LossProbe
-from trueline.capture.probes.parts import STEPS_AT_START, PartProbe, loss_rounding
-from trueline.capture.step.contributions import Kept
+from trueline.capture.probes.sample_losses import STEPS_AT_START, SampleLossProbe, loss_rounding
+from trueline.capture.step.contributions import CountedPasses
+from trueline.schema.plan import Plan
 
 SAMPLES, POSITIONS, CLASSES = 4, 7, 11
+STEP = Step(0, layout=make_layout(nn.Linear(1, 1), patterns=("*",), max_groups=1), plan=Plan(), facts={})
+"""The first of a job, at which samples are looked at."""
 
 
 def random_batch(seed=0, *, positions=POSITIONS, classes=CLASSES, dtype=torch.float32):
@@ -38,10 +43,10 @@ def output(logits, loss):
 
 def recorded(probe, *passes, **kwargs):
     """The column after one step with these (logits, labels, loss)."""
-    probe.begin(active=True)
+    probe.begin(STEP)
     for logits, labels, loss in passes:
         probe.see(output(logits, loss), (), {"labels": labels} | kwargs)
-    return probe.columns(probe.result(Kept()), []).get("part_losses")
+    return probe.columns(probe.result(CountedPasses()), STEP, {}).get("part_losses")
 
 
 # -- recomputed from logits
@@ -49,18 +54,18 @@ def recorded(probe, *passes, **kwargs):
 
 @pytest.mark.parametrize("chunk", [1, CLASSES * 3, CLASSES * POSITIONS, CLASSES * POSITIONS * 3, 2**24])
 def test_recomputed_losses_equal_each_sample_by_itself(monkeypatch, chunk):
-    monkeypatch.setattr(parts, "CHUNK", chunk)
+    monkeypatch.setattr(sample_losses, "CHUNK", chunk)
     logits, labels = random_batch()
     alone = [float(next_token_loss(logits[i : i + 1], labels[i : i + 1])) for i in range(SAMPLES)]
-    found = recorded(PartProbe([]), (logits, labels, next_token_loss(logits, labels)))
+    found = recorded(SampleLossProbe([]), (logits, labels, next_token_loss(logits, labels)))
     assert found == pytest.approx(alone, rel=1e-5)  # two float32 evaluations of about 7 x 11 terms
 
 
 def test_pieces_cover_all_logits_once_and_stay_small(monkeypatch):
     for chunk in (1, 10, 80, 200, 1000):
-        monkeypatch.setattr(parts, "CHUNK", chunk)
+        monkeypatch.setattr(sample_losses, "CHUNK", chunk)
         seen = torch.zeros(5, 6, 7)
-        for rows, positions in parts._pieces(*seen.shape):
+        for rows, positions in sample_losses._pieces(*seen.shape):
             seen[rows, positions] += 1
             assert seen[rows, positions].numel() <= max(chunk, 7)
         assert seen.eq(1).all()
@@ -68,13 +73,13 @@ def test_pieces_cover_all_logits_once_and_stay_small(monkeypatch):
 
 def test_classifiers_and_labels_of_the_same_position_are_read_too():
     logits, labels = random_batch()
-    one = PartProbe([])
+    one = SampleLossProbe([])
     loss = cross_entropy(logits[:, 0], labels[:, -1].clamp(min=0))
     truth = cross_entropy(logits[:, 0], labels[:, -1].clamp(min=0), reduction="none").tolist()
     assert recorded(one, (logits[:, 0], labels[:, -1].clamp(min=0), loss)) == pytest.approx(truth, rel=1e-5)
 
     notes = []
-    same = PartProbe(notes)
+    same = SampleLossProbe(notes)
     batch = (logits, labels, cross_entropy(logits.flatten(0, 1), labels.flatten()))
     assert recorded(same, batch) is None, "read as the next token's label at first"
     assert len(recorded(same, batch)) == SAMPLES
@@ -84,33 +89,33 @@ def test_classifiers_and_labels_of_the_same_position_are_read_too():
 def test_a_sum_over_the_tokens_of_all_workers_is_read_by_their_number():
     logits, labels = random_batch()
     loss = next_token_loss(logits, labels, reduction="sum") / 1000
-    expected = recorded(PartProbe([]), (logits, labels, next_token_loss(logits, labels)))
+    expected = recorded(SampleLossProbe([]), (logits, labels, next_token_loss(logits, labels)))
     for items in (1000, torch.tensor(1000)):
-        assert recorded(PartProbe([]), (logits, labels, loss), num_items_in_batch=items) == expected
+        assert recorded(SampleLossProbe([]), (logits, labels, loss), num_items_in_batch=items) == expected
 
 
 def test_labels_in_a_positional_mapping_are_found():
     logits, labels = random_batch()
-    probe = PartProbe([])
-    probe.begin(active=True)
+    probe = SampleLossProbe([])
+    probe.begin(STEP)
     probe.see({"logits": logits, "loss": next_token_loss(logits, labels)}, ({"labels": labels},), {})
-    assert len(probe.columns(probe.result(Kept()), [])["part_losses"]) == SAMPLES
+    assert len(probe.columns(probe.result(CountedPasses()), STEP, {})["part_losses"]) == SAMPLES
 
 
 def test_a_sample_without_a_label_has_no_loss_of_its_own():
     logits, labels = random_batch()
     labels[2] = -100
-    found = recorded(PartProbe([]), (logits, labels, next_token_loss(logits, labels)))
+    found = recorded(SampleLossProbe([]), (logits, labels, next_token_loss(logits, labels)))
     assert [math.isnan(value) for value in found] == [False, False, True, False]
 
 
 def test_another_loss_is_not_recorded_not_tried_again_and_noted_once(monkeypatch):
     logits, labels = random_batch()
     notes = []
-    probe = PartProbe(notes)
+    probe = SampleLossProbe(notes)
     smooth = (logits, labels, next_token_loss(logits, labels, label_smoothing=0.01))
     assert [recorded(probe, smooth) for _ in range(3)] == [None] * 3
-    monkeypatch.setattr(parts, "_look", lambda *_args, **_kwargs: pytest.fail("looked at again"))
+    monkeypatch.setattr(sample_losses, "_look", lambda *_args, **_kwargs: pytest.fail("looked at again"))
     assert recorded(probe, smooth) is None
     assert len(notes) == 1
     assert "is not the mean cross entropy" in notes[0]
@@ -119,7 +124,7 @@ def test_another_loss_is_not_recorded_not_tried_again_and_noted_once(monkeypatch
 def test_a_loss_that_is_not_finite_decides_nothing():
     logits, labels = random_batch()
     notes = []
-    probe = PartProbe(notes)
+    probe = SampleLossProbe(notes)
     broken = logits.clone()
     broken[3, 2, 1] = math.nan
     for _ in range(3):
@@ -134,8 +139,8 @@ def test_labels_outside_the_classes_never_index(stray):
     """They end the process on an accelerator; here they are left out, as a model that ignores them does."""
     logits, labels = random_batch()
     strayed = torch.where(labels == -100, stray, labels)
-    expected = recorded(PartProbe([]), (logits, labels, next_token_loss(logits, labels)))
-    assert recorded(PartProbe([]), (logits, strayed, next_token_loss(logits, labels))) == expected
+    expected = recorded(SampleLossProbe([]), (logits, labels, next_token_loss(logits, labels)))
+    assert recorded(SampleLossProbe([]), (logits, strayed, next_token_loss(logits, labels))) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,12 +158,12 @@ def test_labels_outside_the_classes_never_index(stray):
 )
 def test_what_does_not_fit_is_left_alone(logits, labels, loss):
     notes = []
-    assert recorded(PartProbe(notes), (logits, labels, loss)) is None
+    assert recorded(SampleLossProbe(notes), (logits, labels, loss)) is None
     assert notes == []
 
 
 def test_all_passes_of_a_step_or_none():
-    probe = PartProbe([])
+    probe = SampleLossProbe([])
     logits, labels = random_batch()
     whole = (logits, labels, next_token_loss(logits, labels))
     assert len(recorded(probe, whole, whole)) == 2 * SAMPLES
@@ -171,9 +176,9 @@ def test_a_models_own_rounding_is_no_disagreement(dtype, positions, classes):
     """The loss in float32 of logits in any dtype, as Hugging Face does it, and in the dtype of the logits."""
     for seed in range(5):
         logits, labels = random_batch(seed, positions=positions, classes=classes, dtype=dtype)
-        assert recorded(PartProbe([]), (logits, labels, next_token_loss(logits, labels))) is not None
+        assert recorded(SampleLossProbe([]), (logits, labels, next_token_loss(logits, labels))) is not None
         few, wanted = logits[:, 0], labels[:, -1].clamp(min=0)
-        assert recorded(PartProbe([]), (few, wanted, cross_entropy(few, wanted))) is not None
+        assert recorded(SampleLossProbe([]), (few, wanted, cross_entropy(few, wanted))) is not None
 
 
 def test_a_loss_near_zero_may_be_off_by_what_its_logits_are_rounded_by():
@@ -183,7 +188,7 @@ def test_a_loss_near_zero_may_be_off_by_what_its_logits_are_rounded_by():
         logits[:, :-1].scatter_(-1, labels[:, 1:, None].clamp(min=0), 22.0)
         loss = cross_entropy(logits[:, :-1].double().flatten(0, 1), labels[:, 1:].flatten())
         assert float(loss) < 0.01
-        assert recorded(PartProbe([]), (logits, labels, loss)) is not None
+        assert recorded(SampleLossProbe([]), (logits, labels, loss)) is not None
 
 
 def test_rounding_is_far_below_what_another_loss_differs_by():
@@ -196,7 +201,7 @@ def test_rounding_is_far_below_what_another_loss_differs_by():
 def test_other_losses_by_a_thousandth_are_refused():
     for seed in range(5):
         logits, labels = random_batch(seed, positions=65, classes=1000)
-        assert recorded(PartProbe([]), (logits, labels, next_token_loss(logits, labels) * 1.001)) is None
+        assert recorded(SampleLossProbe([]), (logits, labels, next_token_loss(logits, labels) * 1.001)) is None
 
 
 def test_graph_autocast_and_random_streams_are_left_alone():
@@ -206,9 +211,9 @@ def test_graph_autocast_and_random_streams_are_left_alone():
         loss = next_token_loss(logits, labels)
         before = torch.get_rng_state()
         versions = logits._version, labels._version
-        probe = PartProbe([])
+        probe = SampleLossProbe([])
         assert len(recorded(probe, (logits, labels, loss))) == SAMPLES
-        assert not any(value.requires_grad for value in probe.result(Kept()).values())
+        assert not any(value.requires_grad for value in probe.result(CountedPasses()).values())
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert (logits._version, labels._version) == versions
@@ -220,11 +225,11 @@ def test_graph_autocast_and_random_streams_are_left_alone():
 
 def by_hand(*given):
     probe = LossProbe()
-    probe.begin()
+    probe.begin(STEP)
     try:
         for loss, tokens in given:
             probe.give(loss, tokens)
-        return {name: value.tolist() for name, value in probe.result(Kept()).items()}
+        return {name: value.tolist() for name, value in probe.result(CountedPasses()).items()}
     finally:
         probe.detach()
 
@@ -275,13 +280,13 @@ def test_losses_at_backward_are_parts_where_each_has_a_batch():
     weight = torch.ones(1, requires_grad=True)
     for micros, expected in ((2, [2.0, 6.0]), (1, None)):
         probe = LossProbe()
-        probe.begin()
+        probe.begin(STEP)
         for value in (2.0, 6.0):
             (weight * value).sum().div(2).backward()
-        columns = probe.columns(probe.result(Kept()), step=0, micros=micros)
+        columns = probe.columns(probe.result(CountedPasses()), STEP, {"num_micro": micros})
         probe.detach()
         assert columns["loss"] == 4.0
-        assert columns["part_losses"] == (expected or [])
+        assert columns.get("part_losses") == expected
 
 
 # -- in a training
@@ -349,7 +354,7 @@ def test_a_failure_of_ours_stops_only_itself(tmp_path, monkeypatch):
         calls.append(1)
         raise RuntimeError("mine")
 
-    monkeypatch.setattr(parts, "_look", fail)
+    monkeypatch.setattr(sample_losses, "_look", fail)
     train(tmp_path / "run")
     run = trueline.open_run(tmp_path / "run")
     assert len(calls) == 1

@@ -221,7 +221,8 @@ def divergences(seed, world):
 
 
 def train_apart(rank, world, seed, out):
-    from trueline.capture.step import exact_cosines, exchange
+    from trueline.capture.probes import exact_cosines
+    from trueline.capture.step import exchange
 
     events, plan, syncs = divergences(seed, world)
     with mock.patch.object(exchange, "PATIENCE_S", 0.3), mock.patch.object(exact_cosines, "PATIENCE_S", 0.3):

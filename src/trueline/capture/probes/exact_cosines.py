@@ -15,12 +15,38 @@ import torch
 from torch import Tensor
 
 from trueline.capture.model.layout import Layout
+from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.step.exchange import PATIENCE_S, Team
 
 PIECE = 1_048_576
 """Elements of the gradient that are gathered at a time (4 MiB of float32 a worker); the last piece is filled up, so
 that no worker ever brings another length.
 """
+
+
+class ExactCosineProbe(FactProbe):
+    """The column ``exact_cosines``, of the copies that ``gradients`` has kept; where those are missing, of none: a rank
+    always takes part.
+    """
+
+    name = "exact cosines"
+    moments = ("gradients",)
+
+    def __init__(self, gradients: GradientProbe, team: Team) -> None:
+        self._gradients = gradients
+        self._team = team
+
+    def begin(self, step: Step) -> bool:
+        """In steps whose sketches are kept."""
+        return step.keeps_sketch and step.plan.exact
+
+    def take(self, moment: Moment, step: Step) -> dict[str, list[float]]:
+        """The column: asks all workers."""
+        if self._team.side is None:
+            return {}
+        cosines = exact_cosines(self._gradients.copies, step.layout, team=self._team, step=step.number)
+        return {"exact_cosines": cosines}
 
 
 def exact_cosines(copies: Mapping[int, Tensor], layout: Layout, *, team: Team, step: int) -> list[float]:

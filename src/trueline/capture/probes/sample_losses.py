@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.probes.loss import field_of
-from trueline.capture.step.contributions import Contributions, Kept, Pass
+from trueline.capture.model.outputs import field_of
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.loss import LossProbe
+from trueline.capture.step.contributions import Contributions, CountedPasses, Pass
 from trueline.capture.step.shared_columns import LAMBDA
 
 STEPS_AT_START = 4
@@ -30,7 +32,7 @@ _U32 = 2.0**-24
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _PassLosses:
     """One forward pass: float64 [B] losses, and by how much their mean is further from the model's loss than rounding
     explains, float64 [], positive where it is.
     """
@@ -39,24 +41,37 @@ class _Seen:
     excess: Tensor
 
 
-class PartProbe:
+class SampleLossProbe:
     """Looks at the outputs of one step's forward passes. What it computes is kept only where its mean is the loss that
     the model reported; a model whose loss is something else is left alone for good, and ``notes`` says so.
 
     Nothing is read before the step's host copy: whether the losses agree is computed on the device, too.
     """
 
-    def __init__(self, notes: list[str], passes: Contributions | None = None) -> None:
+    name = "losses of samples"
+    moments = ("output", "gradients")
+
+    def __init__(self, notes: list[str], loss: LossProbe | None = None, passes: Contributions | None = None) -> None:
         self._notes = notes
+        self._loss = loss
         self._contributions = passes or Contributions()
         self._readings = list(READINGS)
         self._active = False
-        self._seen: list[tuple[Pass, _Seen | None]] = []
+        self._seen: list[tuple[Pass, _PassLosses | None]] = []
 
-    def begin(self, *, active: bool) -> None:
-        """Forget the step before; look at this one if ``active``."""
-        self._active = active and bool(self._readings)
+    def begin(self, step: Step) -> bool:
+        """Forget the step before; look at this one if it is one of the first, or its sketch is kept."""
+        self._active = (step.keeps_sketch or 0 <= step.age < STEPS_AT_START) and bool(self._readings)
         self._seen = []
+        return step.watched
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """What ``columns`` needs of the step (see ``result``)."""
+        if moment == "gradients":
+            return self.result(step.counted)
+        if not self._contributions.is_over:
+            self.see(step.output, step.args, step.kwargs)
+        return {}
 
     def see(self, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take the output of a training forward pass that was called with these arguments."""
@@ -69,7 +84,7 @@ class PartProbe:
         if not _fit(logits, labels, loss):
             return
         if labels.dim() == 1 and "next" in self._readings:
-            self._readings.remove("next")
+            self._drop("next")
         if not self._readings:
             return
         try:
@@ -81,32 +96,26 @@ class PartProbe:
             self._readings = []
             raise
 
-    def result(self, kept: Kept) -> dict[str, Tensor]:
+    def result(self, counted: CountedPasses) -> dict[str, Tensor]:
         """``sample_losses`` float64 [B over all passes that count] and what ``columns`` needs to judge them; empty
         unless each of those could be looked at.
         """
-        mine = [(one, seen) for one, seen in self._seen if kept.counts(one)]
+        mine = [(one, seen) for one, seen in self._seen if counted.counts(one)]
         known = [(one, seen) for one, seen in mine if seen is not None]
         if not mine or len(known) < len(mine):
             return {}
         return {
-            **kept.take("sample_losses", [(one, seen.losses) for one, seen in known]),
-            **kept.take("sample_excess", [(one, seen.excess.reshape(1)) for one, seen in known]),
+            **counted.take("sample_losses", [(one, seen.losses) for one, seen in known]),
+            **counted.take("sample_excess", [(one, seen.excess.reshape(1)) for one, seen in known]),
             "sample_reading": torch.tensor(READINGS.index(self._readings[0])),
         }
 
-    @property
-    def shifted(self) -> bool:
-        """Whether a label is that of the next position, as far as is known."""
-        return self._readings[:1] != ["same"]
-
-    def columns(
-        self, host: Mapping[str, Tensor], parts: list[float], *, models_loss: bool = True
-    ) -> dict[str, list[float]]:
-        """The column ``part_losses`` from what has arrived on the host: the finest parts whose losses are sure.
-        ``parts`` are those known otherwise; ``models_loss`` says whether what is trained is the loss that the model
-        reported.
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[float]]:
+        """The column ``part_losses``: the losses of single samples, where these are sure, more than are in the ``row``,
+        and what is trained is the loss that the model reported.
         """
+        parts = row.get("part_losses", [])
+        models_loss = self._loss is None or self._loss.is_models
         if "sample_losses" in host:
             excess = float(host["sample_excess"].max())  # not finite where the loss is not: that decides nothing
             if math.isfinite(excess) and excess > 0:
@@ -118,12 +127,17 @@ class PartProbe:
     def _refute(self, reading: str) -> None:
         if reading not in self._readings:
             return
-        self._readings.remove(reading)
+        self._drop(reading)
         if not self._readings:
             self._notes.append(
                 "losses of single samples are not recorded from the model's output: its loss is not the mean cross "
                 "entropy of its logits and labels; pass watch.loss() one loss per sample to have them."
             )
+
+    def _drop(self, reading: str) -> None:
+        self._readings.remove(reading)
+        if self._loss is not None:
+            self._loss.shifted = self._readings[:1] != ["same"]
 
 
 def loss_rounding(total: Tensor, count: Tensor, *, classes: int, unit: float) -> Tensor:
@@ -160,7 +174,7 @@ def _fit(logits: Any, labels: Any, loss: Any) -> bool:
     )
 
 
-def _look(logits: Tensor, labels: Tensor, loss: Tensor, *, next_: bool, items: Any) -> _Seen:
+def _look(logits: Tensor, labels: Tensor, loss: Tensor, *, next_: bool, items: Any) -> _PassLosses:
     """``items`` is the number of tokens that the model divides its sum by, None for those of this batch."""
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         if labels.dim() == 1:
@@ -172,7 +186,7 @@ def _look(logits: Tensor, labels: Tensor, loss: Tensor, *, next_: bool, items: A
         rounding = loss_rounding(total, count, classes=logits.shape[-1], unit=torch.finfo(loss.dtype).eps / 2)
         divisor = count if items is None else items
         excess = (total - loss.double().reshape(()) * divisor).abs() - rounding
-        return _Seen(torch.where(counts_B > 0, sums_B / counts_B, torch.nan), excess)
+        return _PassLosses(torch.where(counts_B > 0, sums_B / counts_B, torch.nan), excess)
 
 
 def _sums(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:

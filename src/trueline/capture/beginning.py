@@ -1,0 +1,185 @@
+"""How all ranks begin to watch a model together: who takes part, where each writes, and what is known of the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import nn
+
+from trueline.capture.adapters import choose_adapter
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.adapters.sharded import StagesAdapter
+from trueline.capture.job.outlet import Outlet
+from trueline.capture.model.layout import watched_parameters
+from trueline.capture.model.world import world_size
+from trueline.capture.probes.standard import StandardProbes
+from trueline.capture.record.start import require_fitting
+from trueline.capture.step import shared_columns
+from trueline.capture.step.contributions import Contributions
+from trueline.capture.step.exchange import Team, make_team
+from trueline.capture.step.recorder import Recorder
+from trueline.capture.step.working_parts import WorkingParts
+from trueline.schema.errors import InputError, TruelineError
+from trueline.schema.plan import Plan
+from trueline.schema.roles import Sink
+from trueline.schema.run_manifest import Attempt, Manifest
+from trueline.schema.start import Job, Start
+
+REDUCING = ("ddp", "fsdp1", "fsdp2")
+"""Adapters of frameworks whose backward pass reduces: whoever trains comes to it."""
+
+
+class SinkMaker(Protocol):
+    """Makes this rank's Sink in the Run that the team led by rank ``lead`` shares. ``lead`` goes first, creates it and
+    decides how ``job`` begins, which is the ``start`` of its Sink; the others are given that.
+    """
+
+    def __call__(self, *, rank: int, lead: int, job: Job, start: Start | None) -> Sink:
+        """The Sink of ``rank``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What watches one model on this rank, and the lines of its manifest on what cannot be seen."""
+
+    recorder: Recorder
+    probes: StandardProbes
+    notes: list[str]
+
+
+def begin(
+    model: nn.Module,
+    *,
+    make_sink: SinkMaker,
+    plan: Plan,
+    process_group: dist.ProcessGroup | None,
+    version: str,
+    step: int | None,
+    updates: int | None,
+    name: str,
+) -> Begun:
+    """Begin to watch ``model``, on all ranks alike. ``updates`` is how many its optimizers count. Raises, on all of
+    them, what ``trueline.watch`` does.
+    """
+    watched_parameters(model, patterns=plan.param_names)
+    require_fitting(model, plan)
+    adapter = choose_adapter(model, process_group)
+    compared = adapter.name if adapter.mesh.compares and adapter.name != "fsdp1" else ""  # its shards have other shapes
+    team = make_team(adapter.mesh, model=model, adapter=compared, replicas=adapter.name in REDUCING)
+    if team.apart is None:
+        adapter.detach()
+        adapter = StagesAdapter(process_group)
+    adapter.notes += _notes(team)
+    job = _job(model, adapter, plan, step=step, updates=updates)
+    sink, start, followed = _open_together(team, make_sink, job, plan)
+    if followed != plan:
+        adapter.notes.append(f"rank {team.rank} was given another Plan than rank {team.ranks[0]}: that is followed.")
+    plan = followed
+    team.connect(side=plan.exact and adapter.mesh.compares)
+    team.room = shared_columns.room(plan.max_groups) if adapter.mesh.compares else 0
+    if team.index == 0:
+        manifest = _manifest(adapter, team, job=job, start=start, version=version, model=name)
+        start = dataclasses.replace(start, manifest=manifest)
+    outlet, contributions = Outlet(sink, rank=team.rank), Contributions()
+    parts = WorkingParts(outlet.degraded)
+    probes = StandardProbes(model, adapter=adapter, team=team, guard=parts.guarded, contributions=contributions)
+    recorder = Recorder(
+        model,
+        adapter=adapter,
+        probes=probes.each,
+        contributions=contributions,
+        outlet=outlet,
+        parts=parts,
+        plan=plan,
+        team=team,
+        start=start,
+    )
+    return Begun(recorder, probes, adapter.notes)
+
+
+def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, updates: int | None) -> Job:
+    return Job(
+        world_size=world_size(),
+        adapter=adapter.name,
+        params=tuple(name for name, _ in watched_parameters(model, patterns=plan.param_names)),
+        plan=plan.model_dump(mode="json"),
+        step=step,
+        updates=updates,
+    )
+
+
+def _notes(team: Team) -> list[str]:
+    """What is to be said of the ranks that met."""
+    notes: list[str] = []
+    if team.missing:
+        notes.append(
+            f"rank{'s' if len(team.missing) > 1 else ''} {', '.join(map(str, team.missing))} did not come to train "
+            f"this model in time: only {', '.join(map(str, team.ranks))} of its ranks are in this Run."
+        )
+    if team.apart:
+        names = sorted(team.apart.shape | team.apart.frozen)
+        if names:
+            notes.append(
+                f"Parameters are not the same on all ranks ({len(names)}, {names[0]} for one): their gradients are not "
+                "compared, all others are."
+            )
+    return notes
+
+
+def _open_together(team: Team, make_sink: SinkMaker, job: Job, plan: Plan) -> tuple[Sink, Start, Plan]:
+    """Every rank's Sink, the first rank's first, how the job begins, and the first rank's Plan, which all follow; where
+    that fails all ranks raise, so that none waits for the others.
+    """
+    failure: TruelineError | None = None
+    sink: Sink | None = None
+    start = Start(step=job.step or 0)
+    if team.index == 0:
+        try:
+            sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=None)
+            start = getattr(sink, "start", start)
+        except TruelineError as error:
+            failure = error
+        except OSError as error:
+            failure = InputError(str(error))
+    failure, shared, plan = team.share((failure, dataclasses.replace(start, manifest=None), plan))
+    if failure is not None:
+        team.give_back()
+        raise failure
+    start = start if team.index == 0 else shared
+    if sink is None:
+        sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=start)
+    return sink, start, plan
+
+
+def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: str, model: str) -> Manifest:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = Manifest(
+        trueline_version=version,
+        started_at=now,
+        world_size=job.world_size,
+        data_parallel_ranks=list(team.ranks) if adapter.mesh.compares else [team.ranks[0]],
+        adapter=adapter.name,
+        model=model,
+        command=list(sys.argv),
+        plan=job.plan,
+        attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan)],
+        notes=list(adapter.notes),
+    )
+    earlier = start.manifest
+    if earlier is None:
+        return manifest
+    return manifest.model_copy(
+        update={
+            "started_at": earlier.started_at or now,
+            "plan": earlier.plan or job.plan,
+            "plans": earlier.plans,
+            "attempts": earlier.attempts,
+            "notes": list(dict.fromkeys([*earlier.notes, *adapter.notes])),
+        }
+    )

@@ -1,0 +1,102 @@
+"""Asks the probes of one model, each for itself: one that raises is not asked again, and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.probes.base import Moment, Probe, Step
+from trueline.capture.step.working_parts import WorkingParts
+from trueline.schema.workers import WORKER_COLUMNS
+
+_COLUMNS = {column.name for column in WORKER_COLUMNS}
+
+Taken = dict[str, dict[str, Tensor]]
+"""Tensors by the name of the probe that took them."""
+
+
+class Probing:
+    """Collects what ``probes`` take in a step: ``row`` are the columns that are known at once."""
+
+    def __init__(self, probes: Sequence[Probe], parts: WorkingParts) -> None:
+        self._probes = probes
+        self._parts = parts
+        parts.let_go = self._let_go
+
+    def begin(self, step: Step) -> None:
+        """``step`` begins; what was taken of the one before is forgotten."""
+        self._step = step
+        self.row: dict[str, Any] = {"step": step.number}
+        self._taken: dict[str, Tensor] = {}
+        with self._parts.timed():
+            self.due = [probe for probe in self._probes if self._parts.works(probe.name) and self._begins(probe)]
+
+    def ask(self, moment: Moment, **brings: Any) -> None:
+        """Take what is measured at ``moment``, which sets those fields of the step."""
+        for name, value in brings.items():
+            setattr(self._step, name, value)
+        with self._parts.timed():
+            for probe in self.due:
+                if moment in probe.moments:
+                    self._taken |= self._take(probe, moment)
+        self._step.args, self._step.kwargs, self._step.output = (), {}, None  # they are large, and not ours to keep
+
+    def ask_last(self) -> Taken:
+        """What all probes take as watching ends."""
+        asked = [probe for probe in self._probes if "closed" in probe.moments]
+        return {probe.name: tensors for probe in asked if (tensors := self._take(probe, "closed"))}
+
+    def hand_over(self) -> dict[str, Tensor]:
+        """The tensors that were taken since this was called before."""
+        taken, self._taken = self._taken, {}
+        return taken
+
+    def columns(self, probes: Iterable[Probe], host: Mapping[str, Tensor], step: Step, row: dict[str, Any]) -> None:
+        """Add to ``row`` of ``step`` what ``probes`` make of the tensors that have arrived."""
+        with self._parts.timed():
+            for probe in probes:
+                with self._losing(probe):
+                    row |= _known(probe.columns(host, step, row))
+
+    def last_columns(self, taken: Taken, host: Mapping[str, Tensor], row: dict[str, Any]) -> None:
+        """``columns`` of what ``ask_last`` returned."""
+        self.columns([probe for probe in self._probes if probe.name in taken], host, self._step, row)
+
+    def _begins(self, probe: Probe) -> bool:
+        with self._losing(probe):
+            return probe.begin(self._step)
+        return False
+
+    def _take(self, probe: Probe, moment: Moment) -> dict[str, Tensor]:
+        if self._parts.works(probe.name):
+            with self._losing(probe), torch.no_grad():
+                found = probe.take(moment, self._step)
+                tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+                self.row |= _known({name: value for name, value in found.items() if name not in tensors})
+                return tensors
+        return {}
+
+    @contextlib.contextmanager
+    def _losing(self, probe: Probe) -> Iterator[None]:
+        """Do without ``probe`` from now on if it raises."""
+        try:
+            yield
+        except Exception as error:
+            self._parts.end(probe.name, error)
+
+    def _let_go(self, part: str) -> None:
+        """Have a probe that has failed measure nothing any more."""
+        for probe in self._probes:
+            if probe.name == part:
+                probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
+
+
+def _known(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``found``, where all are columns of the workers table; else raises KeyError, as a Sink would for a whole row."""
+    if unknown := found.keys() - _COLUMNS:
+        raise KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.workers")
+    return found

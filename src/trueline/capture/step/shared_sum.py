@@ -1,0 +1,131 @@
+"""The sum over workers of each sampled step: begun when its numbers have reached the host, read when it is there, and
+what follows from it on all ranks alike: shared columns, the Plan and the Layout in force, the sampling interval.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.triggers import nonfinite_in, seen_in_row
+from trueline.capture.model.parameters import Parameters
+from trueline.capture.step import exchange, shared_columns
+from trueline.capture.step.backlog import Backlog
+from trueline.capture.step.exchange import Team
+from trueline.capture.step.identity import Identity
+from trueline.capture.step.next_step import NextStep
+from trueline.capture.step.own_time import worst
+from trueline.capture.step.step_record import StepRecord
+from trueline.capture.step.working_parts import WorkingParts
+
+SUMMED = "gradients"
+"""The part whose measurements are summed; a rank on which it has failed adds zeros."""
+
+
+class SharedSum:
+    """Begins and reads the sums of one rank; all ranks of ``team`` begin the same ones, whatever becomes of them."""
+
+    def __init__(
+        self,
+        *,
+        team: Team,
+        adapter: Adapter,
+        parts: WorkingParts,
+        next_step: NextStep,
+        parameters: Parameters,
+        identity: Identity,
+        outlet: Outlet,
+    ) -> None:
+        self._team = team
+        self._adapter = adapter
+        self._parts = parts
+        self._live = next_step.live
+        self._schedule = next_step.schedule
+        self._recheck = next_step.recheck
+        self._parameters = parameters
+        self._identity = identity
+        self._outlet = outlet
+
+    def start(self, record: StepRecord, *, now: int) -> None:
+        """Begin the sum of a sampled step, once its numbers are on the host; ``now`` is the step that is under way."""
+        self._look_at(record, now=now)
+        if (
+            record.pending is not None
+            or self._team.group is None
+            or not (record.of.sampled and self._parts.works("exchange"))
+        ):
+            return
+        sums = np.zeros(0)
+        if record.measured and self._parts.works(SUMMED):
+            with self._parts.guarded(SUMMED):
+                sums = record.part_of_sum(workers=self._team.size)
+        with self._parts.guarded("exchange"):
+            scalars = shared_columns.scalars(
+                record.own or shared_columns.NOTHING,
+                step=record.step,
+                spent=self._parts.time.latest,
+                passes=record.passes,
+                plan=self._live.announced,
+                seen=self._live.triggers.take_bits(),
+                layout=record.of.layout.digest if sums.size else 0,
+                wants=record.wants,
+            )
+            record.pending = exchange.start(self._team, step=record.step, scalars=scalars, sums=sums)
+
+    def read(self, backlog: Backlog, *, until: float | None, decides_at: int | None) -> None:
+        """Take the sums that have arrived, in order, and give up those that never will."""
+        if not self._parts.works("exchange"):
+            backlog.forget_sums()
+        for record, arrived in backlog.sums(until=until, decides_at=decides_at):
+            if arrived:
+                self._take(record)
+            else:
+                error = TimeoutError(f"the sum over workers of step {record.step} never arrived")
+                self._parts.end("exchange", error)
+
+    def _look_at(self, record: StepRecord, *, now: int) -> None:
+        """Note the faults that this rank can detect alone, from what has reached the host."""
+        if record.looked_at:
+            return
+        record.looked_at = True
+        with self._parts.guarded("plan"):
+            triggers = self._live.triggers
+            triggers.add(nonfinite_in(record.copy.host, scaled="torch.float16" in str(self._identity.env.autocast)))
+            if self._team.group is None:
+                triggers.receive([triggers.take_bits()], step=record.step, known=now)
+
+    def _take(self, record: StepRecord) -> None:
+        result = record.pending.result() if record.pending is not None else None
+        if result is None:
+            return
+        scalars = result[0]
+        if (apart := shared_columns.apart(scalars)) is not None:
+            self._parts.end("exchange", RuntimeError(apart))
+            return
+        plan, seen, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
+        self._live.receive(int(plan.max()), known=record.known)
+        self._live.triggers.receive(seen.tolist(), step=record.step, known=record.known)
+        self._parameters.receive(shared_columns.agreed(wants), known=record.known)
+        self._write_shared(record, *result)
+        if not record.beat:
+            self._follow_budget(scalars, record)
+
+    def _write_shared(self, record: StepRecord, scalars: shared_columns.Array, flat: shared_columns.Array) -> None:
+        reduction = self._adapter.reduction()
+        columns = record.columns_of(scalars, flat, reduction)
+        if not columns:
+            return
+        straight, mean = shared_columns.is_mean(columns)
+        self._recheck.update(straight=straight, mean=mean)
+        lossy = reduction.lossy or not reduction.known
+        self._live.triggers.add(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
+        self._outlet.write({"step": record.step} | columns)
+
+    def _follow_budget(self, scalars: shared_columns.Array, record: StepRecord) -> None:
+        if not self._schedule.counts(record.step):
+            return
+        self._schedule.spent(**worst(scalars))
+        decision = self._schedule.decide(record.step, interval=record.interval)
+        if decision is not None and self._identity.note_interval(decision, step=record.step):
+            self._outlet.describe(self._identity.manifest, self._identity.env)

@@ -1,0 +1,72 @@
+"""Which parts of watching still work: an exception of ours ends the part that it comes from, and never training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from trueline.capture.record.start import AnySession, Idle
+from trueline.capture.step.own_time import OwnTime
+
+_here: list[WorkingParts] = []
+"""Those of this process, one for each watched model: what one computes, no other may record."""
+
+
+class WorkingParts:
+    """The parts of watching of one model, by name. ``failed`` is called with the first exception of each, ``let_go``
+    with its name. ``session`` records what the model computes, and nothing of ours.
+    """
+
+    def __init__(self, failed: Callable[[str, Exception], None]) -> None:
+        self.time = OwnTime()
+        self.session: AnySession = Idle()
+        self.let_go: Callable[[str], object] = str
+        self._failed = failed
+        self._ended: set[str] = set()
+        self._is_timed = False
+        _here.append(self)
+
+    def works(self, part: str) -> bool:
+        """Whether no exception has ended it."""
+        return part not in self._ended
+
+    def end(self, part: str, error: Exception | None = None) -> None:
+        """Do without ``part`` from now on, because of an exception of ours, if any; never raises."""
+        if part in self._ended:
+            return
+        self._ended.add(part)
+        with contextlib.suppress(Exception):
+            self.let_go(part)
+        if error is not None:
+            self._failed(part, error)
+
+    @contextlib.contextmanager
+    def guarded(self, part: str) -> Iterator[None]:
+        """Count the CPU time inside as Trueline's, and turn an exception of ours into a Finding: training goes on."""
+        with self.timed():
+            try:
+                yield
+            except Exception as error:
+                self.end(part, error)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the CPU time inside as Trueline's, once, and record nothing of what is computed there."""
+        if self._is_timed:
+            yield
+            return
+        self._is_timed, begin = True, self.time.cpu_s()
+        sessions = [parts.session for parts in _here]
+        for session in sessions:
+            session.pause()
+        try:
+            yield
+        finally:
+            for session in sessions:
+                session.resume()
+            self._is_timed = False
+            self.time.add(self.time.cpu_s() - begin)
+
+    def close(self) -> None:
+        """Watching of the model has ended."""
+        _here.remove(self)
