@@ -5,7 +5,9 @@ The protocol: https://chromedevtools.github.io/devtools-protocol/; messages on t
 
 from __future__ import annotations
 
+import atexit
 import base64
+import functools
 import json
 import os
 import select
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +32,7 @@ _FLAGS = (
     "--no-first-run",
     "--no-default-browser-check",
     "--disable-background-networking",
+    "--disable-backgrounding-occluded-windows",
     "--disable-component-update",
     "--disable-default-apps",
     "--disable-dev-shm-usage",
@@ -48,27 +52,84 @@ NEEDS_BROWSER = pytest.mark.skipif(chromium_path() is None, reason="no Chromium 
 """Of tests that look at a page."""
 
 
-class BrowserPage:
-    """One page of a Chromium of its own; ``errors`` and ``requests`` collect what happened since it was opened."""
+class _Chromium:
+    """One browser for all pages of this process; it ends with the pipes to it."""
 
-    def __init__(self, url: str, *, width: int, height: int = 900, dark: bool = False, scripts: bool = True) -> None:
+    def __init__(self) -> None:
         executable = chromium_path()
         if executable is None:
             raise FileNotFoundError(f"None of {', '.join(_NAMES)} is on the PATH.")
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self._loaded = False
         self._sent = 0
         self._unread = b""
         self._answers: dict[int, dict[str, Any]] = {}
+        self._listeners: dict[str, Callable[[str, dict[str, Any]], None]] = {}
         self._profile = tempfile.TemporaryDirectory(prefix="trueline-chromium-", ignore_cleanup_errors=True)
         self._process, self._to, self._from = _start(executable, self._profile.name)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End this browser, and no other."""
+        for descriptor in (self._to, self._from):
+            os.close(descriptor)
         try:
-            self._session = self._attach()
-            self._prepare(url, width=width, height=height, dark=dark, scripts=scripts)
-        except BaseException:
-            self.close()
-            raise
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        self._profile.cleanup()
+
+    def open(self, heard: Callable[[str, dict[str, Any]], None]) -> tuple[str, str]:
+        """Target and session of a new window, whose events are given to ``heard``: method and parameters."""
+        target = self.call("Target.createTarget", {"url": "about:blank", "newWindow": True})["targetId"]
+        session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        self._listeners[session] = heard
+        return target, session
+
+    def call(self, method: str, parameters: dict[str, Any], session: str | None = None) -> dict[str, Any]:
+        """One DevTools call, of a session or of the browser itself, and its result."""
+        self._sent += 1
+        number = self._sent
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        end_s = time.monotonic() + TIMEOUT_S
+        while number not in self._answers:
+            self.receive(end_s)
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise AssertionError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def receive(self, end_s: float) -> None:
+        """Take one message, an answer or an event."""
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._from], [], [], max(0.0, end_s - time.monotonic()))
+            read = os.read(self._from, 1 << 16) if ready else b""
+            if not read:
+                raise TimeoutError(f"Chromium gave no answer within {TIMEOUT_S:.0f} s, or it ended.")
+            self._unread += read
+        text, _, self._unread = self._unread.partition(b"\0")
+        message = json.loads(text)
+        if "id" in message:
+            self._answers[message["id"]] = message
+        elif (heard := self._listeners.get(message.get("sessionId"))) is not None:
+            heard(message["method"], message.get("params", {}))
+
+
+_browser = functools.cache(_Chromium)
+
+
+class BrowserPage:
+    """One page in a window of its own; ``errors`` and ``requests`` collect what happened since it was opened."""
+
+    def __init__(self, url: str, *, width: int, height: int = 900, dark: bool = False, scripts: bool = True) -> None:
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self._loaded = False
+        self._browser = _browser()
+        self._target, self._session = self._browser.open(self._heard)
+        self._prepare(url, width=width, height=height, dark=dark, scripts=scripts)
 
     def __enter__(self) -> Self:
         return self
@@ -79,15 +140,8 @@ class BrowserPage:
         self.close()
 
     def close(self) -> None:
-        """End the browser that this page started, and no other."""
-        for descriptor in (self._to, self._from):
-            os.close(descriptor)
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10)
-        self._profile.cleanup()
+        """Close the window."""
+        self._browser.call("Target.closeTarget", {"targetId": self._target})
 
     def evaluate(self, expression: str) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited."""
@@ -115,17 +169,13 @@ class BrowserPage:
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One DevTools call on this page and its result."""
-        return self._call(method, parameters, self._session)
+        return self._browser.call(method, parameters, self._session)
 
     def _clip(self, full: bool) -> dict[str, Any]:
         if not full:
             return {}
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
-
-    def _attach(self) -> str:
-        target = self._call("Target.createTarget", {"url": "about:blank"}, None)["targetId"]
-        return self._call("Target.attachToTarget", {"targetId": target, "flatten": True}, None)["sessionId"]
 
     def _prepare(self, url: str, *, width: int, height: int, dark: bool, scripts: bool) -> None:
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -138,38 +188,9 @@ class BrowserPage:
         self.call("Page.navigate", url=url)
         end_s = time.monotonic() + TIMEOUT_S
         while not self._loaded:
-            self._receive(end_s)
+            self._browser.receive(end_s)
 
-    def _call(self, method: str, parameters: dict[str, Any], session: str | None) -> dict[str, Any]:
-        self._sent += 1
-        number = self._sent
-        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
-        if session is not None:
-            message["sessionId"] = session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
-        end_s = time.monotonic() + TIMEOUT_S
-        while number not in self._answers:
-            self._receive(end_s)
-        answer = self._answers.pop(number)
-        if "error" in answer:
-            raise AssertionError(f"{method}: {answer['error']}")
-        return answer["result"]
-
-    def _receive(self, end_s: float) -> None:
-        while b"\0" not in self._unread:
-            ready, _, _ = select.select([self._from], [], [], max(0.0, end_s - time.monotonic()))
-            read = os.read(self._from, 1 << 16) if ready else b""
-            if not read:
-                raise TimeoutError(f"Chromium gave no answer within {TIMEOUT_S:.0f} s, or it ended.")
-            self._unread += read
-        text, _, self._unread = self._unread.partition(b"\0")
-        self._take(json.loads(text))
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if "id" in message:
-            self._answers[message["id"]] = message
-            return
-        method, parameters = message["method"], message.get("params", {})
+    def _heard(self, method: str, parameters: dict[str, Any]) -> None:
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Network.requestWillBeSent":

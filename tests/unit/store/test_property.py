@@ -55,7 +55,7 @@ def write_all(path, writes, seal_steps, num_closed):
         writer.close()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(writes=WRITES, seal_steps=st.integers(1, 6), num_closed=st.integers(0, 2))
 def test_any_writes_with_seals_between_read_back_equal(writes, seal_steps, num_closed):
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def test_any_writes_with_seals_between_read_back_equal(writes, seal_steps, num_c
     assert [text for text in run.problems if not text.startswith("rank ")] == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     num_steps=st.integers(1, 12),
     seal_steps=st.integers(1, 6),
