@@ -1,6 +1,6 @@
 """Writes docs/img/NAME.png: the verdict of a page that Trueline wrote, and one of its charts.
 
-    python docs/pictures.py bad-rank report.html loss        # the name of the picture, the page, the id of the chart
+    python docs/pictures.py bad-rank report.html loss-0    # the name of the picture, the page, the id of the chart
 
 Needs a Chromium. The page is taken in its light colours on a white ground, so that it reads on either.
 """
