@@ -99,7 +99,7 @@ class Mesh:
             return self if is_piece(param) else replace(self, roles=tuple(map(_whole, self.roles)))
         mesh = on_device_mesh(held, rank=self.rank)
         placements: Any = param.placements  # type: ignore[attr-defined]
-        cuts = [placement.is_shard() for placement in placements]
+        cuts = [not placement.is_replicate() for placement in placements]  # FSDP cuts what is cut already in strides
         roles = [self._role(mesh.group(name)) if cut else "replica" for name, cut in zip(mesh.names, cuts, strict=True)]
         return replace(mesh, roles=tuple(roles))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from trueline.capture.model.mesh import Mesh, on_device_mesh
 
@@ -88,7 +89,7 @@ def test_what_tensor_parallelism_holds_whole_has_replicas_across_the_cut():
     tp = [[0, 1], [2, 3]]
     norm = one.of(parameter(tp, ("dp", "tp"), Shard(0), Replicate()))
     assert (norm.replicas, norm.shards, norm.along("part")) == ((2, 3), 2, (3,))
-    cut = one.of(parameter(tp, ("dp", "tp"), Shard(0), Shard(0)))
+    cut = one.of(parameter(tp, ("dp", "tp"), _StridedShard(0, split_factor=2), Shard(0)))  # both along dim 0
     assert (cut.replicas, cut.shards, cut.along("part")) == ((3,), 2, (2, 3))
 
 
