@@ -72,8 +72,9 @@ class StagesAdapter(ShardedAdapter):
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         self.mesh = parts_in(process_group)
+        size = len(self.mesh.members)
         self.notes = [
-            f"{len(self.mesh.members)} ranks hold one model together, as their parameters are not the same "
+            f"{size} ranks hold one model together, as their parameters are not the same "
             "(a pipeline), and are not compared with each other; their gradients are not watched, their steps can be "
             "recorded. To compare workers that hold the same stage, pass their process_group."
         ]
