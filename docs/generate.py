@@ -19,7 +19,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from trueline.analyze.stats.alarm_budget import SHARES, Promise
+from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget
 from trueline.analyze.workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.schema.plan import LIVE, Plan
@@ -165,27 +165,27 @@ WHOSE_SHARE = {
     "direction": "directions of workers",
     "direction-groups": "the same in each parameter group",
     "pairs": "pairs of workers that are too close",
-    "parts": "losses of parts, too close or too far apart, and lasting differences of all workers",
+    "sample-losses": "per-sample losses, too close or too far apart, and persistent differences of all workers",
     "tokens": "token counts",
 }
 SIZES = (2, 3, 4, 8, 32, 1024)
 """Numbers of workers that tables have a column for."""
 
 
-def promise_table() -> str:
+def alarm_budget_table() -> str:
     """The share of each statistic, and the height at which one worker's detector alarms by default."""
-    promise = Promise()
+    budget = AlarmBudget()
     rows = [
         f"| {WHOSE_SHARE[statistic]} | {Fraction(share).limit_denominator(100)} | "
-        f"{promise.log_threshold(statistic, among=8):.1f} |"
+        f"{budget.log_threshold(statistic, among=8):.1f} |"
         for statistic, share in SHARES.items()
     ]
     return "\n".join(
         [
-            f"By default F = {promise.false_alarms:g}. ln(10,000 / (F · w)) is given for a share that is split over 8 "
+            f"By default F = {budget.false_alarms:g}. ln(10,000 / (F · w)) is given for a share that is split over 8 "
             "detectors, as those of 8 workers.",
             "",
-            "| statistic | share of the promise | natural logarithm of the threshold |",
+            "| statistic | share of the budget | natural logarithm of the threshold |",
             "|---|---|---|",
             *rows,
         ]
@@ -194,7 +194,7 @@ def promise_table() -> str:
 
 def fewest_steps_table() -> str:
     """How many steps it takes at least until a worker's loss can alarm, by default."""
-    needed = [fewest_steps(Promise().log_threshold("loss", among=n), num_workers=n) for n in SIZES]
+    needed = [fewest_steps(AlarmBudget().log_threshold("loss", among=n), num_workers=n) for n in SIZES]
     return "\n".join(
         [
             f"| workers | {' | '.join(f'{n:,}' for n in SIZES)} |",
@@ -229,7 +229,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
     "spikes": partial(measured, "spikes"),
-    "promise": promise_table,
+    "alarm_budget": alarm_budget_table,
     "fewest_steps": fewest_steps_table,
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.exchangeability import log_heights, scores
 from trueline.schema.plan import FALSE_ALARMS
 
@@ -30,7 +30,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     for workers in WORKERS:
         runs = 4 if quick else RUNS.get(workers, 40)
         for shift in SHIFTS:
-            line = Promise().log_threshold("loss", among=workers)
+            line = AlarmBudget().log_threshold("loss", among=workers)
             nats = shift**2 / 2 * (workers - 1) / workers
             limit, cap = math.log(10_000 / FALSE_ALARMS) / nats, line / math.log(workers)
             length = int(4 * max(limit, cap)) + 30

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import mean_difference
 from trueline.analyze.workers.outliers import effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries
@@ -59,7 +59,7 @@ def _found(loss_TN: np.ndarray, shift: float) -> _Found | None:
     nothing_TN = np.full(loss_TN.shape, np.nan)
     ranks = tuple(range(loss_TN.shape[1]))
     series = WorkerSeries(np.arange(len(loss_TN)), ranks, loss_TN, nothing_TN, nothing_TN)
-    told = [outlier for outlier in find_outliers(series, Promise(), "loss") if 0 in outlier.concerned]
+    told = [outlier for outlier in find_outliers(series, AlarmBudget(), "loss") if 0 in outlier.concerned]
     if not told:
         return None
     window_TN = series.loss[told[0].first : told[0].last + 1]

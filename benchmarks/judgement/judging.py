@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from benchmarks.judgement.workers import Recorded
 
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -27,7 +27,7 @@ CHECKS = (
     "dispersion_low",
     "token_imbalance",
 )
-Judge = Callable[[WorkerSeries, Promise], list[Finding]]
+Judge = Callable[[WorkerSeries, AlarmBudget], list[Finding]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeri
         group_cosine=cut["group_cosine"],
         tokens=tokens,
         samples=cut["samples"],
-        parts=parts,
+        sample_losses=parts,
         allowance=(2 + math.sqrt(2 * math.log(workers))) * np.sqrt(cut["shard_frac"]),
     )
 
@@ -87,7 +87,7 @@ def judged(series: WorkerSeries, *, checks: tuple[str, ...] = CHECKS, false_alar
     found: list[Told] = []
     for judge in judges(checks).values():
         with contextlib.suppress(CannotTell):
-            found += [_told(finding) for finding in judge(series, Promise(false_alarms))]
+            found += [_told(finding) for finding in judge(series, AlarmBudget(false_alarms))]
     return sorted(found, key=lambda told: told.crossed)
 
 

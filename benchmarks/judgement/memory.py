@@ -22,7 +22,7 @@ from benchmarks.judgement.judging import judged, series_of
 from benchmarks.judgement.simulated import Draw, Floats
 from benchmarks.judgement.workloads import OUTSIDE
 
-from trueline.analyze.stats.autocorrelation import memory_of
+from trueline.analyze.stats.autocorrelation import dependence_of
 from trueline.analyze.stats.exchangeability import log_heights, log_threshold, scores
 
 SEEDS, START, STEPS = 4, 500, 1500
@@ -102,17 +102,17 @@ def _count(name: str, workers: int, length: int, num_steps: int, *, seed: int) -
     """Alarms under three promises of runs of ``length`` steps, with the ratio that was measured on each."""
     draw = np.random.default_rng([seed, workers, length])
     runs = max(1, min(1_500_000 // (workers * length), num_steps // length))
-    lines = {f"{promise:g}": log_threshold(false_alarms=promise, weight=1 / workers) for promise in healthy.PROMISES}
+    lines = {f"{budget:g}": log_threshold(false_alarms=budget, weight=1 / workers) for budget in healthy.PROMISES}
     alarms, before, ratios, steps = dict.fromkeys(lines, 0), dict.fromkeys(lines, 0), [], 0
     while steps < num_steps:
         values = NOISE[name](draw, (length, runs, workers))
-        ratio_R = np.array([memory_of(values[:, run]).ratio for run in range(runs)])
+        ratio_R = np.array([dependence_of(values[:, run]).ratio for run in range(runs)])
         z = scores(values)
-        peak_RN = log_heights(z, memory_N=ratio_R[:, None]).max(axis=0)
+        peak_RN = log_heights(z, dependence_N=ratio_R[:, None]).max(axis=0)
         plain_RN = log_heights(z).max(axis=0)
-        for promise, line in lines.items():
-            alarms[promise] += int(np.count_nonzero(peak_RN >= line))
-            before[promise] += int(np.count_nonzero(plain_RN >= line))
+        for budget, line in lines.items():
+            alarms[budget] += int(np.count_nonzero(peak_RN >= line))
+            before[budget] += int(np.count_nonzero(plain_RN >= line))
         ratios += ratio_R.tolist()
         steps += length * runs
     print(name, workers, length, alarms, before, file=sys.stderr, flush=True)

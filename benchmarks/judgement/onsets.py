@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.outliers import find_outliers
 from trueline.analyze.workers.series import WorkerSeries
 
@@ -46,5 +46,5 @@ def _found(draw: np.random.Generator, workers: int, first: int, shift: float, la
     loss_TN[first:, 0] += shift
     nothing_TN = np.full(shape, np.nan)
     series = WorkerSeries(np.arange(len(loss_TN)), tuple(range(workers)), loss_TN, nothing_TN, nothing_TN)
-    told = [outlier for outlier in find_outliers(series, Promise(), "loss") if 0 in outlier.concerned]
+    told = [outlier for outlier in find_outliers(series, AlarmBudget(), "loss") if 0 in outlier.concerned]
     return (told[0].first, *told[0].since) if told else None

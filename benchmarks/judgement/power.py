@@ -18,7 +18,7 @@ from benchmarks.judgement.rivals import RULES, alarms
 from benchmarks.judgement.workers import Recorded
 from benchmarks.judgement.workloads import CLASSES, TEXT, Workload
 
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.schema.plan import FALSE_ALARMS
 
 SEEDS = 20
@@ -184,5 +184,5 @@ def _row(key: tuple[str, int, str], watched: int, runs: list[dict[str, Any]]) ->
         },
         "shifts": shift,
         "limit": math.log(10_000 / FALSE_ALARMS) / nats,
-        "cap": Promise().log_threshold("loss", among=workers) / math.log(workers),
+        "cap": AlarmBudget().log_threshold("loss", among=workers) / math.log(workers),
     }

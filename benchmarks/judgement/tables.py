@@ -353,7 +353,7 @@ def _alarm_table(rows: Sequence[Found], by: str, label: str) -> str:
     ]
     for name, mine in [*groups, ("all", list(rows))]:
         steps = sum(row["steps"] for row in mine)
-        promised = [sum(row["alarms"][promise] for row in mine) for promise in reversed(mine[0]["alarms"])]
+        promised = [sum(row["alarms"][budget] for row in mine) for budget in reversed(mine[0]["alarms"])]
         worker_steps = sum(row["steps"] * row["workers"] for row in mine)
         rates = [f"{10_000 * sum(row['rules'][rule] for row in mine) / steps:.1f}" for rule in RULES]
         runs = sum(row["runs"] for row in mine)

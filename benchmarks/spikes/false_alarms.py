@@ -19,7 +19,7 @@ from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.laws import Law
 
 from trueline.analyze.checks import grad_spike, loss_spike
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.run_series import RISE, WholeRun
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import FALSE_ALARMS
@@ -65,12 +65,12 @@ def as_run(recorded: Recorded, job: Job, *, workers: slice = slice(None)) -> Who
     )
 
 
-def spikes_in(series: WholeRun, promise: Promise) -> Counter[str]:
+def spikes_in(series: WholeRun, budget: AlarmBudget) -> Counter[str]:
     """How many jumps each check tells of."""
     found: Counter[str] = Counter()
     for check in (loss_spike, grad_spike):
         with contextlib.suppress(CannotTell):
-            found[check.CODE] += sum(one.evidence["num_spikes"] for one in check.judge(series, promise))
+            found[check.CODE] += sum(one.evidence["num_spikes"] for one in check.judge(series, budget))
     return found
 
 
@@ -105,9 +105,9 @@ def _counted(kind: Iterable[WholeRun]) -> Counter[str]:
     for series in kind:
         row["runs"] += 1
         row["steps"] += len(series.steps)
-        for promise in PROMISES:
-            found = spikes_in(series, Promise(promise))
-            row[f"{promise:g}"] += found.total()
+        for budget in PROMISES:
+            found = spikes_in(series, AlarmBudget(budget))
+            row[f"{budget:g}"] += found.total()
         row += found
     return row
 

@@ -12,7 +12,7 @@ from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.false_alarms import as_run
 
 from trueline.analyze.checks import grad_spike, loss_spike
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.peaks_over_threshold import find_spikes
 from trueline.analyze.workers.run_series import WholeRun, log_level, logs
 
@@ -43,7 +43,7 @@ def _odd(job: Job) -> bool:
 
 
 def _told(runs: list[WholeRun], name: str, kind: str, least: float, step: int, fold: float) -> float:
-    line = log_level(Promise(), kind)
+    line = log_level(AlarmBudget(), kind)
     hits: list[bool] = []
     for run in runs:
         log_T = logs(getattr(run, name))[: step + 1].copy()

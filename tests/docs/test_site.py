@@ -155,6 +155,19 @@ def test_python_examples_compile(text: str) -> None:
     compile(text, "example", "exec")
 
 
+@pytest.mark.parametrize("text", blocks("bash"))
+def test_shell_scripts_are_shell(text: str) -> None:
+    subprocess.run(["bash", "-n", "-c", text], check=True)
+
+
+def test_targets_of_make_that_pages_name_exist() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = {name for page in PAGES for name in re.findall(r"(?:`|^)make ([a-z]+)", page.read_text(), re.MULTILINE)}
+
+    assert "demo" in named
+    assert named <= set(targets)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name)
 def test_links_of_the_front_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())

@@ -58,17 +58,17 @@ def series_from(
     says.
     """
     rng = np.random.default_rng(seed)
-    parts = [3 - step / num_steps + 0.4 * draw(rng, step) for step in range(num_steps)]
-    num_workers = len(parts[0])
+    sample_losses = [3 - step / num_steps + 0.4 * draw(rng, step) for step in range(num_steps)]
+    num_workers = len(sample_losses[0])
     log_norm = rng.normal(0, 0.3, (num_steps, num_workers))
     if norms is not None:
         log_norm = np.array([0.3 * norms(rng, step).mean(axis=1) for step in range(num_steps)])
     return WorkerSeries(
         steps=np.arange(first_step, first_step + num_steps, dtype=np.int64),
         ranks=tuple(range(num_workers)),
-        loss=np.array([each.mean(axis=1) for each in parts]),
+        loss=np.array([each.mean(axis=1) for each in sample_losses]),
         log_norm=log_norm,
         cosine=rng.normal(0, 0.05, (num_steps, num_workers)),
-        parts={t: tuple(each) for t, each in enumerate(parts)} if with_parts else {},
+        sample_losses={t: tuple(each) for t, each in enumerate(sample_losses)} if with_parts else {},
         declared=declared,
     )

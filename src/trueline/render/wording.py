@@ -61,11 +61,16 @@ def false_alarm(rate: float | None) -> str:
     return f"≤ {number(math.ceil(rate / unit * (1 - 1e-9)) * unit, 3)}"
 
 
-def steps_words(first: int | None, last: int | None) -> str:
-    """``step 7``, ``steps 0–49``, or nothing where no step is named."""
+def span(first: int | None, last: int | None) -> str:
+    """``7``, ``0–49``, or nothing where no step is named."""
     if first is None:
         return ""
-    return f"step {first}" if last is None or last == first else f"steps {first}–{last}"
+    return str(first) if last is None or last == first else f"{first}–{last}"
+
+
+def steps_words(first: int | None, last: int | None) -> str:
+    """``step 7``, ``steps 0–49``, or nothing where no step is named."""
+    return "" if first is None else f"step{'' if last in (None, first) else 's'} {span(first, last)}"
 
 
 def seconds_words(seconds: float) -> str:

@@ -77,7 +77,7 @@ class Plan(BaseModel):
         gt=0,
         allow_inf_nan=False,
         description="expected false alarms per 10,000 healthy steps: of all checks that compare workers together, and "
-        "as many again of those that tell jumps along time",
+        "as many again of the checks of jumps over time",
     )
     worker_groups: tuple[tuple[int, ...], ...] = Field(
         default=(),

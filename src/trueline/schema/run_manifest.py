@@ -224,6 +224,11 @@ class RankEnv(BaseModel):
     )
     notes: list[str] = Field(default_factory=list)
 
+    @property
+    def in_float16(self) -> bool:
+        """Whether the forward pass ran under float16 autocast, which takes a gradient scaler."""
+        return "torch.float16" in self.autocast.values()
+
     _no_secrets = field_validator("data", "optimizer", "flags")(redacted)
     _no_secrets_said = field_validator("notes")(redacted_notes)
 

@@ -1,10 +1,10 @@
-"""Workers agree better than workers that read different samples can.
+"""Workers agree more closely than workers that read different samples can.
 
 What it finds
 -------------
-All workers, or two of them, that compute on the same samples although nothing is bitwise equal: dropout or another
-augmentation hides it, and samples were not recorded or look different. And workers whose recorded losses are bitwise
-equal.
+All workers, or two of them, that compute on the same samples although nothing is bitwise equal, because dropout or
+augmentation hides it and samples were not recorded or have different digests. Also workers whose recorded losses are
+bitwise equal.
 
 Why it matters
 --------------
@@ -13,53 +13,53 @@ epoch costs as many times more as there are copies. The loss curve looks fine, e
 
 How it decides
 --------------
-Bets against exchangeable samples and exchangeable pairs of workers win nothing in the mean while training is healthy,
-whatever the distribution; a finding comes where an e-detector of such bets reaches the height that its share of the
-false-alarm budget allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
+Bets against exchangeable samples and exchangeable pairs of workers win nothing on average while training is healthy,
+whatever the distribution; a finding is reported where an e-detector of such bets reaches the height that its share of
+the false-alarm budget allows (`plan.false_alarms` expected per 10,000 healthy steps over all checks).
 
-By the per-sample losses of a step (or those of micro-batches), from two workers on: they are dealt out to the workers
-anew at random (`analyze/stats/permutation.py` has the e-value and the source).
+By the per-sample (or per-micro-batch) losses of a step, from two workers on: they are reassigned to the workers at
+random (`analyze/stats/permutation.py` has the e-value and the source).
 
-- Place by place: workers that read the same samples in the same order have high and low losses at the same places of
-  the batch, however much dropout there is, and no other deal has. What all batches have in common at a place, such as
-  batches sorted by length, is taken out before anything is reported. The ranks are those that are correlated place by
-  place, at least half as much as the most correlated two.
-- As a whole: if batches are different draws from one pool, the workers' means are as far apart as in a random deal; if
-  they are the same draw in whatever order, much less.
+- Position by position: workers that read the same samples in the same order have high and low losses at the same
+  positions of the batch, however much dropout there is, and no other assignment has. What all batches have in common at
+  a position, such as batches sorted by length, is removed before anything is reported. The finding names the ranks
+  whose correlation over positions is at least half that of the most correlated two.
+- As a whole: if batches are different draws from one pool, the workers' means are as far apart as in a random
+  assignment; if they are the same draw in whatever order, much less.
 
 A factor of 2 in variance is allowed for in the latter, since batches that are balanced or normalised as a whole are a
-little more alike than chance. Steps at which a worker reads again what only it has read before do not count.
+little more similar than chance. Steps at which a worker reads again what only it has read before do not count.
 
 By the workers' values, from three workers on: the distances of all pairs of workers are exchangeable, so that no pair
 should be the closest one again and again (`analyze/stats/closest_pairs.py`). Distances are looked at in the loss, in
 the log gradient norm, in the cosine to the others, and in these together with the norms of parameter groups. A pair is
-named only if it is no more than half as far apart as it is from the nearer half of the other workers, lasting
-differences taken out. Outliers that are known by name are left out, and where only the pair is left nothing is said of
-it: a third worker that is an outlier makes no copies of the other two. Of three workers where none is known to be an
-outlier, two that are close are two copies or a third that is noisy: the finding says so and concerns all three, unless
-the per-sample losses, or digests of the samples, show that the two read different samples; then there is none.
+named only if it is no more than half as far apart as it is from the nearer half of the other workers, persistent
+differences removed. Workers that the outlier checks name are left out, and where only the pair is left nothing is
+reported: a faulty third worker does not make the other two copies. Of three workers with no known outlier, two that are
+close are either copies, or the third is noisy: the finding says so and names all three, unless per-sample losses or
+digests of the samples show that the two read different samples; then nothing is reported.
 
-Bitwise equal losses: three steps or more, with losses that change and are not rounded to 16 bits, at which all workers
-recorded the same. It is an error if the gradient norms agree too, and an info if they differ, for then the loss was
-averaged before it was recorded, and checks of the losses are blind.
+Bitwise equal losses: at three steps or more all workers recorded the same loss, losses change, and they are not rounded
+to 16 bits. It is an error if the gradient norms agree too, and an info if they differ: then the loss was averaged
+before it was recorded, and checks of the losses cannot see anything.
 
-Since when: the least-squares change point of how far apart they are, with the steps that it may be (95 %). That is the
-log odds of the share of the spread that is between them, less the mean of its re-deals, or the mean log distance of
+Since when: the least-squares change point of their distance, with a 95 % interval of steps. The distance is the log
+odds of the share of the spread that is between them, less the mean over random assignments, or the mean log distance of
 their pairs, less that of all pairs: around 0 before they are copies (`analyze/stats/change_point.py`).
 
 Where digests of the samples show the same, `duplicate-data` reports it, and this check does not repeat it.
 
 What it may miss
 ----------------
-With two workers and without per-sample losses, copies that dropout hides cannot be seen: close or not close has no
-measure. Pairs are looked at up to 64 workers of a group. Samples that are changed on the fly differ by digest, so that
-with four workers or more copies are reported although their digests differ. Batches that are balanced on purpose (the
-same number of each class in each batch, stratified diffusion times) may be so much more alike than a random draw that
-all workers are reported.
+With two workers and without per-sample losses, copies that dropout hides cannot be seen: there is nothing to compare
+their distance with. Pairs are compared for up to 64 workers of a group. Samples that are augmented on the fly have
+different digests, so with four workers or more copies are reported although digests differ.
+Batches that are balanced on purpose (the same number of each class in each batch, stratified diffusion times) may be
+so much more similar than a random draw that all workers are reported.
 
 Example
 -------
-Ranks 0-3 have high and low losses at the same places of their batches since step 0: correlation 0.91 (95 %:
+Ranks 0-3 have high and low losses at the same positions of their batches since step 0: correlation 0.91 (95 %:
 0.88-0.93).
 
 Wrong and right
@@ -89,9 +89,9 @@ import numpy as np
 from trueline.analyze.evidence import Bools, Floats, sites_of
 from trueline.analyze.samples.repeats_in_step import told_by_digests
 from trueline.analyze.stats import closest_pairs, permutation
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import steps_needed
-from trueline.analyze.workers.comparable import alike_groups, num_part_detectors
+from trueline.analyze.workers.comparable import comparable_groups, num_sample_detectors
 from trueline.analyze.workers.copies import (
     MAX_PAIRED_WORKERS,
     PLACES,
@@ -122,7 +122,7 @@ of half-precision gradients."""
 
 def check(run: Run) -> list[Finding]:
     """Findings of workers that are too close together; raises ``CannotTell`` with too few steps or workers."""
-    findings = judge(series_of(run), promise_of(run))
+    findings = judge(series_of(run), alarm_budget_of(run))
     return [
         finding
         for finding in findings
@@ -130,18 +130,18 @@ def check(run: Run) -> list[Finding]:
     ]
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same for series that are at hand; raises ``CannotTell`` where no detector could have alarmed."""
-    groups = alike_groups(series)
+    groups = comparable_groups(series)
     findings: list[Finding] = []
     for members in groups:
         finding = _equal(series, members)
         if finding is not None:
             findings.append(finding)
             continue
-        findings += [_finding(series, close) for close in copies_among(series, promise, members)]
+        findings += [_finding(series, close) for close in copies_among(series, budget, members)]
     if not findings:
-        _require_enough(series, promise, groups)
+        _require_enough(series, budget, groups)
     return findings
 
 
@@ -192,7 +192,7 @@ def _what_norms_say(apart: Floats) -> tuple[Severity, str, str]:
     return (
         "info",
         f", while their gradient norms differ by {math.expm1(middle):.1%}",
-        "Record the loss before it is averaged over workers (watch.loss); checks of losses are blind now.",
+        "Record the loss before it is averaged over workers (watch.loss); checks of losses cannot see anything now.",
     )
 
 
@@ -238,13 +238,12 @@ def _advice(series: WorkerSeries, close: Copies) -> tuple[str, ...]:
         return (
             f"The inputs of {two} differ by digest: if they are made of the same rows (augmented, or behind a prefix "
             "of each rank's own), give each rank its own shard.",
-            f"If the rows differ, look for what else {two} share and others do not: a cache, labels, a loss.",
+            f"If the rows differ, look for what else {two} share and other ranks do not: a cache, labels, a loss.",
         )
     return (
         f"Compare the samples that {two} read at step {close.first}: are they the same?",
-        "Give each rank its own shard: a DistributedSampler, or a seed of the shuffle that does not depend on the "
-        "rank together with an offset that does.",
-        *(f"If they are not, {ranks_text(close.unless)} is the one to look at." for _ in close.unless),
+        "Give each rank its own shard: a DistributedSampler, or one shuffle seed for all ranks and an offset by rank.",
+        *(f"If they are not, {ranks_text(close.unless)} is the rank to look at." for _ in close.unless),
     )
 
 
@@ -255,10 +254,10 @@ def _words(close: Copies) -> tuple[str, float, str]:
     interval = f"(95 %: {low:.2f}-{high:.2f})"
     if close.statistic == PLACES:
         claim = (
-            f"{capitalized(ranks)} have high and low losses at the same places of their batches {since}: "
+            f"{capitalized(ranks)} have high and low losses at the same positions of their batches {since}: "
             f"correlation {close.measured:.2f} {interval}."
         )
-        return claim, 0.0, "correlation of losses at equal places of the batches"
+        return claim, 0.0, "correlation of losses at equal positions of the batches"
     if close.statistic == WHOLE:
         claim = (
             f"The losses of {ranks} are {close.measured:.2f} times {interval} as far apart as different samples would "
@@ -270,29 +269,29 @@ def _words(close: Copies) -> tuple[str, float, str]:
         times = "equal, while other ranks differ,"
     claim = f"{capitalized(ranks)} are {times} {since} ({close.statistic})"
     if close.unless:
-        claim += f"; three workers alone cannot say whether these are copies or {ranks_text(close.unless)} is off"
+        claim += f"; of three workers it is undecided whether they are copies or {ranks_text(close.unless)} is faulty"
     claim += "."
     return claim, 1.0, "distances between the workers, in that to other workers"
 
 
-def _require_enough(series: WorkerSeries, promise: Promise, groups: Sequence[tuple[int, ...]]) -> None:
+def _require_enough(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[tuple[int, ...]]) -> None:
     """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can."""
     if not groups:
         raise CannotTell("no group has two workers that may be compared")
     dealt = steps_needed(
-        promise.log_threshold("parts", among=num_part_detectors(series)),
+        budget.log_threshold("sample-losses", among=num_sample_detectors(series)),
         nats=math.log(permutation.NUM_DEALS + 1),
         num_bets=len(permutation.LOW_BETS),
     )
-    if len(series.parts) >= dealt:
+    if len(series.sample_losses) >= dealt:
         return
-    have = f"{counted(len(series.parts), 'step')} {'has' if len(series.parts) == 1 else 'have'}"
-    why = f"{have} losses of the parts of all workers' batches, and {dealt} are needed"
+    have = f"{counted(len(series.sample_losses), 'step')} {'has' if len(series.sample_losses) == 1 else 'have'}"
+    why = f"{have} per-sample losses of all workers' batches, and {dealt} are needed"
     for members in groups:
         number = math.comb(len(members), 2)
         if len(members) > MAX_PAIRED_WORKERS or number < 2:
             continue
-        threshold = promise.log_threshold("pairs", among=num_pair_detectors(series))
+        threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
         needed = steps_needed(threshold, nats=math.log(number), num_bets=len(closest_pairs.CLOSENESS))
         have = max(len(rows) for _, rows, _ in pair_columns(series, members))
         if have >= needed:

@@ -2,18 +2,17 @@
 
 What it finds
 -------------
-Workers that read the same data at the same time: no DistributedSampler, a sampler that was made with one replica, a
-stream that was never split by rank, two ranks that were given one shard. All of the batch or a part of it, in the same
-order or not.
+Workers that read the same data at the same time: no DistributedSampler, a sampler with num_replicas=1, a stream that
+was never split by rank, two ranks with one shard. All of the batch or a part of it, in the same order or not.
 
 Why it matters
 --------------
-N workers that read the same do the work of one. The loss curve looks normal, the global batch is N times smaller than
-it seems, an epoch takes N times as long, and with dropout on not even the gradients are equal.
+N workers that read the same samples do the work of one. The loss curve looks normal, the global batch is N times
+smaller than it seems, an epoch takes N times as long, and with dropout on not even the gradients are equal.
 
 How it decides
 --------------
-By digests of the samples, in no order that matters, and against what chance gives: a data set may hold equal rows,
+By digests of the samples, whatever their order, compared with what chance gives: a data set may hold equal rows,
 and sampling with replacement repeats rows. The null hypothesis is that the slots of an epoch (step, worker, position)
 are exchangeable: permuting what is in them is as likely as what was seen. That holds for any shuffled data set with
 any number of equal rows, and for any sampling with replacement.
@@ -36,11 +35,11 @@ highest share of any pair than under chance.
 
 What it may miss
 ----------------
-Two ranks that read the same in different steps (see shard-overlap); samples that are changed on the fly, as augmented
-images are, before they are digested; a Run that repeats one single batch, since then every worker repeats itself as
-well; epochs of a single step, where padding repeats samples by design. It takes two or three steps with four samples
-a worker, ten steps with one (`benchmarks/exact_checks/power.py`). In a data set that is read in file order, equal
-rows may follow each other and meet in one step by design; where a sampler declares that, the finding is a warning
+Two ranks that read the same samples in different steps (see shard-overlap); samples that are changed on the fly, as
+augmented images are, before they are digested; a Run that repeats one single batch, since then every worker repeats
+itself as well; epochs of a single step, where padding repeats samples by design. It takes two or three steps with four
+samples a worker, ten steps with one (`benchmarks/exact_checks/power.py`). In a data set that is read in file order,
+equal rows may follow each other and meet in one step by design; where a sampler declares that, the finding is a warning
 without a false-alarm rate.
 
 Example
@@ -168,6 +167,6 @@ def _advice(declared: Declared) -> tuple[str, ...]:
             "sampler=DistributedSampler(dataset, num_replicas=world_size, rank=rank).",
         )
     return (
-        "Give every rank its own part: DistributedSampler(dataset, num_replicas=world_size, rank=rank); a stream needs "
-        "datasets.distributed.split_dataset_by_node or its own stride by rank.",
+        "Give every rank its own shard: DistributedSampler(dataset, num_replicas=world_size, rank=rank); a stream "
+        "needs datasets.distributed.split_dataset_by_node or its own stride by rank.",
     )

@@ -2,38 +2,39 @@
 
 What it finds
 -------------
-In recorded steps (`trueline run --plan mix`, or `ops` or `modules` with the phase bwd): a row of layers of one kind in
-which the gradient of each is larger than that of the one before it in backward, by two orders of magnitude or more in
-all, up to where it is no longer finite, or within a factor of two of that.
+In recorded steps (`trueline run --plan mix`, or `ops` or `modules` with the phase bwd): consecutive layers of one kind
+whose gradients grow from layer to layer in backward, by two orders of magnitude or more in all, until they are no
+longer finite, or within a factor of two of that.
 
 Why it matters
 --------------
-Where a gradient overflows says little of why: any layer further back, or a smaller loss, would have moved the place.
-That every layer multiplies it says what to look at: what all of them share. A mask or a length that does not fit, a
-scale of the attention or of the initialisation, a missing normalisation.
+The layer at which a gradient overflows says little about the cause: one more layer, or a smaller loss, would have moved
+it. That every layer multiplies the gradient points to what all of them share: a mask or a length that does not fit, the
+scale of attention or of the initialisation, a missing normalisation.
 
 How it decides
 --------------
-From extremes and counts of recorded gradients, without a rate that could be wrong: values that are not finite, or that
-overflow when they double, are a fact.
+From extremes and counts of recorded gradients, exactly: values that are not finite, or that overflow when they double,
+are facts.
 
 - Layers of one kind are those whose names differ in one number (`layers.3.mlp`, `layers.4.mlp`), or the calls of one
   name; of these, gradients of the same output, or of the same parameter, in the same dtype are compared, in the order
   of backward.
-- From the last that is finite, it goes back towards the loss for as long as each value is larger than the one before.
-- It is reported where that holds for three layers or more and the largest magnitude grew at least a hundredfold; as an
-  error if the next layer is not finite, as a warning if the last value overflows when it doubles.
+- Starting at the last finite gradient, it follows the chain towards the loss for as long as each value is larger than
+  the one before.
+- It reports a chain of three layers or more over which the largest magnitude grew at least a hundredfold: as an error
+  if the next layer is not finite, as a warning if the last value overflows when it doubles.
 
 Under float16 with a gradient scaler it is an info: a scaler looks for the largest scale that fits, and skips the step.
 
-A healthy model can grow gradients as much, and train: growth alone is no fault, and is not reported.
-`benchmarks/spikes` has how far gradients of healthy models grow and how far they stay from the end of their range.
+Gradients of a healthy model can grow as much: growth alone is no fault, and is not reported. `benchmarks/spikes`
+measures how far gradients of healthy models grow and how far they stay from the end of their range.
 
 What it may miss
 ----------------
 Models whose layers have no numbers in their names. Growth by a factor that is not steady, or that begins less than a
 hundredfold below the end of the range. Growth that stays within the range, as it mostly does in bfloat16 and float32:
-`grad-spike` reports when norms jump. Steps that were not recorded.
+`grad-spike` reports jumps of norms. Steps that were not recorded.
 
 Example
 -------
@@ -68,7 +69,7 @@ import numpy as np
 from trueline.analyze.evidence import MAX_SITES
 from trueline.analyze.recorded.gradient_growth import Growth, growths
 from trueline.analyze.recorded.step_values import StepValues, Value, read_step
-from trueline.analyze.recorded.steps import chunks, require_statistics
+from trueline.analyze.recorded.steps import chunks, is_scaled, require_statistics
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
@@ -81,10 +82,10 @@ NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
 LAYERS = 3
-"""Layers in a row by which a gradient grows, at least."""
+"""Fewest layers over which a gradient grows."""
 
 FOLD = 100.0
-"""Times that it grows over them, at least: two orders of magnitude."""
+"""Least growth over them: two orders of magnitude."""
 
 _LARGEST = {name: FORMATS[name].largest for name in ("float16", "bfloat16", "float32", "float64")}
 """float8 is left out: its scales map the largest value to the end of its range on purpose."""
@@ -142,11 +143,7 @@ def _worst(step: StepValues) -> _Found | None:
 
 def _scaler(run: Run, found: Sequence[_Found]) -> bool:
     """Whether a gradient scaler is at work on every rank that shows it."""
-    envs = [run.env.get(each.rank) for each in found]
-    autocast = all(env is not None and "torch.float16" in str(env.autocast) for env in envs)
-    return autocast or all(
-        any("_amp_foreach_non_finite_check" in value.api for value in each.step.values) for each in found
-    )
+    return all(is_scaled(run, each.step) for each in found)
 
 
 def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:

@@ -2,29 +2,28 @@
 
 What it finds
 -------------
-Steps at which the norm of the mean gradient, or that of one parameter group, is further above where it was than its
-own past explains: when, by how much, and which groups and parameters it is in.
+Steps at which the norm of the mean gradient, or of one parameter group, rises further above its recent level than its
+history explains: when, by how much, and in which groups and parameters.
 
 Why it matters
 --------------
 One step with a gradient a hundred times too large moves the weights, and the running second moments of Adam, further
-than a thousand good ones. Clipping hides it in the loss and scales everything else down. Which parameters it is in says
-which layer is concerned: an embedding that a rare token reaches through a normalisation, an output head, one attention
-layer.
+than a thousand good ones. Clipping hides it in the loss and scales everything else down. Which parameters it is in
+points to a layer: an embedding that a rare token reaches through a normalisation, an output head, one attention layer.
 
 How it decides
 --------------
-As `loss-spike` does, from the logarithm of a norm against its own past and its own tail: the level is the median of the
-last 16 steps, the spread that of the last 64, and a step is reported that is beyond the last 1,000 by more than the law
-of their tail allows (`analyze/stats/peaks_over_threshold.py`). Its false-alarm budget is `false_alarms` of the plan
-(default 0.1) in 10,000 healthy steps for both checks of spikes together, a quarter of it for the whole gradient and a
-quarter split over the parameter groups. `benchmarks/spikes` measures how many alarms healthy trainings raise.
+As `loss-spike` does, the logarithm of a norm is compared with its own history: the level is the median of the last 16
+steps, the spread that of the last 64, and a step is reported that exceeds the last 1,000 by more than the law of their
+tail allows (`analyze/stats/peaks_over_threshold.py`). The budget is `false_alarms` of the plan (default 0.1) in 10,000
+healthy steps for both checks of spikes together, a quarter of it for the whole gradient and a quarter split over the
+parameter groups. `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
 Norms are of the mean gradient before clipping, or, where that was not measured, the root mean square of the workers'.
-Jumps of several series at one time are one: the groups that jumped are named, or else those that hold most of what was
-added. Within them, those parameters are named that hold most of what was added to the workers' own gradients.
+Jumps of several series at the same time are one finding: it names the groups that jumped, or else those that hold most
+of the increase. Within them, it names the parameters that hold most of the increase of the workers' own gradients.
 
-The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
+The history restarts where the learning rate rises by more than a quarter at once, or the number of micro-batches
 changes for good; single steps with another number are not judged. A norm that does not reach two and a half times its
 level is no spike, so that a gradient scaler that doubles its scale is none. Norms that are not finite are left to
 `worker-nonfinite` and `overflow-origin`.
@@ -32,8 +31,9 @@ level is no spike, so that a gradient scaler that doubles its scale is none. Nor
 What it may miss
 ----------------
 The first 48 steps, and the first 48 after such a change. What has jumped before as far and more than a few times. A
-jump of one worker among many, which the mean dilutes: see `worker-grad-norm-outlier`. A slow rise. Parameters that are
-named are a description of the step, chosen after the jump was seen, and are no part of that budget.
+jump of one worker among many, which the mean dilutes: see
+`worker-grad-norm-outlier`. A slow rise. The parameters that are named describe the step and were chosen after the jump
+was seen; the false-alarm budget does not cover them.
 
 Example
 -------
@@ -66,7 +66,7 @@ from functools import partial
 import numpy as np
 
 from trueline.analyze.evidence import Floats, sites_of
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike, find_spikes, num_judged
 from trueline.analyze.workers.run_series import (
     ParamNorms,
@@ -124,26 +124,26 @@ def check(run: Run) -> list[Finding]:
     def params(index: int) -> ParamNorms:
         return param_norms(run, range(max(index - LEVEL_STEPS, 0), index + 1))
 
-    return judge(whole_run(run), promise_of(run), params)
+    return judge(whole_run(run), alarm_budget_of(run), params)
 
 
-def judge(series: WholeRun, promise: Promise, params: Params | None = None) -> list[Finding]:
+def judge(series: WholeRun, budget: AlarmBudget, params: Params | None = None) -> list[Finding]:
     """The same of series; without ``params`` no parameter is named, only groups."""
     log_T, log_TG = logs(series.norm), logs(series.group_norm)
     require_steps(log_T, series, "a gradient norm above zero")
     by_place: dict[tuple[str, ...], list[list[_Jump]]] = {}
-    for event in _events(_jumps(log_T, log_TG, series, promise)):
+    for event in _events(_jumps(log_T, log_TG, series, budget)):
         by_place.setdefault(_groups_of(series, event), []).append(event)
     return [_finding(series, names, events, params) for names, events in by_place.items()]
 
 
-def _jumps(log_T: Floats, log_TG: Floats, series: WholeRun, promise: Promise) -> list[_Jump]:
+def _jumps(log_T: Floats, log_TG: Floats, series: WholeRun, budget: AlarmBudget) -> list[_Jump]:
     """All jumps of all series, in order of time; at one step, the whole first."""
     num = log_TG.shape[1]
     measured = [g for g in range(num) if np.isfinite(log_TG[:, g]).any()]
     find = partial(find_spikes, least=math.log(LEAST), starts=series.starts)
-    found = [_Jump(None, spike) for spike in find(log_T, log_level=log_level(promise, "norm"))]
-    line = log_level(promise, "groups", among=len(measured))
+    found = [_Jump(None, spike) for spike in find(log_T, log_level=log_level(budget, "norm"))]
+    line = log_level(budget, "groups", among=len(measured))
     for g in measured:
         found += [_Jump(g, spike) for spike in find(log_TG[:, g], log_level=line)]
     return sorted(found, key=lambda jump: jump.spike.first)
@@ -226,7 +226,7 @@ def _finding(
 
 
 def _leading(event: Sequence[_Jump]) -> _Jump:
-    """The jump that an event is told by: the group with the highest ratio, or the whole where no group jumped."""
+    """The jump that an event is reported as: the group with the highest ratio, or the whole where no group jumped."""
     return max(event, key=lambda jump: (jump.group is not None, jump.spike.ratio))
 
 

@@ -2,8 +2,8 @@
 
 What it finds
 -------------
-Parameters or whole groups whose gradients went past the reduction: the forward pass went through the raw module and
-not its DDP wrapper, a step was taken under `no_sync`, a hand-written all-reduce left a parameter out.
+Parameters or whole groups whose gradients were not reduced: the forward pass went through the raw module and not its
+DDP wrapper, a step was taken under `no_sync`, a hand-written all-reduce left a parameter out.
 
 Why it matters
 --------------
@@ -19,7 +19,7 @@ each received is its own: the sketch is a multiple of the sketch of the worker's
 rounding (`group_used_local`), or no reduction of the group was seen though it had a gradient (`group_seen` is 0), or
 the norm of a single parameter is, down to rounding, that before reduction on every worker and differs between them.
 
-FSDP2 keeps a gradient that it was asked not to reduce (`set_requires_gradient_sync(False)`). One that it still holds
+FSDP2 keeps a gradient after `set_requires_gradient_sync(False)`. One that it still holds
 when the optimizer updates (`unreduced_params`) missed this update and goes into a later one: a fact, not a measurement,
 so its false-alarm rate is 0.
 
@@ -32,7 +32,7 @@ What it may miss
 Groups whose gradients are equal on all workers, since then nothing differs; steps between those that are sampled
 (`plan.every`). If one worker alone keeps its own gradient while the others reduce, that is reduction-mismatch.
 Replicas that update by themselves on purpose (`local_updates`) are not judged.
-Parameters that each rank holds for itself from the start and never reduces, such as experts, are left alone.
+Parameters that each rank owns from the start and never reduces, such as experts, are not judged.
 
 Example
 -------
@@ -138,7 +138,7 @@ def _finding(reductions: Reductions) -> Finding:
     names = [name for group in groups for name in _names(reductions, first, int(group))]
     residual = reductions.groups("group_used_residual")[first][:, groups]
     floor = np.fmax(reductions.groups("group_used_floor")[first][:, groups], EQUAL)
-    if np.isnan(residual).all():  # whole beside shards: there are norms only
+    if np.isnan(residual).all():  # held whole while others are sharded: there are norms only
         norms = reductions.params("used_param_norms")[first][:, reductions.not_reduced_params[first]]
         residual = np.max(norms, axis=0) / np.min(norms, axis=0) - 1
     ranks = reductions.ranks

@@ -2,39 +2,39 @@
 
 What it finds
 -------------
-Steps at which the workers' mean loss is further above where it was than its own past explains: when, from what to
-what, when it came back, or that it did not.
+Steps at which the workers' mean loss rises further above its recent level than its history explains: when, from what
+to what, and whether and when it came back.
 
 Why it matters
 --------------
-A spike costs steps, and may be the first sign of an instability that ends the run: a batch that is not like the others,
-a learning rate that is too high, an optimizer state that was lost, a number that overflowed. What it was is found by
-what the step was made of; this says which step to look at.
+A spike costs steps, and may be the first sign of an instability that ends the run: an unusual batch, a learning rate
+that is too high, a lost optimizer state, an overflow. The finding says which step to look at; the cause is in what went
+into that step.
 
 How it decides
 --------------
-The logarithm of the mean loss is compared with its own past: its level is the median of the last 16 steps, its spread
-is that of the last 64, and a step is reported that is further up than the last 1,000 make likely. How unlikely it is
-follows from their own tail, the largest 10 of them: if steps are exchangeable with those before, and the largest
+The logarithm of the mean loss is compared with its own history: its level is the median of the last 16 steps, its
+spread is that of the last 64, and a step is reported that is further up than the last 1,000 make likely. How unlikely
+it is follows from their tail, the largest 10 of them: if steps are exchangeable with those before, and the largest
 excesses of a logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it),
-the probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The false-alarm
-budget is `false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half
-of it for this one. The checks that compare workers have another budget of the same size. Steps of a run are not quite
+the probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The budget is
+`false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for
+this one; the checks that compare workers have a budget of the same size of their own. Steps of a run are not quite
 exchangeable: `benchmarks/spikes` measures how many alarms healthy trainings raise.
 
-The past begins anew where the learning rate rises by more than a quarter at once, or the number of micro-batches
-changes for good: what follows is asked for. Not judged are steps with less than half of the usual number of tokens, and
+The history restarts where the learning rate rises by more than a quarter at once, or the number of micro-batches
+changes for good: what follows is intended. Not judged are steps with less than half of the usual number of tokens, and
 single ones with another number of micro-batches (the short window at the end of an epoch; the two batches of a step
 whose first update a gradient scaler left out). Nor is a rise of less than a quarter of the loss called a spike, however
 quiet the run.
 
 What it may miss
 ----------------
-The first 48 steps, and the first 48 after such a change: they are what the others are compared with. With few steps
-behind it, only a large jump can be distinguished from chance. A slow rise. What has jumped before as far and more than
-a few times: it is usual then. Losses that are zero or negative. Jumps that come with the data are reported as well (a
-curriculum in stages, another data set, the first of some batches that are much harder), as nothing in a Run says that
-they were meant.
+The first 48 steps, and the first 48 after such a change: the others are compared with them. With a short history, only
+a large jump can be distinguished from chance. A slow rise. What has jumped before as far and more than a few times: it
+is usual then. Losses that are zero or negative. Jumps that come with the data are reported as well (a curriculum in
+stages, another data set, the first of some batches that are much harder), as nothing in a Run says that they were
+intended.
 
 Example
 -------
@@ -63,7 +63,7 @@ from __future__ import annotations
 import math
 
 from trueline.analyze.evidence import sites_of
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import find_spikes, num_judged
 from trueline.analyze.workers.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
@@ -82,14 +82,14 @@ LEAST = 1.25
 
 def check(run: Run) -> list[Finding]:
     """A warning on the jumps of the loss; raises ``CannotTell`` where no step has enough others before it."""
-    return judge(whole_run(run), promise_of(run))
+    return judge(whole_run(run), alarm_budget_of(run))
 
 
-def judge(series: WholeRun, promise: Promise) -> list[Finding]:
+def judge(series: WholeRun, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
     log_T = logs(series.loss)
     require_steps(log_T, series, "a loss above zero")
-    spikes = find_spikes(log_T, log_level=log_level(promise, "loss"), least=math.log(LEAST), starts=series.starts)
+    spikes = find_spikes(log_T, log_level=log_level(budget, "loss"), least=math.log(LEAST), starts=series.starts)
     if not spikes:
         return []
     workers, step = len(series.ranks), int(series.steps[spikes[0].first])

@@ -3,13 +3,13 @@
 What it finds
 -------------
 In the first recorded step in which a NaN or an infinity does harm: where it began, on which rank, in which line of
-code, and by which calls it got to the loss. It needs recorded steps (`trueline run --plan mix`; `ops` names calls
+code, and by which calls it reached the loss. It needs recorded steps (`trueline run --plan mix`; `ops` names calls
 too, `modules` names modules).
 
 Why it matters
 --------------
-One value that is not finite makes everything after it so within one step, and after the update on every rank. What is
-seen in the end, a loss of NaN, is the same whatever began it: a weight that was damaged, a call that overflowed in
+One value that is not finite makes everything after it so within one step, and after the update on every rank. The
+result, a loss of NaN, is the same whatever caused it: a weight that was damaged, a call that overflowed in
 float16, a row of attention with nothing to attend to, a gradient that grew from layer to layer.
 
 How it decides
@@ -29,12 +29,12 @@ Exactly, from the counts of NaN, +inf and -inf of every recorded value, in the o
 Of several ranks, the one that has an origin of its own is named, not those that received the value from it.
 
 Healthy models hold infinities: attention masks of -inf, scores of experts that were not chosen, padding. So an origin
-is only reported if its values reach a gradient, a parameter, the state of the optimizer, a value of one element that
-backward began at, or, where a step has no gradients at all, the last output or what the model returned. A mask whose
--inf goes into a softmax that returns finite numbers reaches none of them. Infinities that an argument asks for
-(`masked_fill(mask, -inf)`, `torch.full(..., -inf)`), and tensors from outside of the step that have nothing but -inf,
-are taken for masks: a call that returns NaN, or infinities of the other sign, from nothing worse than them is the
-origin itself (a row of attention that is masked throughout), unless it is a matrix product, a convolution, a
+is reported only if its values reach a gradient, a parameter, the state of the optimizer, a value of one element that
+backward began at, or, where a step has no gradients at all, the last output or what the model returned. A mask
+whose -inf goes into a softmax that returns finite numbers reaches none of them. Infinities that an argument asks for
+(`masked_fill(mask, -inf)`, `torch.full(..., -inf)`), and tensors from outside of the step that have nothing but
+-inf, are taken for masks: a call that returns NaN, or infinities of the other sign, from nothing worse than them is
+the origin itself (a row of attention that is masked throughout), unless it is a matrix product, a convolution, a
 normalisation or an embedding, to which nobody gives a mask: then what made the infinity is.
 
 A gradient scaler overflows on purpose and skips the step. Under float16 with a scaler, values that are not finite in
@@ -43,11 +43,11 @@ backward alone are an info, unless they last for more than 16 recorded steps in 
 What it may miss
 ----------------
 What overflows and is clamped, masked or skipped before it reaches anything. What happens in a step or on a rank that
-was not recorded: then a weight or a received value is the earliest thing there is. The parts of a compiled region. What
-memory holds that a call is to write into (`out=`) is not looked at: a weight under FSDP2 is judged by its shard. Views
-taken by an attribute (`x.T`, `x.data`) are recognised by their statistics, so a value with the same counts and extremes
-is taken for a copy. A float mask that is wrong in itself, but whose -inf stays -inf, shows at the call where it becomes
-NaN.
+was not recorded: then a weight or a received value is the earliest thing there is. The parts of a compiled region.
+What memory holds that a call is to write into (`out=`) is not looked at: a weight under FSDP2 is judged by its shard.
+Views taken by an attribute (`x.T`, `x.data`) are recognised by their statistics, so a value with the same counts and
+extremes is taken for a copy. A float mask that is wrong in itself, but whose -inf stays -inf, shows at the call where
+it becomes NaN.
 
 Example
 -------
@@ -80,7 +80,7 @@ from trueline.analyze.recorded.nonfinite_advice import FaultyCall, backward_advi
 from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow, Origin
 from trueline.analyze.recorded.nonfinite_reach import Reached, reached
 from trueline.analyze.recorded.step_values import Call, CallKey, StepValues, Value, key_of, read_step
-from trueline.analyze.recorded.steps import nonfinite_steps
+from trueline.analyze.recorded.steps import is_scaled, nonfinite_steps
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.words import capitalized, counted, listed, ranks_text
@@ -194,12 +194,8 @@ def _was_sent(received: _Found, found: Sequence[_Found]) -> bool:
 def _is_scaling(run: Run, found: Sequence[_Found]) -> bool:
     """Whether a gradient scaler that looks for its scale explains the origin."""
     for each in found:
-        scaler = any("_amp_foreach_non_finite_check" in value.api for value in each.step.values)
-        env = run.env.get(each.rank)
-        if not scaler and not (env is not None and "torch.float16" in str(env.autocast)):
-            return False
         in_backward = each.origin.kind in ("backward", "unseen gradient", "reduced", "received")
-        if not in_backward or each.value.site.phase == "fwd":
+        if not in_backward or each.value.site.phase == "fwd" or not is_scaled(run, each.step):
             return False
     return True
 

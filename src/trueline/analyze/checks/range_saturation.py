@@ -2,15 +2,15 @@
 
 What it finds
 -------------
-In recorded steps (`trueline run --plan ops` or `mix`): products whose largest value would overflow if it doubled,
-which is what is seen before an overflow; and gradients of which so much is subnormal that its rounding weighs more
-than that of everything else.
+In recorded steps (`trueline run --plan ops` or `mix`): products whose largest value would overflow if it doubled, which
+precedes an overflow; and gradients with so many subnormal elements that their rounding error exceeds that of all other
+elements.
 
 Why it matters
 --------------
 float16 ends at 65,504, and products grow while a model trains. A step later the loss is NaN, and a gradient scaler
 cannot help: it scales gradients, not outputs. At the other end, what is below 6e-8 is zero: the parameters behind it
-stop to learn, and nothing else shows it.
+stop learning, and nothing else shows it.
 
 How it decides
 --------------
@@ -21,15 +21,15 @@ From extremes and counts, by the definition of the dtype; nothing is tuned.
   A warning; the measured value is how many doublings are left.
 - Near zero: n subnormal numbers are each rounded by at most half of the smallest number s there is, together by at most
   s √n / 2, where all numbers of a gradient of norm g are rounded by about u g (u is the unit roundoff). Where
-  s √n / 2 > u g the loss near zero may outweigh all other rounding. An info, because small gradients may be meant.
+  s √n / 2 > u g the loss near zero may outweigh all other rounding. An info, because small gradients may be intended.
 
 Masks (`finfo.min`) and the results of a gradient scaler are neither: only products are judged near the top, and only in
 forward. float8 is left out: its scales map the largest value to the end of its range on purpose.
 
 What it may miss
 ----------------
-Numbers that have become zero already: a zero does not say what it was. Casts inside of a call, as autocast makes them.
-An overflow that comes at once, without a step before it.
+Numbers that are zero already: what they were is lost. Casts within a call, as autocast makes them. An overflow that
+comes at once, without a step before it.
 
 Example
 -------
@@ -210,7 +210,7 @@ def _findings(hits: Sequence[_Hit], claim: Any, *, severity_is_warning: bool = F
 
 
 _TOP_UNIT = "doublings that are left until it overflows"
-_ZERO_UNIT = "bound on what is lost near zero over the rounding of all the rest"
+_ZERO_UNIT = "bound on the loss near zero over the rounding error of all other elements"
 _TOP_NEXT = "Run that call in bfloat16 or float32, or find out why its output grows: plot its largest value over steps."
 _ZERO_NEXT = "Scale the loss (torch.amp.GradScaler), or use bfloat16."
 

@@ -18,9 +18,9 @@ By equality of what each rank recorded about itself, and of the learning rates a
 hyper-parameters at each step. Optimizer, dtypes and autocast are errors; versions, switches and variables are warnings.
 What differs between ranks by nature is left out: host, process, device index, and variables that hold a rank, a local
 rank or a device list. Settings are compared between all workers; optimizers and dtypes between those with equal
-parameters only. What becomes of a parameter is looked at before every update, and compared between workers that
-finished that step. Ranks that share less than half of their parameters hold parts of one model, a pipeline, and are not
-compared. Where most ranks agree the others are named, else all. Equality needs no tolerance: there are no false alarms.
+parameters only. The state of each parameter is read before every update, and compared between workers that finished
+that step. Ranks that share less than half of their parameters hold stages of a pipeline and are not compared. Where
+most ranks agree the others are named, else all. Equality needs no tolerance: there are no false alarms.
 
 What it may miss
 ----------------
@@ -99,7 +99,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _of_largest_replica_set(env: Mapping[int, RankEnv]) -> list[int]:
-    """Ranks with one list of parameters: those whose optimizers and dtypes can be held against each other."""
+    """Ranks with the same list of parameters: those whose optimizers and dtypes can be compared."""
     by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, facts in env.items():
         by_params[tuple(facts.params)].append(rank)
@@ -267,8 +267,13 @@ def _told(entry: _Difference) -> str:
 
 # -- parameters --------------------------------------------------------------------------------------------------------
 
-_DO = {TRAINS: "train", FROZEN: "hold {it} frozen", ABSENT: "do not hold"}
-_DID = {TRAINS: "began to train", FROZEN: "froze", ABSENT: "dropped"}
+_DO = {
+    TRAINS: ("train {}", "trains {}"),
+    FROZEN: ("hold {} frozen", "holds {} frozen"),
+    ABSENT: ("do not hold {}", "does not hold {}"),
+}
+"""What several ranks do with parameters, and what one does."""
+_DID = {TRAINS: "began to train {}", FROZEN: "froze {}", ABSENT: "dropped {}"}
 
 
 def _parted(parting: Parting) -> Finding:
@@ -296,27 +301,24 @@ def _parted(parting: Parting) -> Finding:
 
 
 def _claim(parting: Parting) -> str:
-    """``Rank 1 froze layers.3.weight from step 12 on while ranks 0 and 2 train it.``"""
-    it = "it" if len(parting.names) == 1 else "them"
+    """``Rank 1 froze layers.3.weight from step 12 on, while ranks 0 and 2 train it.``"""
     who: defaultdict[str, list[int]] = defaultdict(list)
     for rank, value in sorted(parting.values.items()):
         who[value].append(rank)
-    said = {value: f"{ranks_text(ranks)} {_verb(parting, value, ranks, it=it)}" for value, ranks in who.items()}
-    odd = [value for value, ranks in who.items() if set(ranks) <= set(parting.odd)]
-    first = odd[0] if odd else next(iter(said))
-    others = [text for value, text in said.items() if value != first]
-    what = said[first].replace(f" {it}", f" {named_some(parting.names)}", 1)
-    return f"{capitalized(what)} from step {parting.step} on, while {listed(others)}."
+    first = next((value for value, ranks in who.items() if set(ranks) <= set(parting.odd)), next(iter(who)))
+    it = "it" if len(parting.names) == 1 else "them"
+    odd = _does(parting, first, who.pop(first), named_some(parting.names))
+    others = listed([_does(parting, value, ranks, it) for value, ranks in who.items()])
+    return f"{capitalized(odd)} from step {parting.step} on, while {others}."
 
 
-def _verb(parting: Parting, value: str, ranks: Sequence[int], *, it: str) -> str:
+def _does(parting: Parting, value: str, ranks: Sequence[int], params: str) -> str:
+    """``rank 1 froze layers.3.weight``: what ``ranks`` do with ``params``, whose state, dtype or shape is ``value``."""
     one = len(ranks) == 1
     if parting.aspect == "replaced":
-        return f"replaced {it} by another of the same name" if set(ranks) & parting.changed else f"kept {it}"
-    if parting.aspect != "state":
-        return f"{'holds' if one else 'hold'} {it} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
-    if set(ranks) <= parting.changed:
-        return f"{_DID[value]} {it}"
-    do = _DO[value].replace("do not", "does not") if one else _DO[value]
-    do = f"{do}s" if one and value == TRAINS else do.replace("hold {it}", "holds {it}") if one else do
-    return do.format(it=it) if "{it}" in do else f"{do} {it}"
+        does = "replaced {} by another of the same name" if set(ranks) & parting.changed else "kept {}"
+    elif parting.aspect != "state":
+        does = f"{'holds' if one else 'hold'} {{}} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
+    else:
+        does = _DID[value] if set(ranks) <= parting.changed else _DO[value][one]
+    return f"{ranks_text(ranks)} {does.format(params)}"

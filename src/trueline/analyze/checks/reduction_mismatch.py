@@ -3,13 +3,13 @@
 What it finds
 -------------
 A reduction that does not return the mean: a result that is lost or wrong on one rank, a mean that is divided by the
-number of workers twice, a group of ranks that is left out, a hook that scales; and optimizers of replicas that receive
-different gradients. With step, parameter group, and where possible rank and parameter.
+number of workers twice, a process group that lacks ranks, a hook that scales; and optimizers of replicas that receive
+different gradients. It names the step, the parameter group and, where possible, the rank and the parameter.
 
 Why it matters
 --------------
 The update is no longer that of the global batch. A factor acts like another learning rate on some or all parameters;
-a wrong result on one rank drives replicas apart.
+a wrong result on one rank makes replicas diverge.
 
 How it decides
 --------------
@@ -19,17 +19,17 @@ the optimizers receive must be equal on replicas (`group_used_residual`). Both f
 of workers and the sketch length alone; rounding exceeds one with a probability of at most 2 exp(-32) = 2.5e-14, and
 the false-alarm rate is that times the number of comparisons.
 
-If some ranks are beyond the floor and others are not, it is those; if all are, the group and step are named only. A
-residual that vanishes when one factor is taken out is a scaled mean, and the factor is reported.
+If some ranks exceed the floor and others do not, the finding names those; if all do, it names only the group and the
+step. A residual that vanishes when one factor is divided out is a scaled mean, and the factor is reported.
 
 Under FSDP2 every optimizer receives its own shard of the gradient. What is done to it after the reduce-scatter must be
 done to all: the factor between the two (`group_used_factor`, of one rank's own sketches) is compared between ranks,
-where nothing is left without it (`group_used_shape_residual`) on any of them. A rank that differs in all groups is an
-error, in some a warning. Gradients of parameters that every rank holds whole must have equal norms.
+where no residual remains without it (`group_used_shape_residual`) on any of them. A rank that differs in all groups is
+an error, in some a warning. Of parameters that ranks hold whole while others are sharded, the norms must be equal.
 
-Where the reduction is not the framework's own, less is certain. A hook that is known to be lossy is not judged, but
-for replicas that must still agree. A hook of the user's own is an error if replicas disagree or the mean is scaled, a
-warning otherwise, if it is further off than sending gradients in bfloat16 explains. In a hand-written loop the
+Where the reduction is not the framework's own, less is certain. Of a hook that is known to be lossy, only the agreement
+of replicas is judged. A hook of the user's own is an error if replicas disagree or the mean is scaled, and otherwise a
+warning if the difference exceeds what sending gradients in bfloat16 explains. In a hand-written loop the
 optimizer may receive clipped gradients: whatever all replicas agree on is legal, unless it is the mean times 1/N or
 1/N^2 in all groups, to rounding, at three sampled steps in a row (and N is not the number of micro-batches). The same
 holds for what happens between the framework's reduction and the optimizer.
@@ -37,8 +37,8 @@ holds for what happens between the framework's reduction and the optimizer.
 What it may miss
 ----------------
 Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of
-its group (digests of parameters see those one step later, see replica-drift). What a rank alone does to its shard
-other than by a factor for a whole group, as clipping by value does to all; and a shard with all its gradients set to
+its group (digests of parameters see those one step later, see replica-drift). What one rank does to its shard
+other than by a factor for a whole group, as clipping by value does on all; and a shard with all its gradients set to
 zero where there is one group only, which a mask of rows may do. Steps between those that are sampled.
 Any step at which a gradient was not finite.
 
@@ -210,7 +210,7 @@ def _divided_again(reductions: Reductions) -> _Case:
         other = ~equal & ~np.isnan(factor) & (factor != 0)
         everywhere_T = equal.any(axis=(1, 2)) & ~other.any(axis=(1, 2)) & ~np.any(num_micro_TN == divisor, axis=1)
         hit |= equal & _in_a_row(everywhere_T)[:, None, None]
-    hit &= not any("torch.float16" in str(env.autocast) for env in _envs(reductions))
+    hit &= not any(env.in_float16 for env in _envs(reductions))
     return _Case(
         "error",
         "reached the optimizer divided by the number of workers again",
@@ -243,7 +243,7 @@ def _scaled_apart(reductions: Reductions) -> list[_Case]:
 
 
 def _whole_apart(reductions: Reductions) -> _Case:
-    """Where optimizers received different gradients of a parameter that all ranks hold whole beside shards."""
+    """Where optimizers received different gradients of a parameter that all ranks hold whole, others being sharded."""
     apart_TP = reductions.disagreeing_params & reductions.replicated_P & ~reductions.not_reduced_params
     norms = np.where(apart_TP[:, None, :], reductions.params("used_param_norms"), np.nan)
     usual, odd = _odd(norms, np.full(norms.shape, EQUAL))
@@ -395,10 +395,10 @@ def _in_a_row(hit_T: Bools) -> Bools:
     """[T] hits with ``_IN_A_ROW`` of them next to each other, or all of fewer steps."""
     length = min(_IN_A_ROW, len(hit_T))
     runs = ~any_over(~np.lib.stride_tricks.sliding_window_view(hit_T, length), 1)
-    kept = np.zeros_like(hit_T)
+    in_run_T = np.zeros_like(hit_T)
     for offset in range(length):
-        kept[offset : offset + len(runs)] |= runs
-    return kept
+        in_run_T[offset : offset + len(runs)] |= runs
+    return in_run_T
 
 
 def _by_hand(reductions: Reductions) -> bool:

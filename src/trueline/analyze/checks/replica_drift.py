@@ -14,29 +14,31 @@ Buffers that drift make evaluation depend on the rank.
 How it decides
 --------------
 By 64-bit digests of the bits of each parameter before the update of a step (each of the first 16, then at gaps of an
-eighth of the steps gone by, at last every `params_every`; often again once all ranks know of a finding; and once more
-when watching ends), between ranks with the same `replica_key` (under FSDP only the same shards of different replicas;
-buffers are whole there, and are compared between all ranks, as are parameters that are not sharded). Replicas that
-apply the same update to the same weights are bitwise equal, so there is no tolerance and no false alarm but for a
-collision (probability 2^-64 a pair): two different digests are two different values.
+eighth of the steps so far, at last every `params_every`; more often again once all ranks know of a finding; and once
+more when watching ends), between ranks with the same `replica_key` (under FSDP only the same shards of different
+replicas; buffers are whole there, and are compared between all ranks, as are parameters that every rank holds whole
+while others are sharded).
+Replicas that apply the same update to the same weights are
+bitwise equal, so there is no tolerance and no false alarm but for a collision (probability 2^-64 a pair): two
+different digests are two different values.
 
 Where most replicas agree on the first parameter that differs, the others are named; where no value is in the
 majority, as with two ranks, all are. Drift of buffers alone is a warning, because training may be right without them.
 Parameters that differ only when watching ends are an info: the last updates may have done it, or the script itself,
 which often puts averaged or merged weights into the model of one rank to save it.
 
-A parameter that is not sharded, or of a model that exchanges tensors within its forward pass and that no adapter knows,
-that was not equal on all ranks from the start, and whose gradient never is, is each rank's own: an expert that FSDP was
-asked to ignore, or a shard. It is named with severity info and not compared.
+A parameter that is not sharded where others are, or of a model that exchanges tensors within its forward pass and that
+no adapter knows, counts as each rank's own if it was not equal on all ranks from the start and its gradient never is:
+an expert among FSDP's `ignored_params`, or a shard. It is named with severity info and not compared.
 
-Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or the plan
-says so) are not compared.
+Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or declared
+in the plan) are not compared.
 
 What it may miss
 ----------------
 Drift between two measured steps that goes away again, parameters of ranks without a replica
 (plain FSDP, pipeline stages), and state that is neither a parameter nor a registered buffer: optimizer state drifts
-first and shows one update later in the parameters. It names where the difference was seen first, not what made it.
+first and shows one update later in the parameters. It names where the difference was seen first, not its cause.
 
 Example
 -------
@@ -87,7 +89,7 @@ NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests", "closing_digests")
 Kind = Literal["parameter", "buffer"]
 _KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 NOT_HELD = 0
-"""Digest that stands for a parameter which a rank does not hold any more (`rank-config-differs` tells of that)."""
+"""Digest that stands for a parameter which a rank does not hold any more (`rank-config-differs` reports that)."""
 
 _COLUMN: dict[Kind, str] = {"parameter": "param_digests", "buffer": "buffer_digests"}
 _PHASE: dict[Kind, str] = {"parameter": "param", "buffer": "buffer"}
@@ -103,7 +105,7 @@ _LATER = (
 _AT_THE_END = (
     "If the script does not change the weights of single ranks after training (averaged or merged ones, to save them), "
     "look at the updates since: findings on reduction and configuration, clipping, a skipped step. Closing the watch "
-    "right after the last step tells the two apart."
+    "right after the last step distinguishes the two."
 )
 _BUFFERS = (
     "Keep DDP's broadcast_buffers=True (FSDP2 has no such option), use SyncBatchNorm, or broadcast buffers before "
@@ -273,10 +275,12 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
     names = tuple(dict.fromkeys(name for drift in earliest for name in drift.names))
     since = [drift.equal_at for drift in earliest if drift.equal_at is not None]
     equal_at = min(since) if len(since) == len(earliest) else None
-    seen = f"when watching ended, after step {step}" if ended else f"before that of step {step}"
-    when = f"equal before the update of step {equal_at} and different {seen}"
+    before = f"before the update of step {step}" if equal_at is None else f"before that of step {step}"
+    seen = f"when watching ended, after step {step}" if ended else before
     if equal_at is None:
-        when = f"different at the first look, {seen.replace('that', 'the update')}"
+        when = f"different at the first comparison, {seen}"
+    else:
+        when = f"equal before the update of step {equal_at} and different {seen}"
     return Finding(
         code=CODE,
         severity="error" if kind == "parameter" else "warning",

@@ -13,17 +13,17 @@ on one rank only is a common reason for runs that do not reproduce.
 
 How it decides
 --------------
-By 64-bit digests of the state of each stream, compared between workers step by step. The finding is an info that says
-what is so. Where the plan declares `rng = "equal"` or `"different"` and a stream that was drawn from contradicts it,
-the finding is a warning. So it is where a stream that is drawn from was different on all steps before the job was
-started again, and is equal on all workers at the first step after: the checkpoint of one rank was loaded on all, or all
-were seeded alike. A stream whose state never changes was not drawn from and contradicts nothing. States are exact; a
+By 64-bit digests of the state of each stream, compared between workers step by step. The finding is an info that states
+the facts. Where the plan declares `rng = "equal"` or `"different"` and a stream that was drawn from contradicts it,
+the finding is a warning. It is also a warning where a stream that is drawn from differed at all steps before the job
+was restarted, and is equal on all workers at the first step after: all ranks loaded the checkpoint of one, or all used
+one seed. A stream whose state never changes was not drawn from and contradicts nothing. States are exact; a
 collision has a probability of 2^-64 a pair.
 
 What it may miss
 ----------------
-Generators that the program keeps for itself (a sampler's, a data loader worker's); two streams in different states
-that were seeded alike and drawn from a different number of times count as different.
+Generators of the program's own (a sampler's, a data loader worker's). Two streams with one seed that were drawn from a
+different number of times count as different.
 
 Example
 -------
@@ -113,7 +113,7 @@ def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
         next=(
             "Save and load the random states of every rank by itself, or seed every rank with seed + rank after the "
             "checkpoint was loaded.",
-            "If they are meant to be equal, say so: rng = 'equal' in the plan.",
+            "If they are meant to be equal, declare rng = 'equal' in the plan.",
         ),
     )
 

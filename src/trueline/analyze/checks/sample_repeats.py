@@ -3,26 +3,27 @@
 What it finds
 -------------
 Batches that come k times, each a fixed number of batches after the time before: a stream (`IterableDataset`) that is
-not split between the k workers of its loader, each of which then reads all of it. And a start of the job that reads
-from its first sample on what the rank had read before: the weights were loaded and the sampler was not, so that an
-epoch begins anew in its middle.
+not split between the k workers of its loader, each of which then reads all of it. Also a restart of the job that
+reads, from its first sample on, what the rank had read before: the weights were loaded and the sampler was not, so the
+epoch starts again in its middle.
 
 Why it matters
 --------------
-Training on the same samples twice in a row is not an epoch more: the second update of a batch fits noise, an epoch
+Training on the same samples twice in a row is not another epoch: the second update of a batch fits noise, an epoch
 takes k times as long, and after a restart the samples at the end of the epoch are never read.
 
 How it decides
 --------------
-By the order of digests, which is the evidence: that samples come again is none, for data sets hold equal rows and
-sampling with replacement repeats them. The null hypothesis is that what a rank reads within an epoch is exchangeable.
+By the order of digests. That samples recur is no evidence, as data sets hold equal rows and sampling with replacement
+repeats them; that they recur in order is. The null hypothesis is that what a rank reads within an epoch is
+exchangeable.
 
 Repeats: go through the batches (as many of a step as there are micro-batches) in order. If one comes m - 1 times more,
 these are under the null hypothesis a random choice of the R places not known yet, and the probability that each falls
 on one of the m - 1 places that are 1, 2, ... lags later is (m - 1)/R at most: the test martingale of `duplicate-data`,
 for lags of 1 to 16. A finding needs four rounds or more in which new batches come, nine tenths of them k times: a small
-data set that is read again as a whole, epoch after epoch in one order or not, is no fault, and neither is one batch
-that is trained on for ever.
+data set that is read again as a whole, epoch after epoch in one order or not, is no fault, and neither is training on
+one batch throughout.
 
 Restarts: the first samples of the start are those of an earlier stretch, in that order, with a probability that
 shuffles of what the start read give (a product of count/left), times the number of places where a stretch may begin.
@@ -37,10 +38,10 @@ is reported only if the loader declares that.
 
 What it may miss
 ----------------
-Loader workers that shuffle the stream each in an order of its own: all samples come k times, at no fixed distance.
-Samples that are changed on the fly are never equal. Lags above 16. A restart that goes on from another place than it
-should, unless that was read before. A data set in file order whose equal rows follow each other regularly is reported
-like such a loader.
+Loader workers that each shuffle the stream differently: all samples come k times, at no fixed distance. Samples that
+are changed on the fly are never equal. Lags above 16. A restart that continues from a wrong position, unless that was
+read before. A data set in file order whose equal rows follow each other regularly is reported as if the loader repeated
+them.
 
 Example
 -------
@@ -106,8 +107,8 @@ def check(run: Run) -> list[Finding]:
             back = resumed_of(batches[:number], batches[number], tests=2 * starts)
             if back is not None and not _passed(run, rank, batches[:number], back):
                 resumed[back.first, back.like][rank] = back
-    told = [_repeats(run, ranks) for ranks in again.values() if ranks]
-    return [*(one for one in told if one is not None), *(_restart(run, ranks) for ranks in resumed.values())]
+    repeats = [_repeats(run, ranks) for ranks in again.values() if ranks]
+    return [*(one for one in repeats if one is not None), *(_restart(run, ranks) for ranks in resumed.values())]
 
 
 def _passed(run: Run, rank: int, before: Sequence[Batches], back: Resumed) -> bool:
@@ -182,6 +183,6 @@ def _restart(run: Run, found: dict[int, Resumed]) -> Finding:
         next=(
             "Save the position of the data with the checkpoint and go on from it: a stateful sampler or loader "
             "(torchdata's StatefulDataLoader), or skip the batches that were read (Accelerate: skip_first_batches).",
-            "If the data was to begin anew, begin with another shuffle: set_epoch, or a seed of its own.",
+            "If the data was meant to start again, use another shuffle: set_epoch, or another seed.",
         ),
     )

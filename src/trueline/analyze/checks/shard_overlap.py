@@ -9,7 +9,8 @@ worker reads one N-th of its own N-th and the rest is never read.
 Why it matters
 --------------
 Some samples weigh more than others and some never count, in an epoch that looks complete. Losses, gradient norms and
-cosines are those of a healthy run, because shards are drawn from the same data either way: only the samples show it.
+cosines look like those of a healthy run, because shards are drawn from the same data either way: only the samples show
+it.
 
 How it decides
 --------------
@@ -36,19 +37,19 @@ coincidences; where one data set is declared, epochs count unless they replay an
 it repeats samples of an epoch's first step in the last one, and these pairs are left out (everywhere, where no epoch
 was seen).
 
-Ranks are named whose part in the repeats is more than the 2/N that all alike would have (binomial tail below 0.001
-over N); otherwise all that take part.
+It names the ranks that are in more of the repeats than the 2/N of equal ranks (binomial tail below 0.001 over N), or
+else all that take part in any.
 
 Coverage, exactly: fewer samples consumed in a complete epoch than `plan.dataset_size`, by more than `drop_last` can
-drop; or samplers that leave parts of their data set to nobody, because the rows behind them differ between ranks.
-Coverage, probably: each worker reads one N-th of the part that its sampler deals to it, in every complete epoch; or
-one N-th of the data set that it declares, and that data set is its own: its rows differ, or samples of one epoch come
-again in the next, in another order, on the worker that had them, while fresh ones keep coming (1e-6 a Run, by a test
+drop; or samplers that leave shards of their data set unread, because the rows behind them differ between ranks.
+Coverage, probably: each worker reads one N-th of the shard that its sampler assigns to it, in every complete epoch; or
+one N-th of the data set that it declares, and that data set is its own: its rows differ, or samples of one epoch recur
+in the next, in another order, on the worker that had them, while new ones keep coming (1e-6 a Run, by a test
 martingale like the above; not where workers draw with replacement).
 
 What it may miss
 ----------------
-Samples that are changed on the fly never repeat, so nothing can be said about them; the check says so. Overlap
+Samples that are changed on the fly never repeat, so they cannot be judged; the check says so. Overlap
 between few workers in few steps: with 8 workers, 4 samples each and 8,000 rows it takes 48 steps by digests alone,
 and 5 with recorded seeds (`benchmarks/exact_checks/power.py`). Rows that are equal in an order that is not shuffled,
 or shards that were cleared of equal rows one by one, break the exchangeability; where a sampler declares file order
@@ -144,7 +145,7 @@ def check(run: Run) -> list[Finding]:
     if not findings and nothing_returns(samples):
         raise CannotTell(
             f"none of the samples came again in {counted(samples.num_blocks, 'epoch')}: they are changed on the fly or "
-            "streamed, and digests cannot tell who consumed which",
+            "streamed, and digests do not show who consumed which",
             reason="undecidable",
         )
     return findings
@@ -359,7 +360,7 @@ def _parts_missing(samples: Samples, declared: Declared, taken: int, parts: int)
         samples,
         Gap(taken, parts, 0),
         severity="error",
-        unit="fraction of parts that are read",
+        unit="fraction of shards that are read",
         claim=f"The samplers split the rows {own} into {parts} parts, of which {counted(taken, 'part')} "
         f"{'is' if taken == 1 else 'are'} read.",
         more={

@@ -5,19 +5,19 @@ What it finds
 One rank that always has far fewer, or more, tokens with a label than the others, so that each of its tokens counts
 several times as much as one elsewhere. And token counts that jump so wildly from rank to rank and step to step that
 the mean of the workers' means is at least twice as noisy as it need be. In both cases only where workers are averaged
-with equal weight; averages that are weighted by tokens are left alone however uneven the counts.
+with equal weight; averages that are weighted by tokens are not reported however uneven the counts.
 
 Why it matters
 --------------
 A mean of means is not the mean over tokens. Short answers get the weight of long ones, the optimum moves, and a run
-with another number of workers, or with gradient accumulation, trains another objective. It was a fault of widely used
-trainers for years (transformers#34191).
+with another number of workers, or with gradient accumulation, optimizes another objective. Widely used trainers had
+this fault for years (transformers#34191).
 
 How it decides
 --------------
 Three questions, and all must be answered.
 
-*Is it more than chance?* For a lasting imbalance: token counts are exchangeable between workers that draw from one
+*Is it more than chance?* For a persistent imbalance: token counts are exchangeable between workers that draw from one
 pool, whatever their distribution, and an e-detector of bets on each worker's log count must reach the height that its
 share of the false-alarm budget allows (`analyze/stats/exchangeability.py`; `plan.false_alarms` expected per 10,000
 healthy steps over all checks). For wild counts: with n the counts of a step, the factor mean(n) * mean(1/n), arithmetic
@@ -27,25 +27,25 @@ an e-value against "f is at most 1.5 in the mean" (betting on a bounded mean: Wa
 Log-normal counts of sigma s have f = 1 + (1 - 1/N)(exp(s^2) - 1) in the mean: 1.14 to 1.28 for s = 0.5, as batches of
 ordinary texts have, and 5 to 9 for s = 1.5.
 
-*Is it large?* Reported are a token on some rank that counts twice as much as it should, or less than half, and a noise
-factor of 2 or more: from there on the same update could be had from half of the tokens, or half of a rank's tokens are
-as good as thrown away. With s_i the rank's share of the tokens, averaged over steps, a token of it counts
-(1/N)/s_i times what it should; half of the sum of |s_i - 1/N| is the weight that is misplaced.
+*Is it large?* It reports a token on some rank that counts twice as much as it should, or less than half, and a noise
+factor of 2 or more: then half of the tokens would give as good an update, or half of a rank's tokens are wasted. With
+s_i the rank's share of the tokens, averaged over steps, a token of it counts (1/N)/s_i times what it should; half of
+the sum of |s_i - 1/N| is the weight that is misplaced.
 
 *Are workers averaged with equal weight?* A gradient that is a mean over n tokens does not grow with n, one that is a
 sum over them does: the slope of log gradient norms on log token counts is between -1/2 and 0, or between 1/2 and 1,
 and the loss follows with slopes of 0 or 1 (`analyze/workers/loss_weighting.py`). A slope counts only if its interval,
 at a level of 0.001, is on one side of the middle. If neither says so, or they contradict each other, or the reduction
-is code that may weight by itself, the answer is that it cannot tell.
+is code that may weight by itself, the check answers "cannot tell".
 
-*Since when?* Lasting imbalance: the least-squares change point of the rank's log count less the mean of the others',
-with the steps that it may be (95 %; `analyze/stats/change_point.py`). Wild counts: where the bets begin to win.
+*Since when?* Persistent imbalance: the least-squares change point of the rank's log count less the mean of the others',
+with a 95 % interval of steps (`analyze/stats/change_point.py`). Wild counts: where the bets begin to win.
 
 What it may miss
 ----------------
 Imbalance between micro-batches of one worker. Counts that were not seen: they come from the labels, else the attention
-mask, else the inputs (`token_source` in the environment). Weights that are right in the mean but set to a fixed number
-of tokens are sums, and left alone. Uneven last batches of an epoch are left out where other steps are even.
+mask, else the inputs (`token_source` in the environment). Weights that are right on average but set to a fixed number
+of tokens are sums, and not judged. Uneven last batches of an epoch are left out where other steps are even.
 
 Example
 -------
@@ -78,11 +78,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.evidence import Floats, Ints, envs_of, sites_of
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
 from trueline.analyze.stats.change_point import Onset, worker_onset
 from trueline.analyze.stats.exchangeability import log_e_values, scores
-from trueline.analyze.workers.comparable import alike_groups, compared_among, memory_among
+from trueline.analyze.workers.comparable import comparable_groups, compared_among, dependence_among
 from trueline.analyze.workers.loss_weighting import Slope, Weighting, weighting_of
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -95,7 +95,7 @@ QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("tokens", "loss", "grad_norm")
 
 LARGE = 2.0
-"""Times that a token's weight is off, or that the noise of an update is larger, from which on it is reported."""
+"""Least factor of a token's weight, or of the noise of an update, that is reported."""
 
 ORDINARY = 1.5
 """Noise factor that bets are made against: between log-normal counts of sigma 0.5 (1.28 at most) and ``LARGE``, so that
@@ -112,7 +112,7 @@ class _Imbalance:
     """
 
     members: tuple[int, ...]
-    lasting: bool
+    persistent: bool
     shares: Floats
     factors: Floats
     steps: Ints
@@ -134,20 +134,20 @@ class _Imbalance:
     @property
     def large(self) -> bool:
         """Whether it is worth reporting."""
-        if self.lasting:
+        if self.persistent:
             return bool(np.any(self.weights >= LARGE) or np.any(self.weights <= 1 / LARGE))
         return self.noise >= LARGE
 
 
 def check(run: Run) -> list[Finding]:
-    """Findings of unequal token counts under equal weights; raises ``CannotTell`` where weights cannot be told."""
+    """Findings of unequal token counts under equal weights; raises ``CannotTell`` where the weights are not known."""
     series = series_of(run)
     envs = list(envs_of(run, series.ranks).values())
     sources = {env.loss_source for env in envs}
     noun = "sample" if envs and all(env.token_source == "samples" for env in envs) else "token"
     return judge(
         series,
-        promise_of(run),
+        alarm_budget_of(run),
         loss_is_local=None if not sources or "" in sources else sources <= {"backward", "output"},
         reduction_known=all(env.reduce_known for env in envs),
         noun=noun,
@@ -156,7 +156,7 @@ def check(run: Run) -> list[Finding]:
 
 def judge(
     series: WorkerSeries,
-    promise: Promise,
+    budget: AlarmBudget,
     *,
     loss_is_local: bool | None = None,
     reduction_known: bool = True,
@@ -165,10 +165,10 @@ def judge(
     """The same for series that are at hand. ``loss_is_local`` is as in ``weighting_of``; ``reduction_known`` is False
     where code that may weight workers itself reduces the gradients; ``noun`` is what counts count.
     """
-    groups = alike_groups(series)
+    groups = comparable_groups(series)
     findings: list[Finding] = []
     for members in groups:
-        imbalance = _lasting(series, promise, members) or _wild(series, promise, members)
+        imbalance = _persistent(series, budget, members) or _wild(series, budget, members)
         if imbalance is None:
             continue
         weighting = _weighting(series, imbalance, loss_is_local=loss_is_local)
@@ -180,9 +180,9 @@ def judge(
                 f"{noun} counts of workers are far from equal since step {imbalance.steps[0]}, but {why}",
                 reason="undecidable",
             )
-        findings.append(_finding(series, promise, imbalance, weighting, noun))
+        findings.append(_finding(series, budget, imbalance, weighting, noun))
     if not findings:
-        _require_counts(series, promise, groups)
+        _require_counts(series, budget, groups)
     return findings
 
 
@@ -213,22 +213,22 @@ def _counts(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
 
 
 def _num_lasting(series: WorkerSeries) -> int:
-    """Detectors that the share of tokens is split over if half of it goes to lasting imbalance."""
-    return 2 * sum(len(members) for members in alike_groups(series))
+    """Detectors that the share of tokens is split over if half of it goes to persistent imbalance."""
+    return 2 * sum(len(members) for members in comparable_groups(series))
 
 
-def _lasting(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _Imbalance | None:
+def _persistent(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """The worker whose counts are least like the others', if its tokens' weight, or another's, is far off."""
     rows, values_RM = compared_among(series, _log_tokens(series), members)
     if not len(rows):
         return None
     among = _num_lasting(series)
-    threshold = promise.log_threshold("tokens", among=among)
-    memory = memory_among(series, "tokens", members)
-    log_e_RMB = log_e_values(scores(values_RM), memory_N=memory.ratio)
+    threshold = budget.log_threshold("tokens", among=among)
+    dependence = dependence_among(series, "tokens", members)
+    log_e_RMB = log_e_values(scores(values_RM), dependence_N=dependence.ratio)
     alarms = [alarm_of(log_e_RMB[:, m], threshold=threshold) for m in range(len(members))]
     found = [
-        _imbalance(series, members, (rows, alarm, among), worker_onset(values_RM, m, alarm, memory))
+        _imbalance(series, members, (rows, alarm, among), worker_onset(values_RM, m, alarm, dependence))
         for m, alarm in enumerate(alarms)
         if alarm is not None
     ]
@@ -236,13 +236,13 @@ def _lasting(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -
     return max(large, key=lambda each: each.alarm.log_height) if large else None
 
 
-def _wild(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _Imbalance | None:
+def _wild(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """Counts that are so unequal at each step that the update is noisier than it need be."""
     factors_T = noise_factors(_counts(series, members))
     rows = np.flatnonzero(np.isfinite(factors_T)).astype(np.int64)
-    among = 2 * len(alike_groups(series))
-    log_e_RB = log_noise_e_values(factors_T[rows]) / memory_among(series, "tokens", members).ratio
-    alarm = alarm_of(log_e_RB, threshold=promise.log_threshold("tokens", among=among))
+    among = 2 * len(comparable_groups(series))
+    log_e_RB = log_noise_e_values(factors_T[rows]) / dependence_among(series, "tokens", members).ratio
+    alarm = alarm_of(log_e_RB, threshold=budget.log_threshold("tokens", among=among))
     if alarm is None:
         return None
     imbalance = _imbalance(series, members, (rows, alarm, among), None)
@@ -252,10 +252,10 @@ def _wild(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> _
 def _imbalance(
     series: WorkerSeries, members: tuple[int, ...], evidence: tuple[Ints, Alarm, int], onset: Onset | None
 ) -> _Imbalance:
-    """Of lasting imbalance, which has an ``onset``, or of wild counts. Of these no level is known that they were around
-    before, only one that they were below: they are dated by where the bets begin to win.
+    """Of persistent imbalance, which has an ``onset``, or of wild counts. These had no level before, only a bound that
+    they were below: they are dated by where the bets begin to win.
     """
-    (rows, alarm, among), lasting = evidence, onset is not None
+    (rows, alarm, among), persistent = evidence, onset is not None
     onset = onset or Onset(alarm.first, alarm.first, alarm.first)
     first, low, high = (int(rows[index]) for index in (onset.at, onset.low, onset.high))
     counts_TM = _counts(series, members)
@@ -265,7 +265,7 @@ def _imbalance(
     factors = noise_factors(counts_TM[window])
     return _Imbalance(
         members=members,
-        lasting=lasting,
+        persistent=persistent,
         shares=shares_RM.mean(axis=0) if len(shares_RM) else np.full(len(members), 1 / len(members)),
         factors=factors[np.isfinite(factors)],
         steps=series.steps[window],
@@ -288,12 +288,14 @@ def _weighting(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bo
     )
 
 
-def _finding(series: WorkerSeries, promise: Promise, imbalance: _Imbalance, weighting: Weighting, noun: str) -> Finding:
+def _finding(
+    series: WorkerSeries, budget: AlarmBudget, imbalance: _Imbalance, weighting: Weighting, noun: str
+) -> Finding:
     everyone = tuple(series.ranks[n] for n in imbalance.members)
     off = np.abs(np.log(imbalance.weights))
     worst = int(np.argmax(off))
     ranks = tuple(rank for rank, each in zip(everyone, off, strict=True) if each >= math.log(LARGE))
-    ranks = ranks if imbalance.lasting else everyone
+    ranks = ranks if imbalance.persistent else everyone
     first = int(imbalance.steps[0])
     return Finding(
         code=CODE,
@@ -303,10 +305,10 @@ def _finding(series: WorkerSeries, promise: Promise, imbalance: _Imbalance, weig
         step_first=first,
         step_last=int(imbalance.steps[-1]),
         sites=sites_of(first, ranks[:2], phase="loss", names=("all",)),
-        measured=float(imbalance.weights[worst]) if imbalance.lasting else imbalance.noise,
+        measured=float(imbalance.weights[worst]) if imbalance.persistent else imbalance.noise,
         expected=1.0,
-        unit=f"times what a {noun} should count" if imbalance.lasting else "times the variance of the mean over all",
-        false_alarm_rate=promise.false_alarm_rate(
+        unit=f"times what a {noun} should count" if imbalance.persistent else "times the variance of the mean over all",
+        false_alarm_rate=budget.false_alarm_rate(
             "tokens", imbalance.alarm.log_height, among=imbalance.among, num_steps=len(series.steps)
         ),
         evidence=_evidence(everyone, imbalance, weighting),
@@ -320,7 +322,7 @@ def _finding(series: WorkerSeries, promise: Promise, imbalance: _Imbalance, weig
 
 def _claim(ranks: Sequence[int], imbalance: _Imbalance, worst: int, noun: str) -> str:
     first = int(imbalance.steps[0])
-    if imbalance.lasting:
+    if imbalance.persistent:
         return (
             f"A {noun} on rank {ranks[worst]} counts {imbalance.weights[worst]:.2g} times what it should "
             f"{since_text(first, imbalance.since)}: workers are averaged with equal weight, and rank {ranks[worst]} "
@@ -340,30 +342,30 @@ def _evidence(ranks: Sequence[int], imbalance: _Imbalance, weighting: Weighting)
     num = len(imbalance.factors)
     half = 1.96 * float(imbalance.factors.std(ddof=1)) / math.sqrt(num) if num > 1 else math.inf
     return {
-        "statistic": "log token counts" if imbalance.lasting else "arithmetic over harmonic mean of token counts",
+        "statistic": "log token counts" if imbalance.persistent else "arithmetic over harmonic mean of token counts",
         "shares": {str(rank): float(share) for rank, share in zip(ranks, shares, strict=True)},
         "misplaced_weight": float(np.abs(shares - 1 / len(shares)).sum() / 2),
         "noise_factor": imbalance.noise,
-        "interval": None if imbalance.lasting else [imbalance.noise - half, imbalance.noise + half],
+        "interval": None if imbalance.persistent else [imbalance.noise - half, imbalance.noise + half],
         "averaging": weighting.why,
         "norm_slope": slope(weighting.norm_slope),
         "loss_slope": slope(weighting.loss_slope),
         "log_height": imbalance.alarm.log_height,
         "threshold": imbalance.alarm.threshold,
         "crossed_step": imbalance.crossed,
-        **({"onset_interval": list(imbalance.since)} if imbalance.lasting else {}),
+        **({"onset_interval": list(imbalance.since)} if imbalance.persistent else {}),
         "compared": list(ranks),
     }
 
 
-def _require_counts(series: WorkerSeries, promise: Promise, groups: Sequence[tuple[int, ...]]) -> None:
+def _require_counts(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[tuple[int, ...]]) -> None:
     """Raise ``CannotTell`` where no step has the counts of two workers, or where counts differ at too few steps for any
     of them to stand out had it been the last at each.
     """
     have = {members: np.count_nonzero(np.isfinite(_counts(series, members)), axis=1) > 1 for members in groups}
     if not any(steps.any() for steps in have.values()):
         raise CannotTell("no step has the token counts of two workers that may be compared")
-    threshold = promise.log_threshold("tokens", among=_num_lasting(series))
+    threshold = budget.log_threshold("tokens", among=_num_lasting(series))
     short: list[str] = []
     for members, steps in have.items():
         unequal = len(compared_among(series, _log_tokens(series), members)[0])

@@ -8,23 +8,23 @@ exception.
 
 Why it matters
 --------------
-Replicas that do not make the same updates are other models from there on, and gradients that they compute are averaged
-as if nothing had happened. Every later step of that rank is another iteration than the others' of the same number:
-learning rates, samples and digests look wrong where they are right. So this comes first, and ranks are not compared
+Replicas that do not make the same updates are different models from then on, and their gradients are averaged as if
+nothing had happened. A later step of that rank is another iteration than the step of that number on other ranks:
+learning rates, samples and digests look wrong where they are right. So this is judged first, and ranks are not compared
 from that step on.
 
 How it decides
 --------------
-Exactly. A backward pass in which DDP reduces gradients, and a forward pass of FSDP2, is made by all ranks together or
-not at all, so their number is a clock that all share. Each rank records how many it had made at each of its updates.
-Where a script averages gradients by hand, its collectives are that clock, and replicas must differ as well.
-Where these differ at the same update, the odd one is the rank whose last update took more of them (one was left out) or
-fewer (one was made twice) than that of most ranks; of two ranks, than updates of this Run take most often.
+Exactly. All ranks together make a backward pass in which DDP reduces gradients, and a forward pass of FSDP2, or none
+does, so their number is a shared clock. Each rank records how many it had made at each of its updates. Where a script
+averages gradients by hand, its collectives are that clock, and replicas must differ as well.
+Where the clock differs at the same update, the faulty rank is the one whose last update took more passes (one update
+was left out) or fewer (one was made twice) than that of most ranks; of two ranks, than most updates of this Run.
 
 What it may miss
 ----------------
-An update that a rank makes with other gradients, or to other weights: see `replica-drift`. One that is left out where
-gradients are averaged by hand, if parameters are not digested again and the job is killed.
+An update that a rank makes with other gradients, or to other weights: see `replica-drift`. An update that is left out
+where gradients are averaged by hand, if parameters are not digested again before the job is killed.
 
 Example
 -------
@@ -71,7 +71,7 @@ def check(run: Run) -> list[Finding]:
     ranks = several_workers(run)
     if not run.pivot("passes")[1].any():
         raise CannotTell(
-            "no backward pass that the framework reduces and no collective was seen, by which updates are told apart"
+            "no backward pass that the framework reduces and no collective was seen, and updates are compared by these"
         )
     parting = parting_of(run)
     return [] if parting is None else [_finding(run, ranks, parting)]
@@ -82,7 +82,7 @@ def _finding(run: Run, ranks: list[int], parting: Parting) -> Finding:
     others = [rank for rank in data_parallel_ranks(run) if rank not in odd]
     who, theirs = capitalized(ranks_text(odd)), ranks_text(others) if others else ""
     if not others:
-        claim = f"{who} do not make the same updates from step {step} on, and it is undecided which of them is off."
+        claim = f"{who} do not make the same updates from step {step} on, and it is undecided which of them is faulty."
     elif parting.left_out:
         claim = f"{who} left out the update of step {step} that {theirs} made."
     else:

@@ -1,30 +1,30 @@
-"""One worker's gradient points elsewhere than the others'.
+"""One worker's gradient points in another direction than the others'.
 
 What it finds
 -------------
-A rank whose gradient has a smaller (or larger) cosine to the mean of the other ranks' gradients than theirs have, more
-often than chance allows, of the whole or of one parameter group: a flipped sign, labels that are noise, other data,
+A rank whose gradient, whole or of one parameter group, has a smaller (or larger) cosine to the mean of the other
+ranks' gradients than theirs have, more often than chance allows: a flipped sign, labels that are noise, other data,
 noise added to its gradient, one layer computed wrongly.
 
 Why it matters
 --------------
-Norm and loss may be as they should. A gradient with the wrong sign cancels that of a healthy worker at every step.
+Norm and loss may be normal. A gradient with the wrong sign cancels that of a healthy worker at every step.
 
 How it decides
 --------------
 As `worker-loss-outlier` does, on the cosine of each worker's gradient to the mean of the others': bets against the
-exchangeability of workers at each step, added up over every start. No cosine is held to be healthy by itself: late in
-training cosines near zero are, and then all workers have them. The whole gradient has a sixth of the false-alarm budget
-(`false_alarms` per 10,000 healthy steps over all statistical checks), all parameter groups together a twelfth. A worker
-whose gradient is scaled blurs the others' cosines; where `worker-scale` explains the difference, it is not repeated.
-Workers that read the same samples agree better with the mean of the others, for one of these is a copy, and a worker
-that is no copy of the others agrees less; where `dispersion-low` or `duplicate-data` names the copies, it is not
-repeated either.
+exchangeability of workers at each step, added up over every start. No cosine counts as healthy by itself: late in
+training cosines near zero are healthy, and then all workers have them. The whole gradient has a sixth of the
+false-alarm budget (`false_alarms` per 10,000 healthy steps over all statistical checks), all parameter groups together
+a twelfth. A worker whose gradient is scaled changes the others' cosines; where `worker-scale` explains the difference,
+it is not reported again. Workers that read the same samples agree better with the mean of the others, which contains a
+copy, and a worker that is no copy agrees less; where `dispersion-low` or `duplicate-data` names the copies, that is not
+reported again either.
 
 What it may miss
 ----------------
-With two workers there is one cosine, which both share: nothing can be said. Where healthy cosines are near zero there
-is little direction to be away from: noise hides until the others agree on something. Directions are compared on sampled
+With two workers there is one cosine, which both share: it cannot be judged. Where healthy cosines are near zero there
+is no common direction to compare with: noise is not detected until the others agree. Directions are compared on sampled
 steps only.
 
 Example
@@ -51,12 +51,12 @@ from __future__ import annotations
 
 from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.samples.repeats_in_step import told_by_digests
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.intervals import mean_of_workers
-from trueline.analyze.workers.comparable import alike_groups
+from trueline.analyze.workers.comparable import comparable_groups
 from trueline.analyze.workers.copies import copies_among
 from trueline.analyze.workers.gradient_scale import unexplained
-from trueline.analyze.workers.outlier_finding import gradient_finding, named, place_of, subject, when
+from trueline.analyze.workers.outlier_finding import gradient_finding, named, subject, when, where_differing
 from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -71,19 +71,19 @@ NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
-    found = judge(series_of(run), promise_of(run))
+    found = judge(series_of(run), alarm_budget_of(run))
     return [finding for finding in found if not told_by_digests(run, finding, _who_agrees(run, finding))]
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
     if series.num_workers < 3:
         raise CannotTell(
-            "two workers have one cosine between them, so neither can be unlike the other; it takes three",
+            "two workers share one cosine, so neither can be an outlier; it takes three",
             reason="undecidable",
         )
-    found = find_outliers(series, promise, "direction")
-    left = [outlier for outlier in unexplained(found, series, promise) if not _of_copies(series, promise, outlier)]
+    found = find_outliers(series, budget, "direction")
+    left = [outlier for outlier in unexplained(found, series, budget) if not _of_copies(series, budget, outlier)]
     return [_finding(series, outlier) for outlier in left]
 
 
@@ -94,7 +94,7 @@ def _who_agrees(run: Run, finding: Finding) -> set[int]:
     return ranks if higher else set(data_parallel_ranks(run)) - ranks
 
 
-def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool:
+def _of_copies(series: WorkerSeries, budget: AlarmBudget, outlier: Outlier) -> bool:
     """Whether all there is to it is that some workers are copies of each other: they have larger cosines than others.
 
     Where half of the workers or more stand out, these are copies, or all that are none.
@@ -103,13 +103,13 @@ def _of_copies(series: WorkerSeries, promise: Promise, outlier: Outlier) -> bool
     workers = outlier.workers if higher else outlier.others
     first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
     ranks = {series.ranks[worker] for worker in workers}
-    groups = [members for members in alike_groups(series) if set(workers) <= set(members)]
-    copies = [close for members in groups for close in copies_among(series, promise, members)]
+    groups = [members for members in comparable_groups(series) if set(workers) <= set(members)]
+    copies = [close for members in groups for close in copies_among(series, budget, members)]
     return any(ranks <= set(close.ranks) and close.first <= last and first <= close.last for close in copies)
 
 
 def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
-    place = place_of(series, outlier)
+    place = where_differing(series, outlier)
     difference = effect_of(outlier, place.values)
     mine = effect_of(outlier, place.values, mean_of_workers).value
     step = int(series.steps[outlier.first])

@@ -3,22 +3,22 @@
 What it finds
 -------------
 A rank whose gradient norm before reduction, of the whole or of one parameter group, is larger or smaller than the
-others' more often than chance allows, since when, by what factor, and in which groups: noisy labels, harder data, a
-part of its tokens masked, noise or wrong bits in one layer, a layer that computes differently.
+others' more often than chance allows; since when, by what factor, and in which groups. Noisy labels, harder data,
+masked tokens, noise or wrong bits in one layer, or a layer that computes differently do that.
 
 Why it matters
 --------------
-The mean over workers weighs each gradient by its length. A rank whose gradient is too long speaks for several, one
+The mean over workers weighs each gradient by its length. A rank whose gradient is too long counts for several, one
 whose gradient is too short counts for little.
 
 How it decides
 --------------
 As `worker-loss-outlier` does, on the natural log of the norm: bets against the exchangeability of workers at each step,
 added up over every start. The norm of the whole gradient has a sixth of the false-alarm budget (`false_alarms` per
-10,000 healthy steps over all statistical checks), those of all parameter groups together a twelfth. A group is said to
-have moved where its difference is beyond chance at the level 1e-3, split over the groups.
+10,000 healthy steps over all statistical checks), those of all parameter groups together a twelfth. A group is named
+where its difference is beyond chance at the level 1e-3, split over the groups.
 
-Where the evidence says that the gradient is that of a healthy worker times a factor, `worker-scale` reports it, and
+Where the evidence shows that the gradient is that of a healthy worker times a factor, `worker-scale` reports it, and
 this check does not. `evidence.scale` says why it is no scale: "no", with what speaks against it, "cannot tell yet",
 with what has not been measured long enough, or "cannot tell" where the rank has another number of tokens or samples,
 for a mean over fewer of them is noisier, and its gradient longer.
@@ -27,8 +27,8 @@ What it may miss
 ----------------
 Shifts that are small against the spread between workers, and those in few elements of a large group: a stuck bit in one
 element that changes no norm. A worker that now and then has fewer samples than the others (uneven last batches) is not
-compared at these steps; at five in a row it is, for then it lasts. A gradient that was not there at all is reported by
-`worker-silent`. With two workers, which of the two is faulty, unless their own histories show it.
+compared at these steps; from five in a row on it is, as it persists. A gradient that is missing is reported by
+`worker-silent`. With two workers, which of the two ranks is faulty, unless their own histories show it.
 
 Example
 -------
@@ -55,9 +55,16 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
-from trueline.analyze.workers.outlier_finding import counterpart, gradient_finding, named, place_of, subject, when
+from trueline.analyze.workers.outlier_finding import (
+    counterpart,
+    gradient_finding,
+    named,
+    subject,
+    when,
+    where_differing,
+)
 from trueline.analyze.workers.outliers import effect_of
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
@@ -71,17 +78,17 @@ NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_other
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose gradient norm stands out; raises ``CannotTell`` without norms to compare."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
-    return [_finding(series, scale) for scale in scales(series, promise) if scale.answer != "yes"]
+    return [_finding(series, scale) for scale in scales(series, budget) if scale.answer != "yes"]
 
 
 def _finding(series: WorkerSeries, scale: Scale) -> Finding:
     outlier = scale.outlier
-    place = place_of(series, outlier)
+    place = where_differing(series, outlier)
     log_ratio = effect_of(outlier, place.values)
     low, high = log_ratio.interval()
     interval = (math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high)

@@ -1,39 +1,39 @@
-"""One worker's loss is not like the others'.
+"""One worker's loss differs from the others'.
 
 What it finds
 -------------
-A rank whose loss, before any averaging, is higher or lower than the others' more often than chance allows, since when,
-and by how much: labels permuted or noised on one rank, another preprocessing or tokenizer, a harder or easier shard,
-a loss that is averaged over something else.
+A rank whose loss, before any averaging, is higher or lower than the others' more often than chance allows; since when,
+and by how much. Labels permuted or noised on one rank, another preprocessing or tokenizer, a harder or easier shard, or
+a loss that is averaged over something else do that.
 
 Why it matters
 --------------
 The mean over workers hides it: with N workers a rank that learns from noise moves the mean by 1/N of its own shift. The
-run trains, a little worse, with that rank's gradients pulling elsewhere.
+run trains, a little worse, as that rank's gradients pull in another direction.
 
 How it decides
 --------------
 Healthy workers draw their batches from one pool, so at each step every order of the workers is equally likely, however
 the losses are distributed and whatever all of them do together (warm-up, spikes, curriculum). Trueline bets against
 that at every step, for each worker, and adds up what the bets win from every possible start (an e-detector: exact, for
-any distribution and any number of steps). The alarm is set so that all statistical checks together raise at most
+any distribution and any number of steps). The threshold is set so that all statistical checks together raise at most
 `false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding bounds
 the probability that a healthy run looks like this. Since when: the step that best divides the differences to the others
-into some around 0 and some around another level, with the interval of steps that it may be
+into some around 0 and some around another level, with a 95 % interval
 (`analyze/stats/change_point.py`; benchmarks/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift
 began).
 
-The worker with the most evidence is named and taken out, and the others are judged again without it. With two workers,
-or where no majority agrees, the Finding says that they differ and that it is undecided which of the two is faulty,
-unless one series jumps at that step by more than it ever has and the other does not. Only workers of one declared group
-are compared (`worker_groups`), and only equally large batches where batches are unequal now and then. Where workers
-read fixed shards again and again, a lasting difference of the size that shards have by chance is allowed.
+The worker with the most evidence is named and removed, and the others are judged again without it. With two workers, or
+where no majority agrees, the Finding says that they differ and that it is undecided which rank is faulty, unless one
+series jumps at that step by more than it ever has and the other does not. Only workers of one declared group are
+compared (`worker_groups`), and only equally large batches where batches are unequal now and then. Where workers read
+fixed shards again and again, a persistent difference of the size that shards have by chance is allowed for.
 
 What it may miss
 ----------------
 Shifts that are small against the spread between workers: with 8 workers a shift of 1 spread takes about 34 steps, of 3
-about 9, with two workers 58 and 24 (benchmarks/judgement, curves). Fewer steps than ln(threshold) / ln N can show
-nothing at all. A shift that all workers share. A loss that is only scaled, along with its gradient, is reported by
+about 9, with two workers 58 and 24 (benchmarks/judgement, curves). Fewer steps than ln(threshold) / ln N cannot raise
+an alarm. A shift that all workers share. A loss that is only scaled, along with its gradient, is reported by
 `worker-scale` instead.
 
 Example
@@ -57,7 +57,7 @@ tokenizer = AutoTokenizer.from_pretrained("/shared/tokenizer")
 
 from __future__ import annotations
 
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.intervals import mean_of_workers
 from trueline.analyze.workers.gradient_scale import unexplained
 from trueline.analyze.workers.outlier_finding import (
@@ -83,13 +83,13 @@ NEEDS: tuple[str, ...] = ("loss", "grad_norm", "group_grad_norms", "sample_diges
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose loss stands out; raises ``CannotTell`` without losses to compare."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
-    found = find_outliers(series, promise, "loss")
-    return [_finding(series, outlier) for outlier in unexplained(found, series, promise)]
+    found = find_outliers(series, budget, "loss")
+    return [_finding(series, outlier) for outlier in unexplained(found, series, budget)]
 
 
 def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:

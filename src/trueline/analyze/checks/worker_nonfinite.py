@@ -8,20 +8,20 @@ parameters whose gradients hold such values.
 Why it matters
 --------------
 The mean with one NaN is NaN: one worker spoils the update of all, and afterwards every worker looks faulty. Only what
-was seen before the reduction still shows where it came from.
+was measured before the reduction shows where it came from.
 
 How it decides
 --------------
-Exactly: a loss that is NaN or infinite, a gradient whose squared norm is. Ranks are those of the first such step;
-from the next step on the spoilt weights make all of them so. The measured value is the number of those ranks.
+Exactly: a loss that is NaN or infinite, or a gradient whose squared norm is. The finding names the ranks of the first
+such step; from the next step on, spoilt weights affect all ranks. The measured value is the number of those ranks.
 
 Mixed precision with float16 overflows on purpose: a gradient scaler starts with a large scale, and skips the step and
 halves it where a gradient is infinite. Under float16 autocast a gradient that is not finite while all losses are is
 therefore an info, unless it lasts for more than 16 sampled steps in a row: the scale starts at 2^16 by default, so
 after 16 halvings it no longer multiplies anything.
 
-What to look at first: the samples of that step, unless something says that the weights of the named ranks were spoilt
-before. That is a weight that is not finite in the recorded step, a gradient that the optimizer received at an
+The advice is to look at the samples of that step, unless the weights of the named ranks were spoilt before. That shows
+in a weight that is not finite in the recorded step, a gradient that the optimizer received at an
 earlier step and that was not finite while the loss was, or the last digests before, by which a rank holds other
 parameters than its replicas.
 
@@ -101,7 +101,7 @@ def check(run: Run) -> list[Finding]:
 
 def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools) -> bool:
     """Whether a gradient scaler that looks for its scale explains everything."""
-    in_float16 = any("torch.float16" in str(env.autocast) for env in envs_of(run, ranks).values())
+    in_float16 = any(env.in_float16 for env in envs_of(run, ranks).values())
     sampled_T = any_over(numbers(run, "grad_nonfinite", ranks)[1], 1)
     longest = longest_run(any_over(bad_grad_TN[sampled_T], 1).tolist())
     return in_float16 and not bad_loss_TN.any() and longest <= _HALVINGS
@@ -173,7 +173,7 @@ def _weights_spoilt(run: Run, step: int, rank: int) -> bool:
 
 
 def _holds_other_weights(run: Run, step: int, rank: int) -> bool:
-    """Whether the last digests up to the step say that the rank's parameters are not those of most of its replicas."""
+    """Whether by the last digests up to the step the rank's parameters are not those of most of its replicas."""
     key = run.env[rank].replica_key if rank in run.env else None
     rows = run.lists("param_digests")
     last = max((at for at, one in rows if one == rank and at <= step), default=None)

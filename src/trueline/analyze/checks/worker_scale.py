@@ -7,37 +7,38 @@ or accumulation steps, a loss weight or scaler that only this rank has, gradient
 
 Why it matters
 --------------
-The rank's samples count c times. Nothing fails; the effective batch is another one than was asked for, and results
-move with the number of workers.
+The rank's samples count c times. Nothing fails; the effective batch is not the configured one, and results depend on
+the number of workers.
 
 How it decides
 --------------
-First `worker-grad-norm-outlier` must see the rank (same statistic, same false-alarm budget, no further false alarms).
-Then it is a scale if three equalities hold that a factor implies for any model: the shift of the log norm is the same
-in all parameter groups; the direction is as healthy as the others'; the loss is either scaled by the same factor
-(recorded after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each
-must be shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning
-already where the groups are alike twice as closely and the loss is where a scale would leave it, though too noisy to be
-sure. Such a warning rests on 30 steps at least. Harder data or noisy labels fail at least one of them: they change some
-groups more than others, turn the gradient, and move the loss by another factor.
+First `worker-grad-norm-outlier` must detect the rank (same statistic, same budget, no further false alarms). Then it is
+a scale if three equalities hold that a factor implies for any model: the shift of the log norm is the same in all
+parameter groups; the direction is as healthy as the others'; the loss is either scaled by the same factor (recorded
+after scaling) or unchanged (recorded before). Each is rejected at the level 1e-3, split over groups, and each must be
+shown to hold within half of ln c, and within 0.2 (22 %), before a scale is claimed as an error; as a warning already
+where the groups agree twice as closely and the loss is where a scale would put it, though too noisy to be sure. Such a
+warning rests on 30 steps at least.
+Harder data or noisy labels fail at least one of them: they change some groups more than others, turn the gradient, and
+move the loss by another factor.
 
 The factor is exp of the mean difference in log norm to the others, measured on the steps after the alarm, with a 95 % t
-interval. A loss or direction that this explains is not reported again by the other checks. Until all three are known,
+interval. The other checks do not report a loss or direction again that this explains. Until all three are decided,
 `worker-grad-norm-outlier` reports the rank, with "scale": "cannot tell yet".
 
 What it may miss
 ----------------
 Factors near 1 take long: the equalities must be known to half of ln c. Where no losses, or fewer than two parameter
-groups, are recorded, a scale cannot be distinguished from other causes. A change of the data that moves all groups and
-the loss exactly alike is called a scale. A worker with far fewer tokens or samples has a larger gradient norm by noise
-alone, nearly alike in all groups; where a rank's number of them is lastingly another, nothing is called a scale, and
-`worker-grad-norm-outlier` says so. With two workers, which of them is scaled is undecided unless their own histories
-show it.
+groups, are recorded, a scale cannot be distinguished from other causes. A change of the data that shifts all groups and
+the loss by exactly the same factor is called a scale. A worker with far fewer tokens or samples has a larger gradient
+norm by noise alone, by nearly the same factor in all groups; where a rank's number of them differs persistently,
+nothing is called a scale, and `worker-grad-norm-outlier` says so. With two workers, which of them is scaled is
+undecided unless their own histories show it.
 
 Example
 -------
-The gradient of rank 3 is 1.1 times (1.08 to 1.12) what it should be since step 1240, in all parameter groups alike, and
-so is its loss.
+The gradient of rank 3 is 1.1 times (1.08 to 1.12) what it should be since step 1240, in every parameter group, and so
+is its loss.
 
 Wrong and right
 ---------------
@@ -59,17 +60,9 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.stats.alarm_budget import Promise, promise_of
+from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
-from trueline.analyze.workers.outlier_finding import (
-    claim,
-    common,
-    counterpart,
-    named,
-    sites,
-    subject,
-    when,
-)
+from trueline.analyze.workers.outlier_finding import claim, common, counterpart, named, sites, subject, when
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.schema.words import of_ranks
@@ -82,12 +75,12 @@ NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_other
 
 def check(run: Run) -> list[Finding]:
     """An error for each worker whose gradient is scaled; raises ``CannotTell`` without norms to compare."""
-    return judge(series_of(run), promise_of(run))
+    return judge(series_of(run), alarm_budget_of(run))
 
 
-def judge(series: WorkerSeries, promise: Promise) -> list[Finding]:
+def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
     """The same of series."""
-    return [_finding(series, scale) for scale in scales(series, promise) if scale.answer == "yes"]
+    return [_finding(series, scale) for scale in scales(series, budget) if scale.answer == "yes"]
 
 
 def _finding(series: WorkerSeries, scale: Scale) -> Finding:
@@ -103,7 +96,7 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
             series,
             outlier,
             f"{of_ranks(['gradient'], named(series, outlier))} {factor:.3g} {than} ({low:.3g} to {high:.3g}) "
-            f"{when(series, outlier)}, in all parameter groups alike, {loss}",
+            f"{when(series, outlier)}, in every parameter group, {loss}",
         ),
         sites=sites(series, outlier, ("all",), phase="grad"),
         measured=factor,

@@ -14,21 +14,21 @@ fails and nothing is infinite.
 How it decides
 --------------
 Exactly, for the whole gradient: a norm of zero on some ranks and not on others at one step. It is an error if the
-loss of that rank is not zero, or if it is silent for three sampled steps in a row or more; a warning otherwise, since
-a loss that is exactly zero for a step (all margins met) has a gradient of zero by right.
+loss of that rank is not zero, or if it has no gradient for three sampled steps in a row or more; a warning otherwise,
+since the gradient of a loss that is exactly zero for a step (all margins met) is zero.
 
-For single parameters a gradient may be missing by right, where a router or a branch decides per step. So a parameter
-is reported, as a warning, only if this rank never had a gradient for it at three sampled steps or more at which
-others had. If in the whole Run every parameter either always or never has a gradient on a rank, that is an exact
-contradiction. Otherwise it must be beyond chance: if routing treats workers alike, then at a step at which a of N
-workers lack the gradient, a given one is among them with probability a/N given all that came before; the product over
-steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate.
+A single parameter may legitimately lack a gradient, where a router or a branch decides per step. So a parameter is
+reported, as a warning, only if this rank never had a gradient for it at three sampled steps or more at which others
+had. If in the whole Run every parameter either always or never has a gradient on a rank, that is an exact
+contradiction. Otherwise it must be beyond chance: if routing treats all workers the same way, then at a step at which a
+of N workers lack the gradient, a given one is among them with probability a/N given all that came before; the product
+over steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate.
 
 What it may miss
 ----------------
-Gradients that are tiny but not zero; a parameter that no rank trains (that is legal); steps that were not sampled.
-Routing that differs between ranks by design, such as experts that live on one rank, is left alone where ranks list
-different parameters.
+Gradients that are tiny but not zero; a parameter that no rank trains (that is legal, and left to another check);
+steps that were not sampled. Routing that differs between ranks by design, such as experts that live on one rank, is
+not judged where ranks list different parameters.
 
 Example
 -------

@@ -7,12 +7,16 @@ from typing import Any, cast
 
 import numpy as np
 
+from trueline.analyze.recorded.step_values import StepValues
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 from trueline.store.records.record_summary import damaged_records
 
 _AT_A_TIME = 32
 """Steps that are looked through at a time, which bounds memory."""
+
+_SCALER = "_amp_foreach_non_finite_check"
+"""What ``torch.amp.GradScaler`` calls before each update, in the ``api`` of its calls."""
 
 
 def require_statistics(run: Run) -> None:
@@ -66,6 +70,12 @@ def nonfinite_steps(run: Run) -> list[int]:
         telling_R |= bad_R & ~np.isin(step_R, np.unique(step_R[backward_R]))
         found += [int(step) for step in np.unique(step_R[telling_R])]
     return found
+
+
+def is_scaled(run: Run, step: StepValues) -> bool:
+    """Whether a gradient scaler is at work on the rank of a recorded step."""
+    env = run.env.get(step.ranks[0])
+    return (env is not None and env.in_float16) or any(_SCALER in value.api for value in step.values)
 
 
 def chunks(steps: Sequence[int]) -> Iterator[Sequence[int]]:

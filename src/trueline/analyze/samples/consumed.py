@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.evidence import Bools, Ints, columns_of, several_workers
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -103,7 +103,7 @@ class Samples:
         return slice(int(low), int(high))
 
 
-@kept
+@memoized
 def consumed_samples(run: Run) -> Samples:
     """The samples of all data-parallel workers; raises ``CannotTell`` where fewer than two left any."""
     ranks = several_workers(run)

@@ -20,7 +20,7 @@ from trueline.analyze.samples.consumed import (
     not_repeated_before,
     stretch_bounds,
 )
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.stats.tails import ALARM_LEVEL, evidence_start, log_e_process, log_likelihood_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -79,7 +79,7 @@ def judged_slots(samples: Samples) -> Bools:
     return samples.step[starts] != samples.step[ends - 1]
 
 
-@kept
+@memoized
 def find_duplicates(samples: Samples) -> Duplicates | None:
     """The duplicates that alarm, or None."""
     reveals = reveals_of(samples)
@@ -214,8 +214,8 @@ def _linked(samples: Samples, shared: Bools, consumed_N: Ints, chance: float) ->
     if not linked.any():
         return ()
     pairs, counts = np.unique(np.stack([worker[:-1][linked], worker[1:][linked]]), axis=1, return_counts=True)
-    kept = _likelier_shared(counts, consumed_N[pairs[0]], chance / max(len(samples.ranks) - 1, 1))
-    return _components(pairs[:, kept].T.tolist())
+    memoized = _likelier_shared(counts, consumed_N[pairs[0]], chance / max(len(samples.ranks) - 1, 1))
+    return _components(pairs[:, memoized].T.tolist())
 
 
 def _components(pairs: list[list[int]]) -> tuple[tuple[int, ...], ...]:

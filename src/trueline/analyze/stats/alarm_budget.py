@@ -22,7 +22,7 @@ from trueline.schema.plan import FALSE_ALARMS
 if TYPE_CHECKING:
     from trueline.store.reader import Run
 
-Statistic = Literal["loss", "norm", "norm-groups", "direction", "direction-groups", "pairs", "parts", "tokens"]
+Statistic = Literal["loss", "norm", "norm-groups", "direction", "direction-groups", "pairs", "sample-losses", "tokens"]
 
 SHARES: Mapping[Statistic, float] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ SHARES: Mapping[Statistic, float] = MappingProxyType(
         "direction": 1 / 6,
         "direction-groups": 1 / 12,
         "pairs": 1 / 12,
-        "parts": 1 / 6,
+        "sample-losses": 1 / 6,
         "tokens": 1 / 12,
     }
 )
@@ -40,7 +40,7 @@ SHARES: Mapping[Statistic, float] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Promise:
+class AlarmBudget:
     """``false_alarms``: expected false alarms per 10,000 healthy steps, over the whole family of statistics."""
 
     false_alarms: float = FALSE_ALARMS
@@ -62,7 +62,7 @@ class Promise:
         )
 
 
-def promise_of(run: Run) -> Promise:
+def alarm_budget_of(run: Run) -> AlarmBudget:
     """The promise that the Run's plan asked for (``Plan.false_alarms``), by default ``FALSE_ALARMS``."""
     asked = run.manifest.plan.get("false_alarms")
-    return Promise(float(asked)) if isinstance(asked, int | float) and asked > 0 else Promise()
+    return AlarmBudget(float(asked)) if isinstance(asked, int | float) and asked > 0 else AlarmBudget()

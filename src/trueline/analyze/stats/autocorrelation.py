@@ -72,18 +72,18 @@ _APART = 16
 
 
 @dataclass(frozen=True)
-class Memory:
+class Dependence:
     """``ratio`` is V, at least 1. ``reach`` is the lag in steps up to which workers remember; 0 without memory."""
 
     ratio: float = 1.0
     reach: int = 0
 
 
-NONE = Memory()
+NONE = Dependence()
 """What is said where no memory is significant."""
 
 
-def memory_of(values_TN: Floats) -> Memory:
+def dependence_of(values_TN: Floats) -> Dependence:
     """How long workers remember by values [T, N], NaN where not measured or not to be compared."""
     residual_TN = values_TN[np.count_nonzero(np.isfinite(values_TN), axis=1) > 1]
     if len(residual_TN) < FEWEST_STEPS:
@@ -97,13 +97,13 @@ def memory_of(values_TN: Floats) -> Memory:
     return _judged(correlation_J, num_steps=len(residual_TN), num_workers=len(chosen))
 
 
-def longest(memories: Iterable[Memory]) -> Memory:
+def longest(dependences: Iterable[Dependence]) -> Dependence:
     """The largest of each, for a statistic of several quantities."""
-    known = [NONE, *memories]
-    return Memory(max(one.ratio for one in known), max(one.reach for one in known))
+    known = [NONE, *dependences]
+    return Dependence(max(one.ratio for one in known), max(one.reach for one in known))
 
 
-def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Memory:
+def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Dependence:
     """V of autocorrelations at lags 1 to J, one standard error added, at the range of lags where that is most."""
     if not len(correlation_J):
         return NONE
@@ -118,8 +118,8 @@ def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Memor
     tail, stretch = _tail(correlation_J, independent)
     whole = float(ratio[-1]) + _WARY * 2 * tail
     if whole >= np.max(ratio):
-        return Memory(max(1.0, whole), round(len(correlation_J) * stretch))
-    return Memory(max(1.0, float(np.max(ratio))), int(ladder[np.argmax(ratio)]))
+        return Dependence(max(1.0, whole), round(len(correlation_J) * stretch))
+    return Dependence(max(1.0, float(np.max(ratio))), int(ladder[np.argmax(ratio)]))
 
 
 def _tail(correlation_J: Floats, independent: float) -> tuple[float, float]:

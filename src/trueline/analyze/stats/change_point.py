@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.stats.alarms import Alarm
-from trueline.analyze.stats.autocorrelation import Memory
+from trueline.analyze.stats.autocorrelation import Dependence
 from trueline.analyze.stats.exchangeability import Floats
 from trueline.analyze.stats.intervals import NORMAL_MAD, mean_gap
 
@@ -42,7 +42,7 @@ class Onset:
     high: int
 
 
-def onset_of(values_T: Floats, *, latest: int, memory_ratio: float = 1.0, steady: bool = False) -> Onset:
+def onset_of(values_T: Floats, *, latest: int, dependence_ratio: float = 1.0, steady: bool = False) -> Onset:
     """The onset, at ``latest`` or before, of the level that ``values_T`` (measured at every step) end on.
     ``memory_ratio`` is how many times as much steps say that remember each other. ``steady`` values have the same
     noise all along the run until they change, as shares and ranks have; others are divided by what it is nearby.
@@ -55,25 +55,25 @@ def onset_of(values_T: Floats, *, latest: int, memory_ratio: float = 1.0, steady
         room = _CLIPPED * math.sqrt(spread2)
         gain_K, spread2 = _gains(np.clip(values_T, levels_T - room, levels_T + room), latest)
     best = int(np.argmax(gain_K))
-    ratio_K = (gain_K[best] - gain_K) / (max(spread2, 1e-300) * memory_ratio)
+    ratio_K = (gain_K[best] - gain_K) / (max(spread2, 1e-300) * dependence_ratio)
     held = np.flatnonzero(ratio_K <= _LEVEL)
     return Onset(best, int(held[0]), int(held[-1]))
 
 
-def alarm_onset(values_R: Floats, alarm: Alarm, memory: Memory, *, steady: bool = False) -> Onset:
+def alarm_onset(values_R: Floats, alarm: Alarm, dependence: Dependence, *, steady: bool = False) -> Onset:
     """The onset in the rows that ``alarm`` counts, of values [R] that are around 0 before it: of those up to where the
     evidence is highest, at the alarm or before. NaN where not measured.
     """
     rows = np.flatnonzero(np.isfinite(values_R[: alarm.last + 1]))
     latest = int(np.searchsorted(rows, alarm.crossed))
-    onset = onset_of(values_R[rows], latest=latest, memory_ratio=memory.ratio, steady=steady)
+    onset = onset_of(values_R[rows], latest=latest, dependence_ratio=dependence.ratio, steady=steady)
     return Onset(*(int(rows[index]) for index in (onset.at, onset.low, onset.high)))
 
 
-def worker_onset(values_RM: Floats, place: int, alarm: Alarm, memory: Memory) -> Onset:
+def worker_onset(values_RM: Floats, place: int, alarm: Alarm, dependence: Dependence) -> Onset:
     """The onset, in rows, of the difference of the worker at ``place`` from the mean of the others."""
     others = tuple(n for n in range(values_RM.shape[1]) if n != place)
-    return alarm_onset(mean_gap(values_RM, (place,), others), alarm, memory)
+    return alarm_onset(mean_gap(values_RM, (place,), others), alarm, dependence)
 
 
 def _gains(values_T: Floats, latest: int) -> tuple[Floats, float]:

@@ -86,7 +86,7 @@ def log_e_values(distances_TP: Floats) -> Floats:
     return np.moveaxis(np.log(_e_values(distances_TP)), 0, -1)
 
 
-def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
+def heights(values_TNC: Floats, *, dependence_ratio: float = 1.0) -> Floats:
     """[P] natural log of the highest that each pair's e-detector (averaged over the bets) is in T steps, at most 460.
 
     The logs of the e-values are divided by ``memory_ratio`` (see ``autocorrelation``). In blocks of steps, so that 64
@@ -96,8 +96,8 @@ def heights(values_TNC: Floats, *, memory_ratio: float = 1.0) -> Floats:
     state_BP, best_P = np.zeros((len(CLOSENESS), num_pairs)), np.zeros(num_pairs)
     for block in _blocks(values_TNC):
         e_BTP = _e_values(distances(block))
-        if memory_ratio != 1.0:
-            np.power(e_BTP, 1 / memory_ratio, out=e_BTP)
+        if dependence_ratio != 1.0:
+            np.power(e_BTP, 1 / dependence_ratio, out=e_BTP)
         for t in range(e_BTP.shape[1]):
             state_BP += 1
             state_BP *= e_BTP[:, t]
@@ -155,10 +155,10 @@ def _closeness(values_TN: Floats, first: int, second: int) -> float:
     smaller median |difference from its own median over time| to either of the pair: taking out what lasts keeps other
     workers that are merely shifted from making the pair look close, and the nearer half those that are merely noisy.
     """
-    gap = _steady_median(values_TN[:, first] - values_TN[:, second], lasting=True)
+    gap = _steady_median(values_TN[:, first] - values_TN[:, second], persistent=True)
     spreads: list[float] = []
     for k in range(values_TN.shape[1]):
-        to_k = [_steady_median(values_TN[:, own] - values_TN[:, k], lasting=False) for own in (first, second)]
+        to_k = [_steady_median(values_TN[:, own] - values_TN[:, k], persistent=False) for own in (first, second)]
         if k not in (first, second) and all(math.isfinite(spread) for spread in to_k):
             spreads.append(min(to_k))
     if not spreads or not math.isfinite(gap):
@@ -167,11 +167,11 @@ def _closeness(values_TN: Floats, first: int, second: int) -> float:
     return gap / typical if typical > 0 else (0.0 if gap == 0 else math.inf)
 
 
-def _steady_median(gap_T: Floats, *, lasting: bool) -> float:
+def _steady_median(gap_T: Floats, *, persistent: bool) -> float:
     gap = gap_T[np.isfinite(gap_T)]
     if not len(gap):
         return math.nan
-    return float(np.median(np.abs(gap if lasting else gap - np.median(gap))))
+    return float(np.median(np.abs(gap if persistent else gap - np.median(gap))))
 
 
 def _nearness(distances_TP: Floats, chosen: Sequence[int]) -> Floats:

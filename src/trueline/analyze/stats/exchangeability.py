@@ -60,7 +60,9 @@ def pooled_spread(residual_TN: Floats) -> Floats:
     return _pooled(_spread(residual_TN, np.count_nonzero(np.isfinite(residual_TN), axis=-1)))
 
 
-def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memory_N: Floats | float = 1.0) -> Floats:
+def log_e_values(
+    scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence_N: Floats | float = 1.0
+) -> Floats:
     """[T, ..., N, B] natural logs of the e-values of every worker and bet; 0 where a worker has no one to compare with.
 
     ``allowance`` is a lasting shift, in spreads, that is no fault (see ``series.allowance``): a bet λ is charged
@@ -70,7 +72,7 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memor
     measured = np.isfinite(scores_TN)
     alone = np.count_nonzero(measured, axis=-1) < 2
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
-    memory = np.asarray(memory_N, dtype=np.float64)
+    dependence = np.asarray(dependence_N, dtype=np.float64)
     out = np.zeros((*scores_TN.shape, len(BETS)))
     count = np.maximum(np.count_nonzero(measured, axis=-1), 1)[..., None]
     for b, bet in enumerate(BETS):
@@ -78,7 +80,7 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memor
         top = np.where(alone, 0.0, np.max(exponent, axis=-1, initial=-np.inf))[..., None]
         log_mean = top + np.log(np.maximum(np.exp(exponent - top).sum(axis=-1, keepdims=True), 1e-300) / count)
         log_e = exponent - log_mean - abs(bet) * allowance
-        out[..., b] = np.where(measured & ~alone[..., None], log_e / memory, 0.0)
+        out[..., b] = np.where(measured & ~alone[..., None], log_e / dependence, 0.0)
     return out
 
 
@@ -87,14 +89,14 @@ def log_detector(log_e_TNB: Floats) -> Floats:
     return np.logaddexp.reduce(log_detectors(log_e_TNB), axis=-1) - math.log(log_e_TNB.shape[-1])
 
 
-def log_heights(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memory_N: Floats | float = 1.0) -> Floats:
+def log_heights(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence_N: Floats | float = 1.0) -> Floats:
     """[T, ..., N] ``log_detector`` of ``log_e_values`` of the scores, without holding all bets of all steps at once."""
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     out = np.empty_like(scores_TN)
     before: Floats | None = None
     for start in range(0, len(scores_TN), _CHUNK_STEPS):
         part = slice(start, start + _CHUNK_STEPS)
-        log_e = log_e_values(scores_TN[part], allowance_TN=allowance[part], memory_N=memory_N)
+        log_e = log_e_values(scores_TN[part], allowance_TN=allowance[part], dependence_N=dependence_N)
         log_m = log_detectors(log_e, before=before)
         out[part] = np.logaddexp.reduce(log_m, axis=-1) - math.log(len(BETS))
         before = log_m[-1]

@@ -12,7 +12,7 @@ More = ParamSpec("More")
 Found = TypeVar("Found")
 
 
-def kept(work: Callable[Concatenate[Of, More], Found]) -> Callable[Concatenate[Of, More], Found]:
+def memoized(work: Callable[Concatenate[Of, More], Found]) -> Callable[Concatenate[Of, More], Found]:
     """``work``, done once for each object (its first argument, by identity) and other arguments (by equality).
 
     The object must not change, and the result must not refer to it, or neither would ever be freed. An error is

@@ -53,7 +53,7 @@ FEWEST = 16
 STEPS_BEFORE = 2 * LEVEL_STEPS + FEWEST
 """Measured steps before the first that is judged."""
 
-FEW_TOLD = 1
+FEW_ALARMS = 1
 """Jumps among the last ``HISTORY_STEPS`` steps that are left out of the past; with more, all count."""
 
 _ABOVE = 3.0
@@ -172,7 +172,7 @@ def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list
             continue
         begin = max(t - HISTORY_STEPS, 0)
         told = [index for index in told if index >= begin]
-        known_T[told] = len(told) > FEW_TOLD
+        known_T[told] = len(told) > FEW_ALARMS
         before = score_T[begin:t][known_T[begin:t]]
         log_p = log_probability(float(score_T[t]), before) if len(before) >= FEWEST else 0.0
         if log_p > log_level:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Parts = Mapping[int, Sequence[Floats]]
+SampleLosses = Mapping[int, Sequence[Floats]]
 """Step index to the part losses of each of N workers, which need not have equally many; NaN parts do not count."""
 
 LOW_BETS: tuple[float, ...] = (0.01, 0.1, 0.3)
@@ -78,7 +78,11 @@ class SpreadRatio:
 
 
 def log_e_values(
-    parts: Parts, steps_T: Ints, *, bets: Sequence[float] = LOW_BETS + HIGH_BETS, allowance: float = ALLOWANCE
+    sample_losses: SampleLosses,
+    steps_T: Ints,
+    *,
+    bets: Sequence[float] = LOW_BETS + HIGH_BETS,
+    allowance: float = ALLOWANCE,
 ) -> Floats:
     """[T, B] natural logs of the e-values of every step and bet; 0 where ``parts`` has no step, or one that says
     nothing (a worker without a part, no two parts on any, or all parts equal).
@@ -86,7 +90,7 @@ def log_e_values(
     ``steps_T`` [T] are the optimizer steps, which key the re-deals: the same Run always gives the same answer.
     """
     out = np.zeros((len(steps_T), len(bets)))
-    for t, arrays in parts.items():
+    for t, arrays in sample_losses.items():
         if (pool := _pool(arrays)) is None:
             continue
         values, sizes = pool
@@ -95,14 +99,14 @@ def log_e_values(
     return out
 
 
-def log_odds(parts: Parts, indices: Iterable[int], steps_T: Ints) -> Floats:
+def log_odds(sample_losses: SampleLosses, indices: Iterable[int], steps_T: Ints) -> Floats:
     """[R] log odds of the share of a step's squares that is between workers, less their mean over the re-deals of the
     same parts: 0 in the mean if parts are exchangeable, below where workers are too close and above where too far
     apart. NaN at those of the steps ``indices`` that say nothing.
     """
     out: list[float] = []
     for t in indices:
-        pool = _pool(parts[t]) if t in parts else None
+        pool = _pool(sample_losses[t]) if t in sample_losses else None
         observed, others = _between_shares(*pool, step=int(steps_T[t])) if pool else (math.nan, np.full(1, math.nan))
         shares = np.clip(np.concatenate([[observed], others]), _LEAST_SHARE, 1 - _LEAST_SHARE)
         odds = np.log(shares / (1 - shares))
@@ -110,14 +114,14 @@ def log_odds(parts: Parts, indices: Iterable[int], steps_T: Ints) -> Floats:
     return np.array(out)
 
 
-def spread_ratio(parts: Parts, indices: Iterable[int]) -> SpreadRatio | None:
+def spread_ratio(sample_losses: SampleLosses, indices: Iterable[int]) -> SpreadRatio | None:
     """The ratio over the steps ``indices``, or None where none of them can say.
 
     Sums of squares are added up over steps before they are divided. The interval is that of the logarithm: the larger
     of the jackknife over steps and of sqrt(1/(2 d)), d the degrees of freedom between workers, 1.96 standard errors to
     each side.
     """
-    rows = [row for t in indices if t in parts and (row := _squares(parts[t])) is not None]
+    rows = [row for t in indices if t in sample_losses and (row := _squares(sample_losses[t])) is not None]
     if not rows:
         return None
     table = np.array(rows)  # [T, 4] SS between, its degrees of freedom, explained SS between, 1 / mean part count
@@ -137,7 +141,7 @@ def spread_ratio(parts: Parts, indices: Iterable[int]) -> SpreadRatio | None:
     )
 
 
-def by_place(parts: Parts) -> Parts:
+def by_place(sample_losses: SampleLosses) -> SampleLosses:
     """The parts dealt the other way: for each place in the batch that all workers have, their N losses there.
 
     Workers that read the same samples in the same order agree place by place, so that places are further apart than
@@ -146,35 +150,35 @@ def by_place(parts: Parts) -> Parts:
     out.
     """
     out: dict[int, tuple[Floats, ...]] = {}
-    for t, arrays in parts.items():
+    for t, arrays in sample_losses.items():
         places_MN = _places(arrays)
         if len(places_MN) > 1:
             out[t] = tuple(places_MN)
     return out
 
 
-def without_profile(parts: Parts) -> Parts:
+def without_profile(sample_losses: SampleLosses) -> SampleLosses:
     """The parts less the mean, over all workers and steps, of their place in the batch.
 
     Where batches are sorted (by length, say), places differ for good, and workers agree though their samples differ.
     """
-    longest = max((len(array) for arrays in parts.values() for array in arrays), default=0)
+    longest = max((len(array) for arrays in sample_losses.values() for array in arrays), default=0)
     total, count = np.zeros(longest), np.zeros(longest)
-    for arrays in parts.values():
+    for arrays in sample_losses.values():
         middle = np.nanmean(np.concatenate(arrays)) if any(np.isfinite(array).any() for array in arrays) else 0.0
         for array in arrays:
             seen = np.flatnonzero(np.isfinite(array))
             total[seen] += array[seen] - middle
             count[seen] += 1
     profile = total / np.maximum(count, 1)
-    return {t: tuple(array - profile[: len(array)] for array in arrays) for t, arrays in parts.items()}
+    return {t: tuple(array - profile[: len(array)] for array in arrays) for t, arrays in sample_losses.items()}
 
 
-def place_correlations(parts: Parts, indices: Iterable[int]) -> tuple[Floats, int]:
+def place_correlations(sample_losses: SampleLosses, indices: Iterable[int]) -> tuple[Floats, int]:
     """[N, N] correlations between workers of the losses at equal places, over the steps ``indices``, each step's mean
     taken out; and the number of losses of a worker in them. NaN where there are none.
     """
-    rows = [places for t in indices if t in parts and len(places := _places(parts[t])) > 1]
+    rows = [places for t in indices if t in sample_losses and len(places := _places(sample_losses[t])) > 1]
     if not rows:
         return np.full((0, 0), np.nan), 0
     centred_SN = np.concatenate([places - places.mean() for places in rows])

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.stats.autocorrelation import NONE, Memory
+from trueline.analyze.stats.autocorrelation import NONE, Dependence
 from trueline.analyze.stats.exchangeability import Bools, Floats
 
-MEMORIES: tuple[float, ...] = (10.0, 50.0, 250.0)
+HORIZONS: tuple[float, ...] = (10.0, 50.0, 250.0)
 """Steps that the means of the past reach back; each is a bet."""
 
 _PRIOR_STEPS = 1.0
@@ -35,7 +35,7 @@ _PRIOR_STEPS = 1.0
 
 
 @dataclass(frozen=True)
-class LastingSpread:
+class PersistentSpread:
     """``ratio``: the standard deviation between workers, lasting differences included, over what it is without them
     (1.0 if healthy); ``low`` to ``high`` covers it with 95 %. ``between`` is that of the lasting differences, ``noise``
     that of a step, both in units of the values.
@@ -48,7 +48,7 @@ class LastingSpread:
     noise: float
 
 
-def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memory: Memory = NONE) -> Floats:
+def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence: Dependence = NONE) -> Floats:
     """[T, B] natural logs of the e-values of every step and memory; 0 before there is a past.
 
     ``scores_TN`` [T, N] are ``exchangeability.scores``, NaN where not measured. ``allowance`` [T, N] is a lasting
@@ -59,8 +59,8 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, memor
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     measured_TN = np.isfinite(scores_TN)
     known_TN = np.where(measured_TN, scores_TN, 0.0)
-    past_TBN = _past_means(known_TN, measured_TN, memory)
-    logs = [_log_e(past_TBN[:, b], scores_TN, allowance) / memory.ratio for b in range(len(MEMORIES))]
+    past_TBN = _past_means(known_TN, measured_TN, dependence)
+    logs = [_log_e(past_TBN[:, b], scores_TN, allowance) / dependence.ratio for b in range(len(HORIZONS))]
     return np.stack(logs, axis=1)
 
 
@@ -71,7 +71,7 @@ def farthest(values_TN: Floats) -> int:
     return int(np.nanargmax(np.abs(middle))) if np.isfinite(middle).any() else 0
 
 
-def lasting_spread(values_TN: Floats) -> LastingSpread | None:
+def persistent_spread(values_TN: Floats) -> PersistentSpread | None:
     """The spread of the workers' means over the T steps, beside the noise of a step; None for fewer than 3 steps that
     all measured workers share, or without noise.
 
@@ -91,30 +91,30 @@ def lasting_spread(values_TN: Floats) -> LastingSpread | None:
     if noise2 <= 0:
         return None
     in_mean2 = noise2 / num_steps
-    lasting2 = max(float(np.square(means).sum() / (num_workers - 1)) - in_mean2, 0.0)
-    error = 1.96 * math.sqrt(2 * in_mean2 * (in_mean2 + 2 * lasting2) / (num_workers - 1))
+    persistent2 = max(float(np.square(means).sum() / (num_workers - 1)) - in_mean2, 0.0)
+    error = 1.96 * math.sqrt(2 * in_mean2 * (in_mean2 + 2 * persistent2) / (num_workers - 1))
 
     def ratio(variance: float) -> float:
         return math.sqrt(1 + max(variance, 0.0) / noise2)
 
-    return LastingSpread(
-        ratio=ratio(lasting2),
-        low=ratio(lasting2 - error),
-        high=ratio(lasting2 + error),
-        between=math.sqrt(lasting2),
+    return PersistentSpread(
+        ratio=ratio(persistent2),
+        low=ratio(persistent2 - error),
+        high=ratio(persistent2 + error),
+        between=math.sqrt(persistent2),
         noise=math.sqrt(noise2),
     )
 
 
-def _past_means(known_TN: Floats, measured_TN: Bools, memory: Memory) -> Floats:
+def _past_means(known_TN: Floats, measured_TN: Bools, dependence: Dependence) -> Floats:
     """[T, B, N] the mean score of each worker at the steps before each, less those that it still remembers."""
-    keep_B1 = np.array([[math.exp(-1 / (steps * memory.ratio))] for steps in MEMORIES])
+    keep_B1 = np.array([[math.exp(-1 / (steps * dependence.ratio))] for steps in HORIZONS])
     new_T21N = np.stack([known_TN, measured_TN], axis=1)[:, :, None]
-    sums_T2BN = np.zeros((len(known_TN), 2, len(MEMORIES), known_TN.shape[1]))
-    for t in range(memory.reach + 1, len(known_TN)):
+    sums_T2BN = np.zeros((len(known_TN), 2, len(HORIZONS), known_TN.shape[1]))
+    for t in range(dependence.reach + 1, len(known_TN)):
         np.multiply(sums_T2BN[t - 1], keep_B1, out=sums_T2BN[t])
-        sums_T2BN[t] += new_T21N[t - memory.reach - 1]
-    return sums_T2BN[:, 0] / (sums_T2BN[:, 1] + _PRIOR_STEPS * memory.ratio)
+        sums_T2BN[t] += new_T21N[t - dependence.reach - 1]
+    return sums_T2BN[:, 0] / (sums_T2BN[:, 1] + _PRIOR_STEPS * dependence.ratio)
 
 
 def _log_e(mean_TN: Floats, scores_TN: Floats, allowance_TN: Floats) -> Floats:

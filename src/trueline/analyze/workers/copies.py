@@ -15,19 +15,19 @@ import numpy as np
 
 from trueline.analyze.samples.consumed import share_in_common
 from trueline.analyze.stats import closest_pairs, permutation
-from trueline.analyze.stats.alarm_budget import Promise, Statistic
+from trueline.analyze.stats.alarm_budget import AlarmBudget, Statistic
 from trueline.analyze.stats.alarms import Alarm, alarm_of
-from trueline.analyze.stats.autocorrelation import Memory
+from trueline.analyze.stats.autocorrelation import Dependence
 from trueline.analyze.stats.change_point import alarm_onset
 from trueline.analyze.stats.exchangeability import Floats, Ints
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.comparable import (
-    alike_groups,
+    comparable_groups,
     compared_among,
-    memory_among,
-    num_part_detectors,
-    parts_alarm,
-    parts_of,
+    dependence_among,
+    num_sample_detectors,
+    sample_losses_alarm,
+    sample_losses_of,
     whole_alarm,
 )
 from trueline.analyze.workers.outliers import named_outliers
@@ -75,27 +75,27 @@ class Copies:
     unless: tuple[int, ...] = ()
 
 
-@kept
-def copies_among(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> tuple[Copies, ...]:
+@memoized
+def copies_among(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> tuple[Copies, ...]:
     """All sets of ``members`` (one declared group) that are too close; all of them together, or sets of them."""
-    found = same_places(series, promise, members)
+    found = same_places(series, budget, members)
     named = {rank for close in found for rank in close.ranks}
-    found += [close for close in connected_pairs(series, promise, members) if not named & set(close.ranks)]
-    everyone = whole_batches(series, promise, members, found)
+    found += [close for close in connected_pairs(series, budget, members) if not named & set(close.ranks)]
+    everyone = whole_batches(series, budget, members, found)
     return (everyone,) if everyone else tuple(found)
 
 
-def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
+def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
     """The sets of workers whose losses agree place by place, beyond what all places have in common."""
-    among = num_part_detectors(series)
-    threshold = promise.log_threshold("parts", among=among)
-    dealt = parts_of(series, members)
-    memory = memory_among(series, "loss", members)
-    alarmed = _places_alarm(dealt, series, threshold, memory)
+    among = num_sample_detectors(series)
+    threshold = budget.log_threshold("sample-losses", among=among)
+    dealt = sample_losses_of(series, members)
+    dependence = dependence_among(series, "loss", members)
+    alarmed = _places_alarm(dealt, series, threshold, dependence)
     if alarmed is None:
         return []
     bare = permutation.without_profile(dealt)
-    if _places_alarm(bare, series, threshold, memory) is None:
+    if _places_alarm(bare, series, threshold, dependence) is None:
         return []
     alarm, rows = alarmed
     correlation_MM, number = permutation.place_correlations(bare, rows[alarm.first : alarm.last + 1].tolist())
@@ -106,12 +106,12 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
         correlation = float(upper[first, second])
         found.append(
             _copies(
-                (series, rows, promise),
+                (series, rows, budget),
                 (series.ranks[members[first]], series.ranks[members[second]]),
                 PLACES,
                 correlation,
                 alarm,
-                ("parts", among),
+                ("sample-losses", among),
                 _fisher(correlation, number),
             )
         )
@@ -121,18 +121,18 @@ def same_places(series: WorkerSeries, promise: Promise, members: tuple[int, ...]
         own = {t: [arrays[place] for place in places] for t, arrays in bare.items()}
         return rows, permutation.log_odds(permutation.by_place(own), rows.tolist(), series.steps)
 
-    return [_dated(close, series, memory, *apart(close)) for close in _connected(found)]
+    return [_dated(close, series, dependence, *apart(close)) for close in _connected(found)]
 
 
 def _places_alarm(
-    dealt: permutation.Parts, series: WorkerSeries, threshold: float, memory: Memory
+    dealt: permutation.SampleLosses, series: WorkerSeries, threshold: float, dependence: Dependence
 ) -> tuple[Alarm, Ints] | None:
-    return parts_alarm(
+    return sample_losses_alarm(
         permutation.by_place(dealt),
         series.steps,
         bets=permutation.HIGH_BETS,
         threshold=threshold,
-        memory=memory,
+        dependence=dependence,
         allowance=1.0,
     )
 
@@ -143,26 +143,26 @@ def _fisher(correlation: float, number: int) -> tuple[float, float]:
     return math.tanh(z - half), math.tanh(z + half)
 
 
-def connected_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, ...]) -> list[Copies]:
+def connected_pairs(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
     """The sets of copies, one for each set of workers that pairs connect."""
     if not 3 <= len(members) <= MAX_PAIRED_WORKERS:
         return []
     among = num_pair_detectors(series)
-    threshold = promise.log_threshold("pairs", among=among)
+    threshold = budget.log_threshold("pairs", among=among)
     every = closest_pairs.pairs_of(len(members))
     found: list[Copies] = []
-    memory = memory_among(series, "loss", members)  # of three workers or more, that of all they show
+    dependence = dependence_among(series, "loss", members)  # of three workers or more, that of all they show
     columns = pair_columns(series, members)
     for statistic, rows, values_RMC in columns:
-        above = _above(closest_pairs.heights(values_RMC, memory_ratio=memory.ratio), threshold)
-        off = _far_off(series, promise, members, rows, statistic) if above else {}
-        for p, alarm in _pair_alarms(values_RMC, above, off, threshold, memory):
+        above = _above(closest_pairs.heights(values_RMC, dependence_ratio=dependence.ratio), threshold)
+        off = _far_off(series, budget, members, rows, statistic) if above else {}
+        for p, alarm in _pair_alarms(values_RMC, above, off, threshold, dependence):
             window = slice(alarm.first, alarm.last + 1)
             measured = closest_pairs.closeness(values_RMC[window], *every[p])
             if measured <= CLOSE and _third_allows(series, members, every[p], rows[window]):
                 first, second = every[p]
                 ranks = (series.ranks[members[first]], series.ranks[members[second]])
-                close = _copies((series, rows, promise), ranks, statistic, measured, alarm, ("pairs", among), None)
+                close = _copies((series, rows, budget), ranks, statistic, measured, alarm, ("pairs", among), None)
                 third = tuple(series.ranks[n] for n in members if series.ranks[n] not in ranks)
                 found.append(replace(close, unless=third) if len(third) == 1 and measured > 0 else close)
 
@@ -171,7 +171,7 @@ def connected_pairs(series: WorkerSeries, promise: Promise, members: tuple[int, 
         own = [p for p, pair in enumerate(every) if {series.ranks[members[m]] for m in pair} <= set(close.ranks)]
         return rows, closest_pairs.nearness(values_RMC, own)
 
-    return [_dated(close, series, memory, *apart(close)) for close in _connected(found)]
+    return [_dated(close, series, dependence, *apart(close)) for close in _connected(found)]
 
 
 def _above(heights_P: Floats, threshold: float) -> list[int]:
@@ -180,7 +180,7 @@ def _above(heights_P: Floats, threshold: float) -> list[int]:
 
 
 def _pair_alarms(
-    values_RMC: Floats, above: Sequence[int], off: Mapping[int, int], threshold: float, memory: Memory
+    values_RMC: Floats, above: Sequence[int], off: Mapping[int, int], threshold: float, dependence: Dependence
 ) -> list[tuple[int, Alarm]]:
     """The pairs that alarm, also without the other workers that are ``off`` (place, and row from which on).
 
@@ -197,14 +197,14 @@ def _pair_alarms(
         rest_RMC = values_RMC.copy()
         for place in absent:
             rest_RMC[off[place] :, place] = np.nan
-        log_e_RKB = closest_pairs.log_e_of_pairs(rest_RMC, chosen) / memory.ratio
+        log_e_RKB = closest_pairs.log_e_of_pairs(rest_RMC, chosen) / dependence.ratio
         alarms = {p: alarm_of(log_e_RKB[:, k], threshold=threshold) for k, p in enumerate(chosen)}
         found |= {p: alarm for p, alarm in alarms.items() if alarm is not None}
     return [(p, found[p]) for p in above if p in found]
 
 
 def _far_off(
-    series: WorkerSeries, promise: Promise, members: tuple[int, ...], rows: Ints, statistic: str
+    series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], rows: Ints, statistic: str
 ) -> dict[int, int]:
     """The places among ``members`` of outliers that are known by name, and the row from which on each is one.
 
@@ -213,7 +213,7 @@ def _far_off(
     """
     turned = len(members) > 3 or "directions" in statistic
     off: dict[int, int] = {}
-    for outlier in named_outliers(series, promise):
+    for outlier in named_outliers(series, budget):
         for worker in set(outlier.workers) & set(members):
             place, row = members.index(worker), int(np.searchsorted(rows, outlier.first))
             if turned or outlier.quantity != "direction":
@@ -236,43 +236,48 @@ def pair_columns(series: WorkerSeries, members: tuple[int, ...]) -> list[tuple[s
 
 
 def whole_batches(
-    series: WorkerSeries, promise: Promise, members: tuple[int, ...], found: Sequence[Copies]
+    series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], found: Sequence[Copies]
 ) -> Copies | None:
     """All members too close together, and still so when all but one of each set that was found are left out."""
     if any(len(close.ranks) == len(members) for close in found):
         return None
-    threshold = promise.log_threshold("parts", among=num_part_detectors(series))
-    dealt = parts_of(series, members)
+    threshold = budget.log_threshold("sample-losses", among=num_sample_detectors(series))
+    dealt = sample_losses_of(series, members)
     alarmed = whole_alarm(series, members, bets=permutation.LOW_BETS, threshold=threshold)
     if alarmed is None:
         return None
     copies = {rank for close in found for rank in close.ranks[1:]}
-    kept = [m for m, n in enumerate(members) if series.ranks[n] not in copies]
-    if copies and len(kept) > 1:
-        rest = {t: tuple(arrays[m] for m in kept) for t, arrays in dealt.items()}
-        memory = memory_among(series, "loss", members)
-        if parts_alarm(rest, series.steps, bets=permutation.LOW_BETS, threshold=threshold, memory=memory) is None:
+    others = [m for m, n in enumerate(members) if series.ranks[n] not in copies]
+    if copies and len(others) > 1:
+        rest = {t: tuple(arrays[m] for m in others) for t, arrays in dealt.items()}
+        dependence = dependence_among(series, "loss", members)
+        if (
+            sample_losses_alarm(
+                rest, series.steps, bets=permutation.LOW_BETS, threshold=threshold, dependence=dependence
+            )
+            is None
+        ):
             return None
     alarm, rows = alarmed
     spread = permutation.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())
     if spread is None:
         return None
     close = _copies(
-        (series, rows, promise),
+        (series, rows, budget),
         tuple(series.ranks[n] for n in members),
         WHOLE,
         spread.ratio,
         alarm,
-        ("parts", num_part_detectors(series)),
+        ("sample-losses", num_sample_detectors(series)),
         (spread.low, spread.high),
     )
-    memory = memory_among(series, "loss", members)
-    return _dated(close, series, memory, rows, permutation.log_odds(dealt, rows.tolist(), series.steps))
+    dependence = dependence_among(series, "loss", members)
+    return _dated(close, series, dependence, rows, permutation.log_odds(dealt, rows.tolist(), series.steps))
 
 
 def num_pair_detectors(series: WorkerSeries) -> int:
     """How many detectors share the promise's share of pairs."""
-    return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in alike_groups(series)), 1)
+    return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in comparable_groups(series)), 1)
 
 
 def apart_by_digest(series: WorkerSeries, one: int, other: int, *, first: int, last: int) -> bool:
@@ -291,7 +296,7 @@ def _third_allows(series: WorkerSeries, members: tuple[int, ...], pair: tuple[in
         return True
     one, other = (members[m] for m in pair)
     first, last = int(series.steps[indices[0]]), int(series.steps[indices[-1]])
-    spread = permutation.spread_ratio(parts_of(series, (one, other)), indices.tolist())
+    spread = permutation.spread_ratio(sample_losses_of(series, (one, other)), indices.tolist())
     near = spread is None or spread.low <= CLOSE
     return near and not apart_by_digest(series, one, other, first=first, last=last)
 
@@ -318,7 +323,7 @@ def _connected(found: Sequence[Copies]) -> list[Copies]:
 
 
 def _copies(
-    place: tuple[WorkerSeries, Ints, Promise],
+    place: tuple[WorkerSeries, Ints, AlarmBudget],
     ranks: tuple[int, ...],
     statistic: str,
     measured: float,
@@ -326,17 +331,17 @@ def _copies(
     share: tuple[Statistic, int],
     interval: tuple[float, float] | None,
 ) -> Copies:
-    series, rows, promise = place
+    series, rows, budget = place
     first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
-    rate = promise.false_alarm_rate(share[0], alarm.log_height, among=share[1], num_steps=len(series.steps))
+    rate = budget.false_alarm_rate(share[0], alarm.log_height, among=share[1], num_steps=len(series.steps))
     return Copies(ranks, statistic, measured, first, crossed, last, alarm, rate, interval)
 
 
-def _dated(close: Copies, series: WorkerSeries, memory: Memory, rows: Ints, apart_R: Floats) -> Copies:
+def _dated(close: Copies, series: WorkerSeries, dependence: Dependence, rows: Ints, apart_R: Floats) -> Copies:
     """The same with the step at which ``apart_R`` changed: how far apart they are, 0 in the mean if they are no copies.
 
     Bets win by chance before the change, too, so where they began to win does not date it.
     """
-    onset = alarm_onset(apart_R, close.alarm, memory, steady=True)
+    onset = alarm_onset(apart_R, close.alarm, dependence, steady=True)
     first, low, high = (int(series.steps[rows[index]]) for index in (onset.at, onset.low, onset.high))
     return replace(close, first=first, since=(low, high))

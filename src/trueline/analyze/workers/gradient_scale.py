@@ -30,9 +30,9 @@ from typing import Literal
 import numpy as np
 
 from trueline.analyze.evidence import Floats
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import LEVEL, Estimate, mean_of_workers
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.stats.tails import NAMING_LEVEL
 from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries
@@ -117,16 +117,16 @@ class Scale:
         return same and self.answer == "yes" and (outlier.quantity != "loss" or self.loss_scaled)
 
 
-@kept
-def scales(series: WorkerSeries, promise: Promise) -> tuple[Scale, ...]:
+@memoized
+def scales(series: WorkerSeries, budget: AlarmBudget) -> tuple[Scale, ...]:
     """One for each outlier in the gradient norm; raises ``CannotTell`` where norms cannot be judged."""
-    return tuple(scale_of(series, outlier) for outlier in find_outliers(series, promise, "norm"))
+    return tuple(scale_of(series, outlier) for outlier in find_outliers(series, budget, "norm"))
 
 
-def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, promise: Promise) -> list[Outlier]:
+def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, budget: AlarmBudget) -> list[Outlier]:
     """The outliers in loss or direction that are not the other side of a scale."""
     try:
-        known = scales(series, promise) if outliers else ()
+        known = scales(series, budget) if outliers else ()
     except CannotTell:
         known = ()
     return [outlier for outlier in outliers if not any(scale.explains(outlier) for scale in known)]

@@ -1,4 +1,4 @@
-"""What all findings of outlying workers say alike: who, since when, how sure, where, and what to do next."""
+"""What all findings of outlying workers have in common: who, since when, how sure, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def subject(series: WorkerSeries, outlier: Outlier) -> str:
 
 
 def counterpart(series: WorkerSeries, outlier: Outlier) -> str:
-    """``the others``, or the ranks where it is undecided who is off."""
+    """``the others``, or the ranks where it is undecided which is faulty."""
     return ranks_text(ranks_of(series, outlier.others)) if outlier.undecided else "the others"
 
 
@@ -59,14 +59,14 @@ def onset_interval(series: WorkerSeries, outlier: Outlier) -> tuple[int, int]:
 
 
 def doubt(series: WorkerSeries, outlier: Outlier) -> str:
-    """A clause on how it is known, or not, who is off; empty where the others are a majority."""
+    """A clause on how it is known, or not, which rank is faulty; empty where the others are a majority."""
     if outlier.decided_by:
         return f"; {subject(series, outlier)} is named because its own series jumps there and the other's does not"
     if not outlier.undecided:
         return ""
     if len(outlier.workers) + len(outlier.others) == 2:
-        return "; two workers alone cannot say which is off"
-    return "; no majority agrees, so it is undecided which are off"
+        return "; of two workers it is undecided which is faulty"
+    return "; no majority agrees, so it is undecided which are faulty"
 
 
 def moved_groups(series: WorkerSeries, outlier: Outlier, values_TNG: Floats) -> list[tuple[str, Estimate]]:
@@ -85,7 +85,7 @@ def moved_groups(series: WorkerSeries, outlier: Outlier, values_TNG: Floats) -> 
 
 
 @dataclass(frozen=True)
-class Place:
+class WhereDiffering:
     """Where workers differ: ``values`` [T, N] of the whole or of one group, a clause that names the groups where it is
     not all of them, names for sites, and all groups that moved.
     """
@@ -96,18 +96,20 @@ class Place:
     moved: Mapping[str, float]
 
 
-def place_of(series: WorkerSeries, outlier: Outlier) -> Place:
-    """Where an outlier in the gradient norm or direction shows."""
+def where_differing(series: WorkerSeries, outlier: Outlier) -> WhereDiffering:
+    """In which groups an outlier in the gradient norm or direction differs."""
     whole_TN, groups_TNG = whole_and_groups(series, outlier.quantity)
     moved = moved_groups(series, outlier, groups_TNG)
     names = tuple(name for name, _ in moved)
-    told = {name: effect.value for name, effect in moved[:_MAX_GROUPS]}
+    effects = {name: effect.value for name, effect in moved[:_MAX_GROUPS]}
     if outlier.group is not None and len(names) < len(series.group_names):
         own = series.group_names[outlier.group]
-        return Place(groups_TNG[:, :, outlier.group], f" in {own}", tuple(dict.fromkeys([own, *names])), told)
+        return WhereDiffering(
+            groups_TNG[:, :, outlier.group], f" in {own}", tuple(dict.fromkeys([own, *names])), effects
+        )
     if not names or len(names) == len(series.group_names):
-        return Place(whole_TN, "", ("all",), told)
-    return Place(whole_TN, f" (most in {named_some(names)})", names[:_MAX_GROUPS], told)
+        return WhereDiffering(whole_TN, "", ("all",), effects)
+    return WhereDiffering(whole_TN, f" (most in {named_some(names)})", names[:_MAX_GROUPS], effects)
 
 
 def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float], **evidence: Any) -> Mapping[str, Any]:
@@ -128,8 +130,8 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             "num_compared": len(outlier.workers) + len(outlier.others),
             "undecided": outlier.undecided,
             "decided_by": outlier.decided_by,
-            "memory": outlier.memory.ratio,
-            "memory_steps": outlier.memory.reach,
+            "memory": outlier.dependence.ratio,
+            "memory_steps": outlier.dependence.reach,
             **evidence,
         },
     }
@@ -138,7 +140,7 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
 def gradient_finding(
     series: WorkerSeries,
     outlier: Outlier,
-    place: Place,
+    place: WhereDiffering,
     text: str,
     *,
     code: str,
@@ -172,7 +174,7 @@ def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
     """How to declare workers that are meant to differ, as an edit of the plan."""
     who = f"{subject(series, outlier)} {'is' if len(outlier.workers) == 1 else 'are'}"
     return (
-        f"If {who} meant to differ (another data mixture, longer sequences), list the ranks that are alike in the "
+        f"If {who} meant to differ (another data mixture, longer sequences), list the ranks that should agree in the "
         f"plan: worker_groups = [{list(ranks_of(series, outlier.others))}]."
     )
 

@@ -30,15 +30,15 @@ from typing import Literal
 import numpy as np
 
 from trueline.analyze.evidence import Floats, Ints
-from trueline.analyze.stats.alarm_budget import Promise, Statistic
+from trueline.analyze.stats.alarm_budget import AlarmBudget, Statistic
 from trueline.analyze.stats.alarms import Alarm, alarm_of
-from trueline.analyze.stats.autocorrelation import NONE, Memory
+from trueline.analyze.stats.autocorrelation import NONE, Dependence
 from trueline.analyze.stats.change_point import worker_onset
 from trueline.analyze.stats.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.analyze.stats.intervals import NORMAL_MAD, Estimate, mean_difference, t_two_sided
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.stats.tails import NAMING_LEVEL
-from trueline.analyze.workers.comparable import Remembered, memory_among
+from trueline.analyze.workers.comparable import SeriesName, dependence_among
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.words import counted
@@ -51,7 +51,7 @@ _STATISTICS: dict[Quantity, tuple[Statistic, Statistic | None]] = {
     "direction": ("direction", "direction-groups"),
 }
 
-_REMEMBERED: dict[Quantity, tuple[Remembered, Remembered]] = {
+_SERIES: dict[Quantity, tuple[SeriesName, SeriesName]] = {
     "loss": ("loss", "loss"),
     "norm": ("log_norm", "group_log_norm"),
     "direction": ("cosine", "group_cosine"),
@@ -111,7 +111,7 @@ class Outlier:
     group: int | None = None
     undecided: bool = False
     decided_by: str = ""
-    memory: Memory = NONE
+    dependence: Dependence = NONE
     since: tuple[int, int] = (0, 0)
 
     @property
@@ -136,7 +136,7 @@ class _Field:
     allowance: Floats
     thresholds: Floats
     weights: Floats
-    memories: tuple[Memory, ...]
+    dependences: tuple[Dependence, ...]
 
 
 def whole_and_groups(series: WorkerSeries, quantity: Quantity) -> tuple[Floats, Floats]:
@@ -148,25 +148,25 @@ def whole_and_groups(series: WorkerSeries, quantity: Quantity) -> tuple[Floats, 
     return series.cosine, series.group_cosine
 
 
-@kept
-def find_outliers(series: WorkerSeries, promise: Promise, quantity: Quantity) -> tuple[Outlier, ...]:
+@memoized
+def find_outliers(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> tuple[Outlier, ...]:
     """All outliers in a quantity, in order of their evidence.
 
     Raises ``CannotTell`` where no step has two workers to compare, or fewer steps have than any alarm needs.
     """
-    fields = _fields(series, promise, quantity)
+    fields = _fields(series, budget, quantity)
     _require_enough(fields, quantity)
     found = [outlier for each in fields for outlier in _of_field(each, quantity)]
     return tuple(sorted(found, key=lambda outlier: (outlier.first, outlier.workers)))
 
 
-@kept
-def named_outliers(series: WorkerSeries, promise: Promise) -> tuple[Outlier, ...]:
+@memoized
+def named_outliers(series: WorkerSeries, budget: AlarmBudget) -> tuple[Outlier, ...]:
     """The outliers in any quantity of which it is decided who is off; a quantity that cannot be judged has none."""
     found: list[Outlier] = []
     for quantity in _STATISTICS:
         with suppress(CannotTell):
-            found += [outlier for outlier in find_outliers(series, promise, quantity) if not outlier.undecided]
+            found += [outlier for outlier in find_outliers(series, budget, quantity) if not outlier.undecided]
     return tuple(found)
 
 
@@ -177,7 +177,7 @@ def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estima
     on the steps between the alarm and the height of the evidence, or, where these are few, on all with a wider error.
     Where workers remember, a step says as much less as its evidence is divided by.
     """
-    wider = math.sqrt(outlier.memory.ratio)
+    wider = math.sqrt(outlier.dependence.ratio)
     after = values_TN[outlier.crossed + 1 : outlier.last + 1]
     fresh = measure(after, outlier.workers, outlier.others)
     if fresh.num_steps >= _ENOUGH_AFTER:
@@ -186,7 +186,7 @@ def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estima
     return replace(selected, error=wider * _SELECTED * selected.error)
 
 
-def _fields(series: WorkerSeries, promise: Promise, quantity: Quantity) -> list[_Field]:
+def _fields(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> list[_Field]:
     whole_TN, groups_TNG = whole_and_groups(series, quantity)
     measured = np.isfinite(groups_TNG).any(axis=(0, 1))
     values_TDN = np.concatenate([whole_TN[:, None], np.moveaxis(groups_TNG, 2, 1)], axis=1)
@@ -195,24 +195,26 @@ def _fields(series: WorkerSeries, promise: Promise, quantity: Quantity) -> list[
     num_groups = int(np.count_nonzero(measured))
     kinds: list[tuple[Statistic, int]] = [(one, among)]
     kinds += [(each or one, among * max(num_groups, 1))] * groups_TNG.shape[2]
-    thresholds = np.array([promise.log_threshold(kind, among=number) for kind, number in kinds])
-    weights = np.array([promise.weight(kind, among=number) for kind, number in kinds])
+    thresholds = np.array([budget.log_threshold(kind, among=number) for kind, number in kinds])
+    weights = np.array([budget.weight(kind, among=number) for kind, number in kinds])
     groups = series.declared or (tuple(range(series.num_workers)),)
     fields: list[_Field] = []
     for members, compared_TDN in zip(groups, series.compared(values_TDN), strict=True):
         values_TDM = compared_TDN[:, :, list(members)]
         rows = np.flatnonzero(np.any(np.count_nonzero(np.isfinite(values_TDM), axis=2) > 1, axis=1))
         allowance = series.allowance[rows][:, None, list(members)]
-        memories = _memories(series, quantity, members, groups_TNG.shape[2])
-        fields.append(_Field(rows, members, values_TDM[rows], allowance, thresholds, weights, memories))
+        dependences = _dependences(series, quantity, members, groups_TNG.shape[2])
+        fields.append(_Field(rows, members, values_TDM[rows], allowance, thresholds, weights, dependences))
     return fields
 
 
-def _memories(series: WorkerSeries, quantity: Quantity, members: tuple[int, ...], groups: int) -> tuple[Memory, ...]:
+def _dependences(
+    series: WorkerSeries, quantity: Quantity, members: tuple[int, ...], groups: int
+) -> tuple[Dependence, ...]:
     """[D] how long ``members`` remember, by the whole and by each parameter group."""
-    whole, each = _REMEMBERED[quantity]
-    by_group = [memory_among(series, each, members, g) for g in range(groups)]
-    return (memory_among(series, whole, members), *by_group)
+    whole, each = _SERIES[quantity]
+    by_group = [dependence_among(series, each, members, g) for g in range(groups)]
+    return (dependence_among(series, whole, members), *by_group)
 
 
 def fewest_steps(threshold: float, *, num_workers: int) -> int:
@@ -228,7 +230,9 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
     """Raise ``CannotTell`` where no worker could have alarmed had it been the last at every step."""
     needs = [
         (
-            math.ceil(each.memories[0].ratio * fewest_steps(float(each.thresholds[0]), num_workers=len(each.members))),
+            math.ceil(
+                each.dependences[0].ratio * fewest_steps(float(each.thresholds[0]), num_workers=len(each.members))
+            ),
             len(each.rows),
             len(each.members),
         )
@@ -241,7 +245,7 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
         needed, num_steps, num_workers = min(needs, key=lambda need: need[0] - need[1])
         raise CannotTell(
             f"{counted(num_steps, 'step')} {'has' if num_steps == 1 else 'have'} {_NAMES[quantity]} to compare; with "
-            f"{num_workers} workers one that is last at every step stands out beyond chance after {needed} steps",
+            f"{num_workers} workers, one that ranks last at every step exceeds chance after {needed} steps",
             reason="too-few-steps",
         )
 
@@ -263,14 +267,14 @@ def _of_field(each: _Field, quantity: Quantity) -> list[Outlier]:
 def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | None:
     """The worker whose detector is furthest above its threshold, or None where none reaches it."""
     z = scores(values)
-    ratio_D1 = np.array([[memory.ratio] for memory in each.memories])
-    heights_RDM = np.where(np.isfinite(z), log_heights(z, allowance_TN=each.allowance, memory_N=ratio_D1), -np.inf)
+    ratio_D1 = np.array([[dependence.ratio] for dependence in each.dependences])
+    heights_RDM = np.where(np.isfinite(z), log_heights(z, allowance_TN=each.allowance, dependence_N=ratio_D1), -np.inf)
     excess_DM = heights_RDM.max(axis=0, initial=-np.inf) - each.thresholds[:, None]
     detector, place = (int(index) for index in np.unravel_index(int(np.argmax(excess_DM)), excess_DM.shape))
     alarm = _alarm(each, z[:, detector], place, detector)
     if alarm is None:
         return None
-    onset = worker_onset(values[:, detector], place, alarm, each.memories[detector])
+    onset = worker_onset(values[:, detector], place, alarm, each.dependences[detector])
     first, low, high = each.rows[[onset.at, onset.low, onset.high]].tolist()
     return Outlier(
         quantity=quantity,
@@ -287,7 +291,7 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
         ),
         ongoing=bool(heights_RDM[-1, detector, place] > alarm.log_height - _COME_DOWN),
         group=detector - 1 if detector else None,
-        memory=each.memories[detector],
+        dependence=each.dependences[detector],
     )
 
 
@@ -298,7 +302,7 @@ def _alarm(each: _Field, z_RM: Floats, place: int, detector: int) -> Alarm | Non
         log_e_values(
             z_RM[start : start + _PIECE_STEPS],
             allowance_TN=each.allowance[start : start + _PIECE_STEPS, 0],
-            memory_N=each.memories[detector].ratio,
+            dependence_N=each.dependences[detector].ratio,
         )[:, place]
         for start in pieces
     ]

@@ -151,7 +151,7 @@ class Reductions:
             values, measured = self.run.stack(column, steps=self.steps.tolist())
         except RunError as error:
             raise CannotTell(
-                "ranks have different parameter groups, which cannot be held against each other", reason="undecidable"
+                "ranks have different parameter groups, which cannot be compared", reason="undecidable"
             ) from error
         chosen = columns_of(self.run, self.ranks)
         if not measured.any() or values.shape[2] != width:

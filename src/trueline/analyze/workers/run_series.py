@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, data_parallel_ranks, numbers
-from trueline.analyze.stats.alarm_budget import Promise
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.alarm_budget import AlarmBudget
+from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell, RunError
 from trueline.store.reader import Run
 
@@ -57,7 +57,7 @@ class WholeRun:
     of_mean: bool = True
 
 
-@kept
+@memoized
 def whole_run(run: Run) -> WholeRun:
     """The series of a Run; raises ``CannotTell`` where no worker left data."""
     ranks = data_parallel_ranks(run)
@@ -110,9 +110,9 @@ def param_norms(run: Run, index: range) -> ParamNorms:
     return ParamNorms(params, tuple(group_of.get(name, "") for name in params), squared_SNP.mean(axis=1))
 
 
-def log_level(promise: Promise, kind: str, *, among: int = 1) -> float:
+def log_level(budget: AlarmBudget, kind: str, *, among: int = 1) -> float:
     """Natural log of the probability per step at which one of ``among`` series of a kind is told."""
-    return float(np.log(promise.false_alarms / 10_000 * SHARES[kind] / max(among, 1)))
+    return float(np.log(budget.false_alarms / 10_000 * SHARES[kind] / max(among, 1)))
 
 
 def false_alarm_rate(log_p: float, kind: str, *, among: int, num_steps: int) -> float:

@@ -18,12 +18,12 @@ import numpy as np
 
 from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.workers import COLUMN_BY_NAME
 from trueline.store.reader import Run
 
-Parts = Mapping[int, tuple[Floats, ...]]
+SampleLosses = Mapping[int, tuple[Floats, ...]]
 
 LASTING_STEPS = 5
 """Steps in a row with an uncommon number of samples that are more than a last batch, of which an epoch has one. An
@@ -62,7 +62,7 @@ class WorkerSeries:
     """[T, N] tokens that the loss averages over."""
     samples: Floats = field(default_factory=_absent)
     """[T, N] samples consumed."""
-    parts: Parts = field(default_factory=dict[int, tuple[Floats, ...]])
+    sample_losses: SampleLosses = field(default_factory=dict[int, tuple[Floats, ...]])
     """By index of the step: losses of the parts of each worker's batch, N arrays, where all workers left some."""
     declared: tuple[tuple[int, ...], ...] = ()
     """Positions (0 to N-1) that are meant to be alike, by group; empty: all are. A worker in none is not compared."""
@@ -103,7 +103,7 @@ class WorkerSeries:
         ]
 
 
-@kept
+@memoized
 def series_of(run: Run) -> WorkerSeries:
     """The series of a Run's data-parallel workers; raises ``CannotTell`` where there are fewer than two."""
     ranks = several_workers(run)
@@ -121,7 +121,7 @@ def series_of(run: Run) -> WorkerSeries:
         group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
         tokens=_finite(numbers(run, "tokens", ranks)[0]),
         samples=num_TN,
-        parts=_parts(run, ranks),
+        sample_losses=_sample_losses(run, ranks),
         declared=_declared(run, ranks),
         allowance=np.zeros(num_TN.shape) if samples is None else _allowance(run, samples, num_TN),
         consumed=samples,
@@ -159,7 +159,7 @@ def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
     known_T = np.all(np.isfinite(inside_TM) & (inside_TM > 0), axis=1)
     odd_KM = _uncommon(inside_TM[known_T])
     if 2 * np.count_nonzero(odd_KM) <= (len(group) - 1) * len(odd_KM):
-        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _lasting(odd_KM)
+        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _persistent(odd_KM)
     return bag_TN
 
 
@@ -172,7 +172,7 @@ def _uncommon(counts_KM: Floats) -> Bools:
     return odd_KM
 
 
-def _lasting(odd_KM: Bools) -> Bools:
+def _persistent(odd_KM: Bools) -> Bools:
     """[K, M] where ``odd_KM`` is set at ``LASTING_STEPS`` in a row, this one among them."""
     out_KM = np.zeros(odd_KM.shape, dtype=np.bool_)
     if len(odd_KM) >= LASTING_STEPS:
@@ -249,7 +249,7 @@ def _own_again(samples: Samples) -> tuple[Bools, Bools]:
     return again, first_equal(samples.worker, samples.digest) == np.arange(num)
 
 
-def _parts(run: Run, ranks: list[int]) -> Parts:
+def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:
     """Losses of the parts of every worker's batch, by index of the step, where all workers left them."""
     if "part_losses" not in COLUMN_BY_NAME:
         return {}

@@ -1,4 +1,4 @@
-"""What findings of jumps along time say alike: when, from what to what, whether it came back, how sure."""
+"""What findings of jumps over time have in common: when, from what to what, whether it came back, how sure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
         else ""
     )
     raise CannotTell(
-        f"it takes {STEPS_BEFORE} steps before one can be held against them, and this Run has {measured}{anew}",
+        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {measured}{anew}",
         reason="too-few-steps",
     )
 

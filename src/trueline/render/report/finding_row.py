@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.render.evidence_words import evidence_words
-from trueline.render.wording import false_alarm, number, steps_words
+from trueline.render.wording import false_alarm, number, span, steps_words
 from trueline.schema.finding import Finding
-from trueline.schema.words import counted, ranks_text
+from trueline.schema.words import counted, listed, ranges
 
 _MAX_SITES = 8
 """Sites shown; the Run and `trueline check --json` have all."""
@@ -53,8 +53,8 @@ def finding_row(
         severity=finding.severity,
         code=finding.code,
         claim=finding.claim,
-        ranks=_bare(ranks_text(finding.ranks, all_ranks=all_ranks, dash="–")),
-        steps=_bare(steps_words(finding.step_first, finding.step_last)),
+        ranks=_ranks(finding.ranks, all_ranks),
+        steps=span(finding.step_first, finding.step_last),
         alarm=_alarm(finding),
         measured=number(finding.measured),
         interval=_interval(finding.evidence),
@@ -68,10 +68,10 @@ def finding_row(
     )
 
 
-def _bare(words: str) -> str:
-    """``ranks 0 and 1`` → ``0 and 1``: the column's heading says the rest."""
-    head, _, tail = words.partition(" ")
-    return tail if head in ("rank", "ranks", "step", "steps") else words
+def _ranks(ranks: Sequence[int], all_ranks: Sequence[int]) -> str:
+    """``0 and 1``, or ``all 4 ranks``: the column's heading says the rest."""
+    everyone = len(ranks) > 2 and set(ranks) == set(all_ranks)
+    return f"all {len(ranks)} ranks" if everyone else listed(ranges(ranks, dash="–"))
 
 
 def _alarm(finding: Finding) -> str:

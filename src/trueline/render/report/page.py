@@ -291,7 +291,8 @@ def _glance(reading: RunReading) -> tuple[str, ...]:
     both_TN = timed_TN & own_TN & (np.nan_to_num(step_s_TN) > 0)
     norms = reading.workers["grad_norm"].measured_only()
     gaps = np.diff(norms.steps_T)
-    every = f"every {counted(int(np.median(gaps)), 'step')}" if gaps.size else counted(norms.steps_T.size, "step")
+    gap = int(np.median(gaps)) if gaps.size else 0
+    every = "every step" if gap == 1 else f"every {gap:,} steps" if gap else counted(norms.steps_T.size, "step")
     steps = f"{run.steps.size:,} ({run.steps[0]}–{run.steps[-1]})" if run.steps.size else "none"
     left = len(run.ranks)
     return (
@@ -299,7 +300,7 @@ def _glance(reading: RunReading) -> tuple[str, ...]:
         f"{run.world_size}" if left == run.world_size else f"{left} of {run.world_size}",
         steps,
         run.manifest.adapter or "not stated",
-        "every step" if every == "every 1 step" else every,
+        every,
         seconds_words(float(np.median(step_s_TN[timed_TN]))) if timed_TN.any() else "not measured",
         f"{100 * float(np.median(own_s_TN[both_TN] / step_s_TN[both_TN])):.2g} % of step time"
         if both_TN.any()

@@ -9,11 +9,11 @@ from tests.unit.made_series import alike_batches, independent, same_batches, ser
 
 from trueline.analyze.checks import dispersion_high, dispersion_low
 from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.outliers import named_outliers
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+BUDGET = AlarmBudget()
 
 
 def _copied(series, first, second, *, noise=0.1, since=0, columns=("loss", "log_norm", "cosine")):
@@ -27,7 +27,7 @@ def _copied(series, first, second, *, noise=0.1, since=0, columns=("loss", "log_
 
 @pytest.mark.parametrize(("workers", "num_parts"), [(2, 8), (2, 64), (4, 2), (4, 8), (8, 4), (64, 2)])
 def test_the_same_batches_under_dropout_are_found_place_by_place(workers, num_parts):
-    (finding,) = dispersion_low.judge(series_from(same_batches(workers, num_parts), 30), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(same_batches(workers, num_parts), 30), BUDGET)
 
     assert (finding.code, finding.severity, finding.ranks) == ("dispersion-low", "warning", tuple(range(workers)))
     assert finding.step_first <= 5
@@ -35,12 +35,12 @@ def test_the_same_batches_under_dropout_are_found_place_by_place(workers, num_pa
     common = 1 - 1 / num_parts
     assert finding.measured == pytest.approx(common / (common + 0.3**2), abs=0.1)
     assert finding.false_alarm_rate < 1e-3
-    assert "at the same places of their batches" in finding.claim
+    assert "at the same positions of their batches" in finding.claim
 
 
 @pytest.mark.parametrize(("workers", "num_parts"), [(2, 8), (2, 32), (4, 8), (8, 4)])
 def test_the_same_batches_in_another_order_are_found_and_measured(workers, num_parts):
-    (finding,) = dispersion_low.judge(series_from(same_batches(workers, num_parts, shuffled=True), 80), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(same_batches(workers, num_parts, shuffled=True), 80), BUDGET)
 
     assert (finding.severity, finding.ranks) == ("warning", tuple(range(workers)))
     low, high = finding.evidence["interval"]
@@ -54,7 +54,7 @@ def test_a_pair_of_many_is_named_place_by_place():
         x[4] = x[2] + 0.3 * rng.standard_normal(16)
         return x
 
-    (finding,) = dispersion_low.judge(series_from(draw, 20), Promise(1.0))
+    (finding,) = dispersion_low.judge(series_from(draw, 20), AlarmBudget(1.0))
     assert finding.ranks == (2, 4)
     assert "correlation 0.9" in finding.claim
 
@@ -63,7 +63,7 @@ def test_a_pair_of_many_is_named_place_by_place():
 def test_batches_that_are_sorted_alike_are_no_copies(workers):
     """By length, say: all workers' losses rise with the place, and the samples differ."""
     series = series_from(lambda rng, step: np.sort(rng.standard_normal((workers, 8)), axis=1), 200)
-    assert dispersion_low.judge(series, PROMISE) == []
+    assert dispersion_low.judge(series, BUDGET) == []
 
 
 @pytest.mark.parametrize("since", [25, 40, 80])
@@ -71,7 +71,7 @@ def test_batches_that_are_sorted_alike_are_no_copies(workers):
 def test_copies_are_dated_from_where_the_batches_become_the_same(workers, noise, shuffled, since):
     same, other = same_batches(workers, 8, noise=noise, shuffled=shuffled), independent(workers, 8)
     series = series_from(lambda rng, step: (same if step >= since else other)(rng, step), since + 60)
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     low, high = finding.evidence["onset_interval"]
     assert low <= since <= high <= low + 15
 
@@ -79,7 +79,7 @@ def test_copies_are_dated_from_where_the_batches_become_the_same(workers, noise,
 @pytest.mark.parametrize("workers", [4, 8, 16])
 def test_a_duplicated_pair_is_named(workers):
     series = _copied(series_from(independent(workers, 8), 60, with_parts=False), 1, workers - 1)
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     assert finding.ranks == (1, workers - 1)
     assert finding.measured < 0.3
     assert "times as far from each other as from other ranks" in finding.claim
@@ -87,11 +87,11 @@ def test_a_duplicated_pair_is_named(workers):
 
 def test_of_three_workers_the_third_may_be_off_and_all_are_concerned():
     (finding,) = dispersion_low.judge(
-        _copied(series_from(independent(3, 8), 60, with_parts=False), 1, 2, columns=("loss", "log_norm")), PROMISE
+        _copied(series_from(independent(3, 8), 60, with_parts=False), 1, 2, columns=("loss", "log_norm")), BUDGET
     )
     assert finding.ranks == (0, 1, 2)
     assert finding.claim.startswith("Ranks 1 and 2 are ")
-    assert finding.claim.endswith("cannot say whether these are copies or rank 0 is off.")
+    assert finding.claim.endswith("it is undecided whether they are copies or rank 0 is faulty.")
     assert finding.evidence["undecided"]
 
 
@@ -102,21 +102,21 @@ def test_two_of_three_are_no_copies_where_the_third_is_off(quantity):
     rng = np.random.default_rng(2)
     for name, spread in (("loss", 0.14), ("log_norm", 0.3), ("cosine", 0.05)):
         getattr(series, name)[:, 2] += 12 * spread * rng.standard_normal(80) + 30 * spread * (name == quantity)
-    assert dispersion_low.judge(series, PROMISE) == []
-    assert {outlier.workers for outlier in named_outliers(series, PROMISE)} == {(2,)}
+    assert dispersion_low.judge(series, BUDGET) == []
+    assert {outlier.workers for outlier in named_outliers(series, BUDGET)} == {(2,)}
 
 
 def test_two_of_three_that_read_different_samples_are_no_copies():
     series = series_from(independent(3, 8), 80, with_parts=False)
     series.loss[:, 2] += 2 * np.random.default_rng(2).standard_normal(80)
-    assert [finding.ranks for finding in dispersion_low.judge(series, PROMISE)] == [(0, 1, 2)]
+    assert [finding.ranks for finding in dispersion_low.judge(series, BUDGET)] == [(0, 1, 2)]
     digest = np.arange(240, dtype=np.uint64)
     step, worker = np.repeat(np.arange(80), 3), np.tile(np.arange(3), 80)
     zero = np.zeros(240, dtype=np.int64)
     read = Samples((0, 1, 2), digest, step, worker, zero, zero, False)
-    assert dispersion_low.judge(replace(series, consumed=read), PROMISE) == []
+    assert dispersion_low.judge(replace(series, consumed=read), BUDGET) == []
     digest[worker == 1] = digest[worker == 0]
-    assert len(dispersion_low.judge(replace(series, consumed=read), PROMISE)) == 1
+    assert len(dispersion_low.judge(replace(series, consumed=read), BUDGET)) == 1
 
 
 def test_copies_beside_different_digests_are_not_told_to_compare_digests():
@@ -124,7 +124,7 @@ def test_copies_beside_different_digests_are_not_told_to_compare_digests():
     step, worker = np.repeat(np.arange(60), 4), np.tile(np.arange(4), 60)
     zero = np.zeros(240, dtype=np.int64)
     read = Samples((0, 1, 2, 3), np.arange(240, dtype=np.uint64), step, worker, zero, zero, False)
-    (finding,) = dispersion_low.judge(replace(series, consumed=read), PROMISE)
+    (finding,) = dispersion_low.judge(replace(series, consumed=read), BUDGET)
     assert finding.ranks == (1, 3)
     assert finding.next[0].startswith("The inputs of ranks 1 and 3 differ by digest: ")
 
@@ -132,7 +132,7 @@ def test_copies_beside_different_digests_are_not_told_to_compare_digests():
 @pytest.mark.parametrize("column", ["loss", "log_norm", "cosine"])
 def test_a_pair_is_found_in_any_one_column(column):
     series = _copied(series_from(independent(6, 8), 80, with_parts=False), 2, 3, columns=(column,))
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     assert finding.ranks == (2, 3)
 
 
@@ -140,7 +140,7 @@ def test_a_pair_is_found_in_any_one_column(column):
 @pytest.mark.parametrize("workers", [3, 5])
 def test_a_pair_is_dated_from_where_it_is_close(workers, since):
     series = _copied(series_from(independent(workers, 8), since + 60, with_parts=False), 0, workers - 1, since=since)
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     low, high = finding.evidence["onset_interval"]
     assert low <= since <= high <= low + 4
     assert f"since step {finding.step_first}" in finding.claim
@@ -155,16 +155,16 @@ def test_a_pair_without_dropout_is_dated_too(noise):
         x[1] = x[0] + noise * rng.standard_normal(16) if step >= 80 else x[1]
         return x
 
-    (finding,) = dispersion_low.judge(series_from(draw, 200), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(draw, 200), BUDGET)
     assert (finding.ranks, finding.step_first) == ((0, 1), 80)
 
 
 def test_three_copies_are_one_finding_and_two_pairs_are_two():
     series = _copied(_copied(series_from(independent(8, 8), 60, with_parts=False), 1, 4), 1, 6)
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     assert finding.ranks == (1, 4, 6)
     series = _copied(_copied(series_from(independent(8, 8), 60, with_parts=False), 1, 4), 2, 6)
-    assert {finding.ranks for finding in dispersion_low.judge(series, PROMISE)} == {(1, 4), (2, 6)}
+    assert {finding.ranks for finding in dispersion_low.judge(series, BUDGET)} == {(1, 4), (2, 6)}
 
 
 def test_a_pair_among_several_is_not_reported_as_all():
@@ -173,7 +173,7 @@ def test_a_pair_among_several_is_not_reported_as_all():
         x[3] = x[2] + 0.1 * rng.standard_normal(8)
         return x
 
-    (finding,) = dispersion_low.judge(series_from(draw, 120), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(draw, 120), BUDGET)
     assert finding.ranks == (2, 3)
 
 
@@ -183,7 +183,7 @@ def test_seven_copies_of_eight_are_not_reported_as_all():
         x[7] = rng.standard_normal(8)
         return x
 
-    (finding,) = dispersion_low.judge(series_from(draw, 60), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(draw, 60), BUDGET)
     assert finding.ranks == (0, 1, 2, 3, 4, 5, 6)
 
 
@@ -191,7 +191,7 @@ def test_seven_copies_of_eight_are_not_reported_as_all():
 def test_a_worker_that_is_far_away_does_not_make_the_others_a_pair(workers):
     shift = np.zeros(workers)
     shift[-1] = 20
-    assert dispersion_low.judge(series_from(independent(workers, 8, shift=shift), 80), PROMISE) == []
+    assert dispersion_low.judge(series_from(independent(workers, 8, shift=shift), 80), BUDGET) == []
 
 
 @pytest.mark.parametrize(("workers", "seed"), [(8, 21), (8, 64)])
@@ -200,14 +200,14 @@ def test_an_outlier_takes_no_part_in_naming_a_pair(workers, seed):
     shift = np.zeros(workers)
     shift[-1] = 20
     series = series_from(independent(workers, 8, shift=shift), 100, seed=seed, with_parts=False)
-    assert dispersion_low.judge(series, Promise(10.0)) == []
+    assert dispersion_low.judge(series, AlarmBudget(10.0)) == []
 
 
 def test_copies_are_named_beside_an_outlier():
     shift = np.zeros(6)
     shift[5] = 20
     series = _copied(series_from(independent(6, 8, shift=shift), 60, with_parts=False), 1, 3)
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     assert finding.ranks == (1, 3)
 
 
@@ -217,7 +217,7 @@ def test_a_noisy_third_worker_does_not_make_the_others_a_pair_where_parts_can_te
         x[2] += 5 * rng.standard_normal()
         return x
 
-    assert dispersion_low.judge(series_from(draw, 80), PROMISE) == []
+    assert dispersion_low.judge(series_from(draw, 80), BUDGET) == []
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_bitwise_equal_losses(apart, severity, words):
     series = series_from(independent(4, 8), 5, with_parts=False, first_step=20)
     series.loss[:] = series.loss[:, :1]
     series.log_norm[:] = series.log_norm[:, :1] + apart * np.arange(4)
-    (finding,) = dispersion_low.judge(series, PROMISE)
+    (finding,) = dispersion_low.judge(series, BUDGET)
     assert (finding.severity, finding.step_first, finding.step_last) == (severity, 20, 24)
     assert finding.claim.startswith("The losses of ranks 0-3 are bitwise equal at 5 steps from 20 to 24")
     assert words in finding.claim
@@ -237,22 +237,22 @@ def test_bitwise_equal_losses(apart, severity, words):
 def test_losses_rounded_to_sixteen_bits_or_constant_may_be_equal():
     series = series_from(independent(2, 8), 60)
     series.loss[:] = np.float16(series.loss[:, :1])
-    assert dispersion_low.judge(series, PROMISE) == []
+    assert dispersion_low.judge(series, BUDGET) == []
     series.loss[:] = 1 / 3
-    assert dispersion_low.judge(series, PROMISE) == []
+    assert dispersion_low.judge(series, BUDGET) == []
 
 
 def test_groups_that_are_meant_to_differ_are_judged_apart():
     def draw(rng, step):
         return np.concatenate([same_batches(3, 8)(rng, step), independent(3, 8)(rng, step) + 5])
 
-    (finding,) = dispersion_low.judge(series_from(draw, 60, declared=((0, 1, 2), (3, 4, 5))), PROMISE)
+    (finding,) = dispersion_low.judge(series_from(draw, 60, declared=((0, 1, 2), (3, 4, 5))), BUDGET)
     assert finding.ranks == (0, 1, 2)
 
 
 @pytest.mark.parametrize("draw", [independent(4, 4, tails=True), alike_batches(4, 4), independent(3, 2)])
 def test_healthy_workers_are_silent(draw):
-    assert dispersion_low.judge(series_from(draw, 400), PROMISE) == []
+    assert dispersion_low.judge(series_from(draw, 400), BUDGET) == []
 
 
 @pytest.mark.parametrize("check", [dispersion_low, dispersion_high])
@@ -262,7 +262,7 @@ def test_a_deal_that_comes_again_in_every_epoch_is_no_new_evidence(check):
         dealt = np.random.default_rng(seed).standard_normal((3, 8))
         series = series_from(lambda rng, step, dealt=dealt: dealt + 0.01 * rng.standard_normal((3, 8)), 80)
         series.allowance[1:] = 2 + np.sqrt(2 * np.log(3))
-        assert check.judge(series, PROMISE) == []
+        assert check.judge(series, BUDGET) == []
 
 
 def test_healthy_series_keep_the_promise():
@@ -270,7 +270,7 @@ def test_healthy_series_keep_the_promise():
     have a probability of 7e-5.
     """
     found = sum(
-        bool(dispersion_low.judge(series_from(independent(3, 3, tails=True), 300, seed=seed), PROMISE))
+        bool(dispersion_low.judge(series_from(independent(3, 3, tails=True), 300, seed=seed), BUDGET))
         for seed in range(20)
     )
     assert found <= 2
@@ -279,12 +279,12 @@ def test_healthy_series_keep_the_promise():
 def test_two_workers_without_parts_cannot_tell():
     series = series_from(same_batches(2, 8), 60, with_parts=False)
     with pytest.raises(CannotTell, match="with two workers there is no other pair"):
-        dispersion_low.judge(series, PROMISE)
+        dispersion_low.judge(series, BUDGET)
 
 
 def test_few_steps_cannot_tell_and_say_how_many_can():
     with pytest.raises(CannotTell, match="for pairs 11 are needed"):
-        dispersion_low.judge(series_from(independent(4, 8), 5, with_parts=False), PROMISE)
+        dispersion_low.judge(series_from(independent(4, 8), 5, with_parts=False), BUDGET)
 
 
 def test_a_healthy_run_is_silent(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.healthy_run import GROUPS, PARAMS, write_run
 
 from trueline.analyze.checks import grad_spike
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.run_series import WholeRun
 from trueline.schema.errors import CannotTell
 
@@ -31,7 +31,7 @@ def series(norm_TG, **changes):
 
 
 def judge(whole):
-    return grad_spike.judge(whole, Promise())
+    return grad_spike.judge(whole, AlarmBudget())
 
 
 def rows(norm_TG, *, params=None, reduced=True):

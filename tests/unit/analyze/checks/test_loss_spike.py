@@ -8,7 +8,7 @@ import pytest
 from tests.unit.healthy_run import write_run
 
 from trueline.analyze.checks import loss_spike
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.run_series import WholeRun
 from trueline.schema.errors import CannotTell
 
@@ -26,7 +26,7 @@ def series(loss_T, **changes):
 
 
 def judge(whole):
-    return loss_spike.judge(whole, Promise())
+    return loss_spike.judge(whole, AlarmBudget())
 
 
 def rows(loss_T, *, ranks=2, **columns):

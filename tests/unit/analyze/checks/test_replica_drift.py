@@ -78,7 +78,7 @@ def test_only_steps_with_digests_count(tmp_path):
 def test_a_difference_at_the_first_look_has_no_date(tmp_path):
     rows = changed(healthy_rows(2, 9), "param_digests", 0, ranks=[1], since=0)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
-    assert "different at the first look, before the update of step 0" in finding.claim
+    assert "different at the first comparison, before the update of step 0" in finding.claim
     assert finding.evidence["last_equal"] is None
 
 

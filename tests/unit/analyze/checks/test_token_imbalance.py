@@ -8,11 +8,11 @@ from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks import token_imbalance
 from trueline.analyze.checks.token_imbalance import log_noise_e_values, noise_factors
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+BUDGET = AlarmBudget()
 
 
 def _counts(num_steps, num_workers, *, sigma, seed=0):
@@ -52,7 +52,7 @@ def _trained(tokens, *, weighted, signal=1.0, loss="as trained", norms=True, **c
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
 def test_an_eighth_of_the_tokens_on_one_rank_is_found_within_forty_steps(workers, sigma):
     tokens = _eighth(40, workers, sigma=sigma)
-    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), PROMISE)
+    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), BUDGET)
 
     assert (finding.code, finding.severity, finding.ranks) == ("token-imbalance", "warning", (workers - 1,))
     assert finding.step_first <= 3
@@ -68,7 +68,7 @@ def test_an_eighth_of_the_tokens_on_one_rank_is_found_within_forty_steps(workers
 def test_a_lasting_imbalance_is_dated_from_where_it_begins(workers, since):
     tokens = _counts(since + 60, workers, sigma=0.5)
     tokens[since:, -1] /= 8
-    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), PROMISE)
+    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), BUDGET)
     low, high = finding.evidence["onset_interval"]
     assert low <= since <= high <= low + 4
     assert f"since step {finding.step_first}" in finding.claim
@@ -77,7 +77,7 @@ def test_a_lasting_imbalance_is_dated_from_where_it_begins(workers, since):
 @pytest.mark.parametrize(("workers", "within"), [(2, 60), (4, 25), (8, 15), (32, 12)])
 def test_wild_counts_are_found_and_the_noise_measured(workers, within):
     tokens = _counts(within, workers, sigma=1.5)
-    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), PROMISE)
+    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), BUDGET)
     assert finding.ranks == tuple(range(workers))
     assert finding.measured == pytest.approx(noise_factors(tokens).mean(), rel=0.4)
     assert "times that of the mean over all tokens" in finding.claim
@@ -89,17 +89,17 @@ def test_wild_counts_are_found_and_the_noise_measured(workers, within):
 def test_gradients_decide_how_workers_are_averaged(tokens, signal, loss):
     """Whether tokens pull together or each its own way, and whatever loss was recorded."""
     kinds = {"signal": signal, "loss": loss}
-    assert len(token_imbalance.judge(_trained(tokens, weighted=False, **kinds), PROMISE)) == 1
-    assert token_imbalance.judge(_trained(tokens, weighted=True, **kinds), PROMISE) == []
+    assert len(token_imbalance.judge(_trained(tokens, weighted=False, **kinds), BUDGET)) == 1
+    assert token_imbalance.judge(_trained(tokens, weighted=True, **kinds), BUDGET) == []
 
 
 def test_without_gradients_losses_decide_unless_they_were_given():
     tokens = _eighth(60, 4)
     plain, weighted = (_trained(tokens, weighted=each, norms=False) for each in (False, True))
-    assert len(token_imbalance.judge(plain, PROMISE)) == 1
-    assert token_imbalance.judge(weighted, PROMISE, loss_is_local=False) == []
+    assert len(token_imbalance.judge(plain, BUDGET)) == 1
+    assert token_imbalance.judge(weighted, BUDGET, loss_is_local=False) == []
     with pytest.raises(CannotTell, match="neither gradient norms nor losses say"):
-        token_imbalance.judge(plain, PROMISE, loss_is_local=False)
+        token_imbalance.judge(plain, BUDGET, loss_is_local=False)
 
 
 def test_sums_in_the_loss_and_means_in_the_gradient_cannot_be_told():
@@ -107,28 +107,28 @@ def test_sums_in_the_loss_and_means_in_the_gradient_cannot_be_told():
     series = _trained(tokens, weighted=False)
     series.loss[:] = series.loss * tokens
     with pytest.raises(CannotTell, match="losses grow with the tokens of a worker, and gradient norms do not"):
-        token_imbalance.judge(series, PROMISE)
+        token_imbalance.judge(series, BUDGET)
 
 
 def test_a_reduction_that_may_weight_cannot_be_told():
     with pytest.raises(CannotTell, match="the reduction is code that may weight workers"):
-        token_imbalance.judge(_trained(_eighth(60, 4), weighted=False), PROMISE, reduction_known=False)
+        token_imbalance.judge(_trained(_eighth(60, 4), weighted=False), BUDGET, reduction_known=False)
 
 
 def test_gradients_alone_say_that_weights_are_equal():
-    assert token_imbalance.judge(_trained(_eighth(60, 4), weighted=False, loss="none"), PROMISE) != []
+    assert token_imbalance.judge(_trained(_eighth(60, 4), weighted=False, loss="none"), BUDGET) != []
 
 
 @pytest.mark.parametrize("workers", [2, 4, 16])
 def test_equal_and_ordinary_counts_are_silent(workers):
-    assert token_imbalance.judge(_trained(np.full((300, workers), 64.0), weighted=False), PROMISE) == []
-    assert token_imbalance.judge(_trained(_counts(2000, workers, sigma=0.5), weighted=False), PROMISE) == []
+    assert token_imbalance.judge(_trained(np.full((300, workers), 64.0), weighted=False), BUDGET) == []
+    assert token_imbalance.judge(_trained(_counts(2000, workers, sigma=0.5), weighted=False), BUDGET) == []
 
 
 def test_uneven_last_batches_are_silent():
     tokens, samples = np.full((200, 4), 64.0), np.full((200, 4), 8.0)
     tokens[9::10, 3], samples[9::10, 3] = 8.0, 1.0
-    assert token_imbalance.judge(_trained(tokens, weighted=False, samples=samples), PROMISE) == []
+    assert token_imbalance.judge(_trained(tokens, weighted=False, samples=samples), BUDGET) == []
 
 
 def test_healthy_counts_keep_the_promise():
@@ -138,20 +138,20 @@ def test_healthy_counts_keep_the_promise():
     found = 0
     for seed in range(200):
         series = _trained(_counts(300, 2 + seed % 4, sigma=0.5, seed=seed), weighted=False)
-        found += bool(token_imbalance.judge(series, PROMISE))
+        found += bool(token_imbalance.judge(series, BUDGET))
     assert found <= 4
 
 
 def test_a_lasting_but_small_difference_is_silent():
     tokens = _counts(2000, 4, sigma=0.3)
     tokens[:, 2] *= 0.8
-    assert token_imbalance.judge(_trained(tokens, weighted=False), PROMISE) == []
+    assert token_imbalance.judge(_trained(tokens, weighted=False), BUDGET) == []
 
 
 def test_evidence_starts_where_the_tokens_vanish():
     tokens = _counts(200, 4, sigma=0.3)
     tokens[120:, 1] /= 8
-    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), PROMISE)
+    (finding,) = token_imbalance.judge(_trained(tokens, weighted=False), BUDGET)
     assert 116 <= finding.step_first <= 124
 
 
@@ -159,13 +159,13 @@ def test_a_worker_without_tokens_at_a_step_is_not_counted():
     tokens = np.full((60, 4), 64.0)
     tokens[:, 2] = 0
     series = replace(_trained(np.full((60, 4), 64.0), weighted=False), tokens=tokens)
-    assert token_imbalance.judge(series, PROMISE) == []
+    assert token_imbalance.judge(series, BUDGET) == []
 
 
 def test_groups_that_are_meant_to_differ_are_judged_apart():
     tokens = np.full((60, 4), 64.0)
     tokens[:, 2:] = 8
-    assert token_imbalance.judge(_trained(tokens, weighted=False, declared=((0, 1), (2, 3))), PROMISE) == []
+    assert token_imbalance.judge(_trained(tokens, weighted=False, declared=((0, 1), (2, 3))), BUDGET) == []
 
 
 def test_noise_bets_win_nothing_while_the_factor_is_ordinary():
@@ -178,13 +178,13 @@ def test_noise_bets_win_nothing_while_the_factor_is_ordinary():
 
 def test_few_steps_cannot_tell_and_say_how_many_can():
     with pytest.raises(CannotTell, match=r"6 steps have token counts of 2 workers, which differ, and 20 are needed"):
-        token_imbalance.judge(_trained(_eighth(6, 2), weighted=False), Promise(false_alarms=1.0))
+        token_imbalance.judge(_trained(_eighth(6, 2), weighted=False), AlarmBudget(false_alarms=1.0))
 
 
 def test_without_counts_it_cannot_tell():
     series = replace(_trained(_eighth(30, 2), weighted=False), tokens=np.full((30, 2), np.nan))
     with pytest.raises(CannotTell, match="token counts of two workers"):
-        token_imbalance.judge(series, PROMISE)
+        token_imbalance.judge(series, BUDGET)
 
 
 def test_a_healthy_run_is_silent(tmp_path):

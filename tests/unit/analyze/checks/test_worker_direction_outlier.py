@@ -6,13 +6,13 @@ from tests.unit.healthy_run import write_run
 from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
 
 from trueline.analyze.checks import dispersion_low, worker_direction_outlier
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.outliers import find_outliers
 from trueline.schema.errors import CannotTell
 
 
 def judge(series):
-    return worker_direction_outlier.judge(series, Promise())
+    return worker_direction_outlier.judge(series, AlarmBudget())
 
 
 def test_a_flipped_sign_is_found(tmp_path):
@@ -76,8 +76,8 @@ def _with_copies(workers, copies, *, num_steps=200, noise=3.0, turned=None):
 @pytest.mark.parametrize("workers", [4, 8])
 def test_copies_that_are_named_as_such_are_not_told_again(workers):
     series = _with_copies(workers, (1, 2))
-    assert len(find_outliers(series, Promise(), "direction")) > 0
-    assert [finding.ranks for finding in dispersion_low.judge(series, Promise())] == [(1, 2)]
+    assert len(find_outliers(series, AlarmBudget(), "direction")) > 0
+    assert [finding.ranks for finding in dispersion_low.judge(series, AlarmBudget())] == [(1, 2)]
     assert judge(series) == []
 
 

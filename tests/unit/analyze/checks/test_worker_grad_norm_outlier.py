@@ -8,12 +8,12 @@ from tests.unit.healthy_run import write_run
 from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
 
 from trueline.analyze.checks import worker_grad_norm_outlier
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.schema.errors import CannotTell
 
 
 def judge(series):
-    return worker_grad_norm_outlier.judge(series, Promise())
+    return worker_grad_norm_outlier.judge(series, AlarmBudget())
 
 
 def harder(series, worker, *, since):

@@ -8,12 +8,12 @@ from tests.unit.healthy_run import write_run
 from tests.unit.noisy_workers import SPREAD, noisy_workers, rows_of, scaled, shifted
 
 from trueline.analyze.checks import worker_loss_outlier
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.schema.errors import CannotTell
 
 
 def judge(series):
-    return worker_loss_outlier.judge(series, Promise())
+    return worker_loss_outlier.judge(series, AlarmBudget())
 
 
 def test_a_rank_with_a_higher_loss_is_named_from_a_run(tmp_path):
@@ -47,7 +47,7 @@ def test_two_workers_are_both_told_of():
     assert finding.ranks == (0, 1)
     assert finding.claim.startswith("The loss of rank 1 is ")
     assert " above that of rank 0 of " in finding.claim
-    assert finding.claim.endswith("since step 0; two workers alone cannot say which is off.")
+    assert finding.claim.endswith("since step 0; of two workers it is undecided which is faulty.")
     assert finding.evidence["undecided"] is True
 
 
@@ -66,7 +66,7 @@ def test_no_majority_is_undecided():
         series = shifted(series, worker, since=0, loss=5 * SPREAD)
     (finding,) = judge(series)
     assert finding.ranks == (0, 1, 2, 3)
-    assert finding.claim.endswith("no majority agrees, so it is undecided which are off.")
+    assert finding.claim.endswith("no majority agrees, so it is undecided which are faulty.")
 
 
 def test_an_episode_names_its_last_step():

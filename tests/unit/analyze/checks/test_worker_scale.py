@@ -9,19 +9,19 @@ from tests.unit.healthy_run import write_run
 from tests.unit.noisy_workers import in_one_group, noisy_workers, rows_of, scaled, shifted
 
 from trueline.analyze.checks import worker_grad_norm_outlier, worker_loss_outlier, worker_scale
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import Estimate
 from trueline.analyze.workers.gradient_scale import largest_deviation, scales
 from trueline.analyze.workers.outliers import find_outliers
 
 
 def judge(series):
-    return worker_scale.judge(series, Promise())
+    return worker_scale.judge(series, AlarmBudget())
 
 
 def reasons(series):
     """What is said against a scale, of the one outlier there is."""
-    (scale,) = scales(series, Promise())
+    (scale,) = scales(series, AlarmBudget())
     return scale.answer, scale.against
 
 
@@ -36,8 +36,8 @@ def test_a_scaled_worker_is_told_with_its_factor(factor, loss_too):
     assert low < factor < high < 1.1 * low
     assert finding.measured == pytest.approx(factor, rel=0.03)
     assert finding.evidence["loss_scaled"] is loss_too
-    assert worker_grad_norm_outlier.judge(series, Promise()) == []
-    assert worker_loss_outlier.judge(series, Promise()) == []
+    assert worker_grad_norm_outlier.judge(series, AlarmBudget()) == []
+    assert worker_loss_outlier.judge(series, AlarmBudget()) == []
 
 
 def test_where_losses_are_too_noisy_a_scale_is_likely_only():
@@ -57,8 +57,8 @@ def test_the_claim_says_what_was_measured(tmp_path):
     series = scaled(noisy_workers(3, 200, num_groups=3), 2, 2.0, since=100, loss_too=True)
     (finding,) = worker_scale.check(write_run(tmp_path, rows_of(series)))
     assert finding.claim == (
-        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 100, in all parameter "
-        "groups alike, and so is its loss."
+        "The gradient of rank 2 is 2.03 times what the others have (1.97 to 2.09) since step 100, in every parameter "
+        "group, and so is its loss."
     )
     assert (finding.step_first, finding.step_last, finding.expected) == (100, 199, 1.0)
     assert finding.sites == ("100.0/r2/grad/all#0:out0",)
@@ -68,7 +68,7 @@ def test_of_two_workers_which_is_scaled_is_undecided():
     (finding,) = judge(scaled(noisy_workers(2, 400, num_groups=3), 0, 2.0, since=0, loss_too=True))
     assert (finding.severity, finding.ranks) == ("warning", (0, 1))
     assert " times that of rank 1 (" in finding.claim
-    assert finding.claim.endswith("; two workers alone cannot say which is off.")
+    assert finding.claim.endswith("; of two workers it is undecided which is faulty.")
     low, high = finding.evidence["interval"]
     assert low < 2 < high
 
@@ -85,7 +85,7 @@ def test_a_loss_that_moves_by_another_factor_is_no_scale():
         scaled(noisy_workers(4, 400, num_groups=3), 1, 1.5, since=100, loss_too=False), 1, since=100, loss=0.8
     )
     assert reasons(series) == ("no", ("the shift of the loss",))
-    assert [finding.ranks for finding in worker_loss_outlier.judge(series, Promise())] == [(1,)]
+    assert [finding.ranks for finding in worker_loss_outlier.judge(series, AlarmBudget())] == [(1,)]
 
 
 def test_a_gradient_that_is_turned_is_no_scale():
@@ -113,7 +113,7 @@ def test_a_loss_outlier_that_an_unscaled_loss_cannot_explain_is_told():
     series = scaled(noisy_workers(4, 600, num_groups=3), 1, 2.0, since=100, loss_too=False)
     series = shifted(replace(series, loss=4 + 0.02 * (series.loss - 4)), 1, since=100, loss=0.01)
     assert [finding.evidence["loss_scaled"] for finding in judge(series)] in ([], [False])
-    assert [finding.ranks for finding in worker_loss_outlier.judge(series, Promise())] == [(1,)]
+    assert [finding.ranks for finding in worker_loss_outlier.judge(series, AlarmBudget())] == [(1,)]
 
 
 def test_noise_that_parameter_groups_share_does_not_blur_the_factor():
@@ -121,8 +121,8 @@ def test_noise_that_parameter_groups_share_does_not_blur_the_factor():
     series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=True)
     noise = np.random.default_rng(1).normal(0, 0.3, series.loss.shape)
     groups = series.group_log_norm + noise[:, :, None] * np.array([0.0, 0.0, 1.5])
-    (clear,), (noisy,) = scales(series, Promise()), scales(replace(series, group_log_norm=groups), Promise())
-    (blurred,) = scales(replace(series, log_norm=series.log_norm + noise, group_log_norm=groups), Promise())
+    (clear,), (noisy,) = scales(series, AlarmBudget()), scales(replace(series, group_log_norm=groups), AlarmBudget())
+    (blurred,) = scales(replace(series, log_norm=series.log_norm + noise, group_log_norm=groups), AlarmBudget())
     assert clear.log_factor.error == pytest.approx(noisy.log_factor.error, rel=0.1)
     assert blurred.log_factor.error < 0.5 * math.hypot(clear.log_factor.error, 0.35 / math.sqrt(300))
 
@@ -130,7 +130,7 @@ def test_noise_that_parameter_groups_share_does_not_blur_the_factor():
 def test_without_losses_a_scale_cannot_be_told():
     series = scaled(noisy_workers(4, 300, num_groups=3), 1, 1.5, since=100, loss_too=True)
     series.loss[:] = np.nan
-    (scale,) = scales(series, Promise())
+    (scale,) = scales(series, AlarmBudget())
     assert (scale.answer, scale.missing) == ("cannot tell yet", ("the shift of the loss",))
 
 
@@ -147,7 +147,7 @@ def test_a_scale_cannot_be_told_from_fewer_tokens(name, loss_too):
     few = _with_counts(series, name, 512, 64)
     assert [finding.ranks for finding in judge(series)] == [(1,)]
     assert judge(few) == []
-    (finding,) = worker_grad_norm_outlier.judge(few, Promise())
+    (finding,) = worker_grad_norm_outlier.judge(few, AlarmBudget())
     assert finding.evidence["scale"] == "cannot tell"
     assert finding.evidence["scale_because"] == [f"another number of {name}"]
     assert finding.claim.endswith(f", on 0.12 times as many {name}.")
@@ -164,11 +164,11 @@ def test_a_scale_is_not_called_likely_on_a_few_steps():
     """The losses are too noisy to be sure; from the alarm on, effects rest on the steps after it."""
     series = scaled(noisy_workers(4, 400, num_groups=3), 1, 1.5, since=100, loss_too=False)
     noisy = np.exp(4 + np.random.default_rng(3).normal(0, 0.3, series.loss.shape))
-    (outlier,) = find_outliers(replace(series, loss=noisy), Promise(), "norm")
+    (outlier,) = find_outliers(replace(series, loss=noisy), AlarmBudget(), "norm")
     answers = {
         scale.log_factor.num_steps: scale.answer
         for length in range(outlier.crossed + 10, 180)
-        for scale in scales(_cut(replace(series, loss=noisy), length), Promise())
+        for scale in scales(_cut(replace(series, loss=noisy), length), AlarmBudget())
         if scale.likely
     }
     assert min(answers) < 30 <= max(answers)
@@ -202,7 +202,7 @@ def test_losses_that_are_negative_have_no_factor_and_a_single_one_is_left_out():
     series = scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=True)
     series.loss[50, 0] = -1.0
     assert [finding.ranks for finding in judge(series)] == [(1,)]
-    (scale,) = scales(replace(series, loss=series.loss - 6), Promise())
+    (scale,) = scales(replace(series, loss=series.loss - 6), AlarmBudget())
     assert scale.missing == ("the shift of the loss",)
 
 
@@ -211,5 +211,5 @@ def test_a_large_factor_must_be_known_as_closely_as_a_small_one():
     series = scaled(noisy_workers(4, 40, num_groups=4), 1, 4.0, since=0, loss_too=True)
     groups = series.group_log_norm.copy()
     groups[:, 1] += 1.3 * np.random.default_rng(3).standard_normal(groups[:, 1].shape)
-    (scale,) = scales(replace(series, group_log_norm=groups), Promise())
+    (scale,) = scales(replace(series, group_log_norm=groups), AlarmBudget())
     assert (scale.answer, scale.likely) == ("cannot tell yet", False)

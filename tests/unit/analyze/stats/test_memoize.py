@@ -7,8 +7,8 @@ import pytest
 from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.noisy_workers import noisy_workers, scaled
 
-from trueline.analyze.stats.alarm_budget import Promise
-from trueline.analyze.stats.memoize import kept
+from trueline.analyze.stats.alarm_budget import AlarmBudget
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.gradient_scale import scales
 from trueline.analyze.workers.outliers import find_outliers
 from trueline.analyze.workers.series import series_of
@@ -21,7 +21,7 @@ class Thing:
 def test_work_is_done_once_for_each_object_and_argument():
     calls = []
 
-    @kept
+    @memoized
     def work(of, by):
         calls.append((of, by))
         return [by]
@@ -34,7 +34,7 @@ def test_work_is_done_once_for_each_object_and_argument():
 
 
 def test_an_error_is_raised_each_time():
-    @kept
+    @memoized
     def work(of):
         raise ValueError(of)
 
@@ -48,9 +48,9 @@ def test_a_run_is_read_and_judged_once_and_freed(tmp_path):
     run = write_run(tmp_path, healthy_rows(3, 6))
     assert series_of(run) is series_of(run)
     series = scaled(noisy_workers(4, 300, num_groups=3), 1, 2.0, since=100, loss_too=True)
-    assert find_outliers(series, Promise(), "norm") is find_outliers(series, Promise(), "norm")
-    assert find_outliers(series, Promise(1.0), "norm") is not find_outliers(series, Promise(), "norm")
-    assert scales(series, Promise()) is scales(series, Promise())
+    assert find_outliers(series, AlarmBudget(), "norm") is find_outliers(series, AlarmBudget(), "norm")
+    assert find_outliers(series, AlarmBudget(1.0), "norm") is not find_outliers(series, AlarmBudget(), "norm")
+    assert scales(series, AlarmBudget()) is scales(series, AlarmBudget())
     gone = [weakref.ref(each) for each in (run, series_of(run), series)]
     del run, series
     gc.collect()

@@ -50,17 +50,19 @@ def test_with_drawn_re_deals_they_average_to_one_over_deals_and_steps(sizes):
 
 
 def test_an_allowance_only_lowers_them():
-    parts = _series(200, 3, 4, lambda n, m: _rng().standard_normal((n, m)))
-    parts |= {t: tuple(_rng().standard_normal((3, 1)) + 0.1 * _rng().standard_normal((3, 4))) for t in range(200, 400)}
-    exact, charged = (log_e_values(parts, np.arange(400), allowance=allowance) for allowance in (1.0, 2.0))
+    sample_losses = _series(200, 3, 4, lambda n, m: _rng().standard_normal((n, m)))
+    sample_losses |= {
+        t: tuple(_rng().standard_normal((3, 1)) + 0.1 * _rng().standard_normal((3, 4))) for t in range(200, 400)
+    }
+    exact, charged = (log_e_values(sample_losses, np.arange(400), allowance=allowance) for allowance in (1.0, 2.0))
     assert np.all(charged <= exact + 1e-12)
     assert np.any(charged < exact - 0.1)
 
 
 def test_the_same_steps_give_the_same_answer_and_other_steps_other_re_deals():
-    parts = _series(20, 4, 8, lambda n, m: _rng().standard_normal((n, m)))
-    first = log_e_values(parts, np.arange(20))
-    np.testing.assert_array_equal(first, log_e_values(parts, np.arange(20)))
+    sample_losses = _series(20, 4, 8, lambda n, m: _rng().standard_normal((n, m)))
+    first = log_e_values(sample_losses, np.arange(20))
+    np.testing.assert_array_equal(first, log_e_values(sample_losses, np.arange(20)))
     assert np.all(first[0] != first[1])  # equal parts: only the re-deals differ
 
 
@@ -92,8 +94,8 @@ def test_healthy_parts_keep_the_stated_rate():
     threshold = log_threshold(false_alarms=1.0, weight=0.5)
     alarms = 0
     for _ in range(60):
-        parts = _series(300, 2, 3, lambda n, m: rng.standard_t(3, (n, m)))
-        e = log_e_values(parts, np.arange(300), allowance=1.0)
+        sample_losses = _series(300, 2, 3, lambda n, m: rng.standard_t(3, (n, m)))
+        e = log_e_values(sample_losses, np.arange(300), allowance=1.0)
         alarms += sum(log_detector(e[:, side]).max() >= threshold for side in (LOW, HIGH))
     assert alarms <= 9
 
@@ -101,9 +103,10 @@ def test_healthy_parts_keep_the_stated_rate():
 @pytest.mark.parametrize(("workers", "num_parts", "within"), [(2, 8, 40), (4, 8, 15), (8, 4, 12), (64, 2, 8)])
 def test_equal_batches_under_dropout_are_found(workers, num_parts, within):
     rng = _rng()
-    parts = _series(within, workers, num_parts, lambda n, m: rng.normal(size=m) + 0.2 * rng.normal(size=(n, m)))
+    sample_losses = _series(within, workers, num_parts, lambda n, m: rng.normal(size=m) + 0.2 * rng.normal(size=(n, m)))
     alarm = alarm_of(
-        log_e_values(parts, np.arange(within), bets=LOW_BETS), threshold=log_threshold(false_alarms=1.0, weight=1 / 24)
+        log_e_values(sample_losses, np.arange(within), bets=LOW_BETS),
+        threshold=log_threshold(false_alarms=1.0, weight=1 / 24),
     )
     assert alarm is not None
     assert alarm.first <= 2
@@ -113,9 +116,10 @@ def test_equal_batches_under_dropout_are_found(workers, num_parts, within):
 def test_batches_from_pools_of_their_own_are_found(workers, within):
     rng = _rng()
     shift = np.linspace(-1.5, 1.5, workers)[:, None]
-    parts = _series(within, workers, 8, lambda n, m: rng.normal(size=(n, m)) + shift)
+    sample_losses = _series(within, workers, 8, lambda n, m: rng.normal(size=(n, m)) + shift)
     alarm = alarm_of(
-        log_e_values(parts, np.arange(within), bets=HIGH_BETS), threshold=log_threshold(false_alarms=1.0, weight=1 / 24)
+        log_e_values(sample_losses, np.arange(within), bets=HIGH_BETS),
+        threshold=log_threshold(false_alarms=1.0, weight=1 / 24),
     )
     assert alarm is not None
 

@@ -8,24 +8,24 @@ import pytest
 from tests.unit.noisy_workers import SPREAD, in_one_group, noisy_workers, shifted
 
 from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.stats.alarm_budget import Promise
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import Estimate, estimate, mean_difference, t_quantile, t_two_sided
 from trueline.analyze.workers.outliers import effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, shard_allowance
 from trueline.schema.errors import CannotTell
 
-PROMISE = Promise()
+BUDGET = AlarmBudget()
 
 
 def workers_named(series, quantity="loss"):
-    return [outlier.workers for outlier in find_outliers(series, PROMISE, quantity)]
+    return [outlier.workers for outlier in find_outliers(series, BUDGET, quantity)]
 
 
 @pytest.mark.parametrize("num_workers", [3, 4, 8, 64])
 @pytest.mark.parametrize(("spreads", "within"), [(1.0, 150), (3.0, 30), (-3.0, 30)])
 def test_the_shifted_worker_is_named_and_nobody_else(num_workers, spreads, within):
     series = shifted(noisy_workers(num_workers, 500), 2, since=200, loss=spreads * SPREAD)
-    (outlier,) = find_outliers(series, PROMISE, "loss")
+    (outlier,) = find_outliers(series, BUDGET, "loss")
 
     assert (outlier.workers, outlier.undecided, outlier.ongoing) == ((2,), False, True)
     assert 160 <= outlier.first <= 230
@@ -43,7 +43,7 @@ def test_norm_and_direction_are_judged_alike():
 
 def test_an_episode_that_ended_says_so():
     series = shifted(noisy_workers(4, 600), 0, since=100, until=200, loss=3 * SPREAD)
-    (outlier,) = find_outliers(series, PROMISE, "loss")
+    (outlier,) = find_outliers(series, BUDGET, "loss")
     assert not outlier.ongoing
     assert 190 <= outlier.last <= 210
 
@@ -58,7 +58,7 @@ def test_two_halves_leave_it_undecided():
     series = noisy_workers(4, 400)
     for worker in (1, 3):
         series = shifted(series, worker, since=0, loss=4 * SPREAD)
-    (outlier,) = find_outliers(series, PROMISE, "loss")
+    (outlier,) = find_outliers(series, BUDGET, "loss")
     assert outlier.undecided
     assert outlier.concerned == (0, 1, 2, 3)
     assert {outlier.workers, outlier.others} == {(0, 2), (1, 3)}
@@ -67,7 +67,7 @@ def test_two_halves_leave_it_undecided():
 @pytest.mark.parametrize("worker", [0, 1])
 def test_of_two_workers_that_always_differed_none_is_named(worker):
     series = shifted(noisy_workers(2, 300), worker, since=0, loss=3 * SPREAD)
-    (outlier,) = find_outliers(series, PROMISE, "loss")
+    (outlier,) = find_outliers(series, BUDGET, "loss")
     assert outlier.undecided
     assert outlier.concerned == (0, 1)
     assert outlier.workers == (worker,), "it is told of the one that has more"
@@ -83,14 +83,14 @@ def calm(num_steps, *, seed=0):
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("spreads", [4.0, -4.0])
 def test_of_two_workers_the_one_that_jumped_is_named(worker, spreads):
-    (outlier,) = find_outliers(shifted(calm(400), worker, since=300, loss=spreads * SPREAD), PROMISE, "loss")
+    (outlier,) = find_outliers(shifted(calm(400), worker, since=300, loss=spreads * SPREAD), BUDGET, "loss")
     assert (outlier.workers, outlier.undecided, outlier.decided_by) == ((worker,), False, "own history")
 
 
 def test_of_two_workers_a_jump_hidden_by_common_noise_is_undecided():
     series = shifted(calm(400), 0, since=300, loss=4 * SPREAD)
     common = np.random.default_rng(2).normal(0, 3, (400, 1))
-    (outlier,) = find_outliers(replace(series, loss=series.loss + common), PROMISE, "loss")
+    (outlier,) = find_outliers(replace(series, loss=series.loss + common), BUDGET, "loss")
     assert outlier.undecided
 
 
@@ -99,7 +99,7 @@ def test_of_two_workers_naming_is_seldom_wrong():
     named = wrong = 0
     for seed in range(60):
         series = shifted(calm(300, seed=seed), 1, since=200, loss=3 * SPREAD)
-        for outlier in find_outliers(series, PROMISE, "loss"):
+        for outlier in find_outliers(series, BUDGET, "loss"):
             named += not outlier.undecided
             wrong += outlier.workers == (0,) and not outlier.undecided
     assert (wrong, named >= 40) == (0, True)
@@ -110,7 +110,7 @@ def test_a_jump_that_chance_dated_early_is_still_told_by_its_own_history():
     named = wrong = 0
     for seed in range(60):
         series = shifted(calm(60, seed=seed), 1, since=30, loss=6 * SPREAD)
-        for outlier in find_outliers(series, PROMISE, "loss"):
+        for outlier in find_outliers(series, BUDGET, "loss"):
             named += outlier.workers == (1,) and abs(outlier.first - 30) <= 1 and not outlier.undecided
             wrong += outlier.workers == (0,) and not outlier.undecided
     assert (wrong, named >= 40) == (0, True)
@@ -118,7 +118,7 @@ def test_a_jump_that_chance_dated_early_is_still_told_by_its_own_history():
 
 def test_a_fault_in_one_group_names_the_group():
     series = in_one_group(noisy_workers(4, 300, num_groups=5), "group_log_norm", 3, 2, since=100, by=0.5)
-    (outlier,) = find_outliers(series, PROMISE, "norm")
+    (outlier,) = find_outliers(series, BUDGET, "norm")
     assert (outlier.workers, outlier.group) == ((3,), 2)
 
 
@@ -183,39 +183,39 @@ def test_declared_groups_are_not_held_against_each_other():
     series = noisy_workers(6, 400)
     for worker in (3, 4, 5):
         series = shifted(series, worker, since=0, loss=5 * SPREAD)
-    assert find_outliers(series, PROMISE, "loss")[0].undecided
+    assert find_outliers(series, BUDGET, "loss")[0].undecided
     declared = replace(series, declared=((0, 1, 2), (3, 4, 5)))
     assert workers_named(declared) == []
-    (outlier,) = find_outliers(shifted(declared, 4, since=200, loss=3 * SPREAD), PROMISE, "loss")
+    (outlier,) = find_outliers(shifted(declared, 4, since=200, loss=3 * SPREAD), BUDGET, "loss")
     assert (outlier.workers, outlier.others) == ((4,), (3, 5))
 
 
 def test_gradients_sampled_now_and_then_are_judged():
     series = shifted(noisy_workers(4, 2000), 1, since=600, log_norm=3 * SPREAD)
     series.log_norm[np.arange(2000) % 10 > 0] = np.nan
-    (outlier,) = find_outliers(series, PROMISE, "norm")
+    (outlier,) = find_outliers(series, BUDGET, "norm")
     assert (outlier.workers, outlier.first % 10, outlier.crossed % 10) == ((1,), 0, 0)
     assert outlier.crossed < 900
 
 
 def test_too_few_steps_cannot_tell_and_say_how_many_could():
     with pytest.raises(CannotTell, match=r"^20 steps have losses to compare; with 2 workers .* after 21 steps"):
-        find_outliers(noisy_workers(2, 20), PROMISE, "loss")
+        find_outliers(noisy_workers(2, 20), BUDGET, "loss")
     assert workers_named(noisy_workers(2, 21)) == []
     series = noisy_workers(8, 30)
     series.loss[:] = np.nan
     with pytest.raises(CannotTell, match="no step has the losses of two workers"):
-        find_outliers(series, PROMISE, "loss")
+        find_outliers(series, BUDGET, "loss")
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
 def test_the_fewest_steps_that_are_asked_for_can_alarm(num_workers):
     """A worker that is far off from the first step on is found within a few steps of the fewest possible."""
     needed = math.ceil(
-        (PROMISE.log_threshold("loss", among=num_workers) + math.log(2 - 2 / num_workers)) / math.log(num_workers)
+        (BUDGET.log_threshold("loss", among=num_workers) + math.log(2 - 2 / num_workers)) / math.log(num_workers)
     )
     with pytest.raises(CannotTell, match=f"after {needed} steps"):
-        find_outliers(noisy_workers(num_workers, needed - 1), PROMISE, "loss")
+        find_outliers(noisy_workers(num_workers, needed - 1), BUDGET, "loss")
     series = shifted(noisy_workers(num_workers, needed + 6), 0, since=0, loss=100.0)
     assert len(workers_named(series)) == 1
 
@@ -228,7 +228,7 @@ def test_intervals_hold_the_truth(num_workers):
     held = 0
     for seed in range(60):
         series = shifted(noisy_workers(num_workers, 300, seed=seed), 1, since=100, loss=2 * SPREAD)
-        outlier = next(each for each in find_outliers(series, PROMISE, "loss") if 1 in each.workers)
+        outlier = next(each for each in find_outliers(series, BUDGET, "loss") if 1 in each.workers)
         low, high = effect_of(outlier, series.loss).interval()
         held += low <= 2 * SPREAD <= high
     assert held >= 50
@@ -237,7 +237,7 @@ def test_intervals_hold_the_truth(num_workers):
 def test_an_interval_over_steps_that_were_chosen_is_wider():
     """The last step is that of the alarm, so that all steps were chosen by the evidence."""
     series = shifted(noisy_workers(4, 300), 1, since=100, loss=2 * SPREAD)
-    crossed = find_outliers(series, PROMISE, "loss")[0].crossed
+    crossed = find_outliers(series, BUDGET, "loss")[0].crossed
     short = replace(
         noisy_workers(4, 1),
         **{
@@ -255,7 +255,7 @@ def test_an_interval_over_steps_that_were_chosen_is_wider():
             )
         },
     )
-    (outlier,) = find_outliers(short, PROMISE, "loss")
+    (outlier,) = find_outliers(short, BUDGET, "loss")
     plain = mean_difference(short.loss[outlier.first : outlier.last + 1], outlier.workers, outlier.others)
     assert effect_of(outlier, short.loss).error == pytest.approx(1.5 * plain.error)
 
@@ -300,7 +300,7 @@ def test_the_first_step_is_where_losses_part_and_not_where_bets_begin_to_win(wor
         loss_TN[25:, 0] += 1.5
         nothing_TN = np.full(loss_TN.shape, np.nan)
         series = WorkerSeries(np.arange(100, 220), tuple(range(workers)), loss_TN, nothing_TN, nothing_TN)
-        (outlier,) = find_outliers(series, Promise(), "loss")
+        (outlier,) = find_outliers(series, AlarmBudget(), "loss")
         off.append(abs(outlier.first - 25))
         held += outlier.since[0] <= 25 <= outlier.since[1]
     assert held > 34

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
-from trueline.analyze.stats.alarm_budget import SHARES, Promise, promise_of
+from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import Plan
@@ -99,7 +99,7 @@ def test_a_run_becomes_series(tmp_path):
     assert np.isnan(series.cosine).all()
     assert (series.tokens == 8).all()
     assert series.declared == ((0, 2),)
-    assert promise_of(run) == Promise(0.5)
+    assert alarm_budget_of(run) == AlarmBudget(0.5)
 
 
 def test_other_groups_on_each_rank_are_not_compared(tmp_path):
@@ -144,7 +144,7 @@ def test_samples_that_change_hands_are_not_a_shard(tmp_path):
 
 def test_the_shares_add_up_to_the_promise():
     assert sum(SHARES.values()) == pytest.approx(1)
-    assert Promise(1.0).log_threshold("loss", among=8) == pytest.approx(math.log(10_000 * 6 * 8))
-    assert Promise() == Promise(Plan().false_alarms)
-    assert Promise(2.0).log_threshold("loss", among=4) == pytest.approx(math.log(10_000 * 6 * 4 / 2))
-    assert Promise().false_alarm_rate("loss", math.log(10_000 * 48), among=8, num_steps=100) == pytest.approx(0.01)
+    assert AlarmBudget(1.0).log_threshold("loss", among=8) == pytest.approx(math.log(10_000 * 6 * 8))
+    assert AlarmBudget() == AlarmBudget(Plan().false_alarms)
+    assert AlarmBudget(2.0).log_threshold("loss", among=4) == pytest.approx(math.log(10_000 * 6 * 4 / 2))
+    assert AlarmBudget().false_alarm_rate("loss", math.log(10_000 * 48), among=8, num_steps=100) == pytest.approx(0.01)
