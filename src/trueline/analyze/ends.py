@@ -55,10 +55,10 @@ def _raised(run: Run, last: dict[int, int | None]) -> list[str]:
             step = last.get(env.rank)
             after = "before its first step" if step is None else f"after step {step}"
             by_cause.setdefault(f"{env.raised} {after}", []).append(env.rank)
-    told = [f"{ranks_text(ranks)} raised {cause}" for cause, ranks in by_cause.items()]
+    lines = [f"{ranks_text(ranks)} raised {cause}" for cause, ranks in by_cause.items()]
     if quiet := [rank for rank, env in run.env.items() if not env.raised and rank not in run.unclosed]:
-        told.append(f"{ranks_text(quiet)} ended without an exception")
-    return [f"{capitalized('; '.join(told))}."] if by_cause else []
+        lines.append(f"{ranks_text(quiet)} ended without an exception")
+    return [f"{capitalized('; '.join(lines))}."] if by_cause else []
 
 
 def _not_closed(ranks: Sequence[int], last: Sequence[int | None], end: End) -> str:

@@ -1,4 +1,4 @@
-"""What all checks say alike: which workers, who is the odd one, since which step, in words and as sites.
+"""What all checks share: which workers are compared, which differ from the majority, and at which steps and sites.
 
 T steps, N workers.
 """

@@ -108,7 +108,7 @@ def _since_the_same(one: Finding, other: Finding) -> bool:
 
 
 def _onset(finding: Finding) -> tuple[float, float]:
-    """First and last step at which what the Finding tells of may have begun; any, where it names none.
+    """First and last step at which what the Finding reports may have begun; any, where it names none.
 
     What is judged over many steps began somewhere before it crossed the line.
     """

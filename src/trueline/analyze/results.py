@@ -31,7 +31,7 @@ _BANDED = ("loss_std", "norm_std", "norm_cv")
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
-    """What the checks found in a Run, how far its workers lie apart at each step, the bands of chance that are known
+    """What the checks found in a Run, the dispersion of its workers at each step, the bands of chance that are known
     (by the name of a field of ``dispersion``), and the cosines between its workers, or why there are none.
     """
 
@@ -56,11 +56,11 @@ def results_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 
 def _results(run: Run) -> RunResults:
-    report, apart = check(run), dispersion(run)
-    bands = {name: chance_band(getattr(apart, name), len(apart.ranks)) for name in _BANDED}
+    report, dispersions = check(run), dispersion(run)
+    bands = {name: chance_band(getattr(dispersions, name), len(dispersions.ranks)) for name in _BANDED}
     matrices, absent = _matrices(run)
     known = {name: band for name, band in bands.items() if band is not None}
-    return RunResults(run, report, apart, known, matrices, absent)
+    return RunResults(run, report, dispersions, known, matrices, absent)
 
 
 def _matrices(run: Run) -> tuple[tuple[CosineMatrix, ...], str]:

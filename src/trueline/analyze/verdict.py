@@ -1,4 +1,4 @@
-"""The verdict on a Run: whether a fault was found, on which ranks, since which step, or why that cannot be told."""
+"""The verdict on a Run: whether a fault was found, on which ranks, since which step, or why that is unknown."""
 
 from __future__ import annotations
 

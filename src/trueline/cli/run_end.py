@@ -27,7 +27,7 @@ _AS_BEFORE = (
 
 
 def stamps(out: str) -> Stamps:
-    """By place, what tells one manifest from another: of the Run at ``out``, and of those that restarts left beside."""
+    """By place, what identifies a manifest: of the Run at ``out``, and of those that restarts left next to it."""
     found: Stamps = {}
     for place in (out, *sorted(glob.glob(place_of_restart(glob.escape(out), "*")))):
         try:
@@ -39,7 +39,7 @@ def stamps(out: str) -> Stamps:
 
 
 def written(out: str, *, before: Stamps) -> list[str]:
-    """The Runs that the command wrote: ``out``, and what restarts left beside it; ``before`` is what was there."""
+    """The Runs that the command wrote: ``out``, and what restarts left next to it; ``before`` is what was there."""
     return [place for place, now in stamps(out).items() if before.get(place) != now]
 
 
@@ -66,7 +66,7 @@ def _run(place: str) -> str:
     try:
         run = Run(place)
         models = [run, *(Run(path) for path in run.models.values())]
-        told = [_model(each) for each in models]
+        lines = [_model(each) for each in models]
     except TruelineError as error:
         return str(error)
     next_ = f"Run: {place}. Next: trueline check {shlex.quote(place)}"
@@ -74,8 +74,8 @@ def _run(place: str) -> str:
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
         if stopped:
             return f"NOTHING WAS RECORDED: {stopped} {next_}"
-        return f"NO OPTIMIZER STEP SEEN, so the Run is empty: {'; '.join(told)}. {next_}"
-    return f"watched {'; '.join(told)}. {next_}"
+        return f"NO OPTIMIZER STEP SEEN, so the Run is empty: {'; '.join(lines)}. {next_}"
+    return f"watched {'; '.join(lines)}. {next_}"
 
 
 def _model(run: Run) -> str:

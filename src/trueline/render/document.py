@@ -37,7 +37,7 @@ def policy(css: str, js: str) -> str:
 
 
 def resource(name: str) -> str:
-    """The text of a file that lies beside this one."""
+    """The text of a file in the folder of this one."""
     return files("trueline.render").joinpath(name).read_text(encoding="utf-8")
 
 

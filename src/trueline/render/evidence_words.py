@@ -56,11 +56,11 @@ _ELSEWHERE = frozenset({"interval", "interval_of", "crossed_step"})
 
 
 def evidence_words(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """(label, value) of each entry that says something, the first sixteen and how many follow."""
+    """(label, value) of each entry that is not empty, the first sixteen and how many follow."""
     words = [(label(str(key)), _text(each)) for key, each in evidence.items() if key not in _ELSEWHERE and _says(each)]
-    told = [(key, text) for key, text in words if text]
-    more = len(told) - _MAX_ENTRIES
-    return tuple(told if more <= 0 else [*told[:_MAX_ENTRIES], ("and", f"{more} more")])
+    shown = [(key, text) for key, text in words if text]
+    more = len(shown) - _MAX_ENTRIES
+    return tuple(shown if more <= 0 else [*shown[:_MAX_ENTRIES], ("and", f"{more} more")])
 
 
 def label(key: str) -> str:

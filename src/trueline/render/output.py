@@ -34,7 +34,7 @@ def writable_target(
 
 @contextlib.contextmanager
 def replacing(target: Path, *, what: str = "report") -> Iterator[Path]:
-    """A path beside ``target`` to write to, which takes its place at the end; an ``OSError`` leaves ``target`` alone
+    """A path next to ``target`` to write to, which takes its place at the end; an ``OSError`` leaves ``target`` alone
     and becomes an ``InputError``.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -57,9 +57,9 @@ def why(reason: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(reason, MemoryError):
         return "it needs more memory than there is"
-    told = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-    told = shortened(without_credentials(told).strip().split("\n", 1)[0].rstrip("."))
-    return told if told and not isinstance(reason, KeyError) else f"{type(reason).__name__} {told}".rstrip()
+    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+    text = shortened(without_credentials(text).strip().split("\n", 1)[0].rstrip("."))
+    return text if text and not isinstance(reason, KeyError) else f"{type(reason).__name__} {text}".rstrip()
 
 
 def shortened(text: str) -> str:

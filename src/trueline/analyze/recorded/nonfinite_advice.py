@@ -117,8 +117,8 @@ def _row(call: FaultyCall) -> str:
 def _loss(call: FaultyCall) -> str:
     return (
         f"{call.function} is 0/0 where every label is ignored, and anything where one is out of range: look at the "
-        f"labels {call.at(1)} beside the classes of the logits {call.at(0)}; divide by the number of labels that "
-        "count, if there is any."
+        f"labels {call.at(1)} and the number of classes of the logits {call.at(0)}; divide by the number of "
+        "labels that count, if there is any."
     )
 
 

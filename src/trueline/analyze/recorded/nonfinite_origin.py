@@ -79,7 +79,7 @@ class NonfiniteFlow:
         self.marks: dict[int, Mark] = {}
         self.calls: dict[CallKey, Call] = {}
         self.gradients: dict[CallKey, list[Value]] = {}
-        self._alike: dict[tuple[object, ...], int] = {}
+        self._by_look: dict[tuple[object, ...], int] = {}
         self._in_place: list[CallKey] = []
         self._first_gradient: Origin | None = None
         self._first_sent: Origin | None = None
@@ -153,9 +153,9 @@ class NonfiniteFlow:
     def _given(self, value: Value) -> None:
         """A call took a value that no recorded call returned."""
         key, phase = key_of(value), value.site.phase
-        alike = self._alike.get(_look(value))
-        if alike is not None:  # a view or copy that was not seen, such as x.T
-            self._mark(value, self.marks[alike].origin, self.marks[alike])
+        copied = self._by_look.get(_look(value))
+        if copied is not None:  # a view or copy that was not seen, such as x.T
+            self._mark(value, self.marks[copied].origin, self.marks[copied])
             return
         before = self._first_gradient if phase in ("comm", "grad", "opt") else self._first_sent
         if before is None and "op" not in self._kinds and value.module:
@@ -211,9 +211,9 @@ class NonfiniteFlow:
         elif value.root not in self.marks:
             arrived = [each for key, found in self.gradients.items() if key[2] == name for each in found]
             bad = self._marks_of(arrived)
-            alike = self._alike.get(_look(value))
+            copied = self._by_look.get(_look(value))
             before = self._first_sent if arrived else self._first_gradient
-            cause = bad[0] if bad else None if alike is None else self.marks[alike]
+            cause = bad[0] if bad else None if copied is None else self.marks[copied]
             if cause is not None:
                 self._mark(value, cause.origin, cause)
             else:
@@ -225,7 +225,7 @@ class NonfiniteFlow:
         self.marks[value.root] = Mark(origin, value, None if cause is None else cause.value.root)
         if value.site.phase == "comm" and not origin.deliberate:
             self._first_sent = self._first_sent or origin
-        self._alike[_look(value)] = value.root
+        self._by_look[_look(value)] = value.root
 
     def _inside(self, first: Value) -> list[Mark]:
         """What became not finite since a module began: what happened to it in between may not have been recorded."""

@@ -1,6 +1,6 @@
 """One recorded step: its values in the order of execution, and the calls that took and returned them.
 
-A value is what one row of ``Run.records`` says, or what the rows of several ranks or micro-batches say together.
+A value is one row of ``Run.records``, or the rows of several ranks or micro-batches merged.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Call:
 
     @property
     def key(self) -> CallKey:
-        """What tells it from other calls of the step."""
+        """What identifies it among the calls of the step."""
         return self.micro, self.phase, self.name, self.number
 
     @property

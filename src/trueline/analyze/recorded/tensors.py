@@ -204,7 +204,7 @@ _MOST_LAYOUTS = 6
 
 
 def layouts(theirs: Stored, shape: Shape) -> list[Stored]:
-    """Every way in which the elements of ``theirs`` may lie beside those of a value of ``shape``: as they are, where
+    """Every way in which the elements of ``theirs`` may correspond to those of a value of ``shape``: as they are, where
     one shape is that of the other with dims taken together; else with its dims in another order, as Megatron has the
     sequence before the batch. None where the two are laid out otherwise.
     """
@@ -218,7 +218,7 @@ def layouts(theirs: Stored, shape: Shape) -> list[Stored]:
 
 
 def in_groups(parts: Sequence[Stored], dim: int, num_groups: int) -> Stored:
-    """Parts that are cut into as many groups along ``dim``, the groups of all parts beside each other: for each
+    """Parts that are cut into as many groups along ``dim``, the groups of all parts next to each other: for each
     key-value head its queries, then its key and its value.
     """
     cut = [

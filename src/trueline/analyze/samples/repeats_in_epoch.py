@@ -68,8 +68,8 @@ class SeenOnce:
         self._samples = samples
         counts = ~_in_order_of_earlier(samples) if one_data_set else samples.unused
         first, second = _first_pairs(samples, counts)
-        tells = ~(may_be_padding(samples)[second] & samples.in_first_step[first]) & ~samples.in_first_step[second]
-        self.first, self.second = first[tells], second[tells]
+        counts = ~(may_be_padding(samples)[second] & samples.in_first_step[first]) & ~samples.in_first_step[second]
+        self.first, self.second = first[counts], second[counts]
         of_first_step = samples.in_first_step[first]
         opened = np.flatnonzero((samples.first == np.arange(len(samples))) & counts)
         self._opened = Tally(samples.worker[opened], opened)
@@ -152,7 +152,7 @@ def tests_of(samples: Samples, repeats: Repeats, seen: SeenOnce) -> list[tuple[I
 def named_workers(repeats: Repeats, events: Ints, num_workers: int) -> list[int]:
     """Workers that the repeats between workers single out, or else all that they involve; indices, ascending.
 
-    If all were alike, a worker would be in 2/N of the repeats; one that is in more than chance explains is named.
+    If all were equal, a worker would be in 2/N of the repeats; one that is in more than chance explains is named.
     """
     between = events[repeats.between[events]]
     involved = np.bincount(np.concatenate([repeats.here[between], repeats.there[between]]), minlength=num_workers)

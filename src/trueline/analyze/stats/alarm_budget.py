@@ -1,12 +1,12 @@
-"""The promise that all statistical checks keep together, and each one's share of it.
+"""The false-alarm budget of all statistical checks together, and each one's share of it.
 
-One number is promised for the whole family: at most ``false_alarms`` expected alarms per 10,000 healthy steps. Every
+One number bounds the whole family: at most ``false_alarms`` expected alarms per 10,000 healthy steps. Every
 statistic is an e-detector (``exchangeability``): alarming at the height 10,000 / (false_alarms * weight) costs at most
-``weight`` of the promise, and shares add up whatever the dependence between statistics (expectations do). Within a
+``weight`` of the budget, and shares add up whatever the dependence between statistics (expectations do). Within a
 share the weight is split evenly over workers, and over parameter groups or pairs where there are several.
 
 Shares are fixed before anything is seen. Loss, norm and direction weigh twice as much as the same per parameter group,
-since most faults show in the whole; being off by a factor of two costs ln 2 of evidence, a step or two.
+since most faults show in the whole; an error of a factor of two costs ln 2 of evidence, a step or two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARES: Mapping[Statistic, float] = MappingProxyType(
         "tokens": 1 / 12,
     }
 )
-"""Fraction of the promise that each statistic may use up; they add up to 1."""
+"""Fraction of the budget that each statistic may use up; they add up to 1."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,6 @@ class AlarmBudget:
 
 
 def alarm_budget_of(run: Run) -> AlarmBudget:
-    """The promise that the Run's plan asked for (``Plan.false_alarms``), by default ``FALSE_ALARMS``."""
+    """The budget that the Run's plan asked for (``Plan.false_alarms``), by default ``FALSE_ALARMS``."""
     asked = run.manifest.plan.get("false_alarms")
     return AlarmBudget(float(asked)) if isinstance(asked, int | float) and asked > 0 else AlarmBudget()

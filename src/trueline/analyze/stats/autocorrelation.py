@@ -1,4 +1,4 @@
-"""How long a worker remembers: by how many times its evidence must be divided to be no stronger than it is.
+"""How autocorrelated workers are: the factor by which evidence must be divided so that it is not overstated.
 
 The bets of ``exchangeability`` are fair if workers are exchangeable at each step given the past. Workers that each read
 a document from end to end are not: who was high stays high for a while. With r_j the autocorrelation of a worker's
@@ -10,14 +10,15 @@ instead of n, as if only one step in V were new. So the logarithms of all e-valu
 that makes the expectation of every product at most 1 again where no partial sum of the r_j exceeds that of all: E
 exp((λ S_n - λ² n / 2) / V) <= 1, since S_n has the variance n V at most. It is also the right price: a worker that is
 shifted by d spreads then wins d² / (2 V) nats a step, which is all the information that such data hold on it. Where
-values stay the same for exactly V steps, dividing by V counts each once. Without memory V is 1, and nothing changes.
+values stay the same for exactly V steps, dividing by V counts each once. Without autocorrelation V is 1, and nothing
+changes.
 
 V is measured on the same Run, and so an estimate, with a standard error added and the sum taken half as large again;
-the bound on false alarms is then approximate. Where no memory is significant it costs nothing. What faults do must not
-look like memory: a level of each worker that lasts, and one change of it, are taken out first, and the autocorrelation
-is the median over workers. Of two workers that part and meet again nothing can tell a fault from memory, and what this
-says is that they remember. Memory that is longer than about a ``_RANGE``-th of the Run is seen in part only, and memory
-in a few hundredths of the variance may not be seen at all.
+the bound on false alarms is then approximate. Where no autocorrelation is significant it costs nothing. Faults must not
+look like autocorrelation: a persistent level of each worker, and one change of it, are removed first, and the
+autocorrelation is the median over workers. Of two workers that diverge and meet again a fault cannot be distinguished
+from autocorrelation, and this returns the latter. Autocorrelation over more than about a ``_RANGE``-th of the Run is
+measured in part only, and that of a few hundredths of the variance may be missed.
 
 Letters: T steps (or samples of steps), N workers, J lags.
 """
@@ -34,34 +35,34 @@ from trueline.analyze.stats.exchangeability import Bools, Floats, medians, poole
 from trueline.analyze.stats.intervals import NORMAL_MAD
 
 ERRORS = 5.0
-"""Standard errors that a sum of autocorrelations must exceed to be called memory: 3e-7 of normal values do."""
+"""Standard errors that a sum of autocorrelations must exceed to count: 3e-7 of normal values do."""
 
 FEWEST_STEPS = 32
 """Steps below which nothing is estimated, and V is 1."""
 
 FEWEST_OF_TWO = 500
 """The same for two workers. There every fault is in all there is to measure by, and one that grows over some steps
-cannot be told from memory in a short Run; a Run that shows no memory yet must not hide a fault."""
+cannot be distinguished from autocorrelation in a short Run; a Run that shows none yet must not hide a fault."""
 
 _RANGE = 32
-"""The largest lag is one such part of the Run: longer sums are lost in what taking out the levels takes with them."""
+"""The largest lag is this fraction of the Run: longer sums are lost where levels are removed."""
 
 _TAKEN = 3.2
-"""What taking out the levels takes with it: with white noise it lowers every autocorrelation by this over T, with
-memory by V times as much, for which V is corrected."""
+"""Removing the levels lowers every autocorrelation of white noise by this over T, and otherwise by V times as much, for
+which V is corrected."""
 
 _WARY = 1.5
-"""Times the sum of autocorrelations that is charged for: of memory that lasts long a Run shows few pieces, and their
-lengths differ. What is charged too much only delays; what is charged too little breaks the promise."""
+"""Factor on the sum of autocorrelations: a Run shows few stretches of long autocorrelation, and their lengths differ.
+Too large a factor only delays alarms; too small a one exceeds the false-alarm budget."""
 
 _TAIL_ERRORS = 3.0
-"""Standard errors from which on memory at the largest lags is followed beyond them."""
+"""Standard errors from which on autocorrelation at the largest lags is followed beyond them."""
 
 _SLOWEST = 0.8
-"""The slowest that it is taken to fade, from one half of the lags to the next."""
+"""The slowest decay that is assumed, from one half of the lags to the next."""
 
 _MOST_WORKERS = 32
-"""Workers, evenly chosen, that are looked at: their median is known well enough."""
+"""Workers, evenly chosen, that are measured: their median is known well enough."""
 
 _ROUNDING = 1e-9
 """Spreads that are left by rounding when a level is taken out that is the same at all steps."""
@@ -73,7 +74,7 @@ _APART = 16
 
 @dataclass(frozen=True)
 class Dependence:
-    """``ratio`` is V, at least 1. ``reach`` is the lag in steps up to which workers remember; 0 without memory."""
+    """``ratio`` is V, at least 1. ``reach`` is the lag in steps up to which values are correlated; 0: they are not."""
 
     ratio: float = 1.0
     reach: int = 0
@@ -84,7 +85,7 @@ NONE = Dependence()
 
 
 def dependence_of(values_TN: Floats) -> Dependence:
-    """How long workers remember by values [T, N], NaN where not measured or not to be compared."""
+    """The dependence of the workers' values [T, N], NaN where not measured or not to be compared."""
     residual_TN = values_TN[np.count_nonzero(np.isfinite(values_TN), axis=1) > 1]
     if len(residual_TN) < FEWEST_STEPS:
         return NONE

@@ -44,12 +44,12 @@ class Onset:
 
 def onset_of(values_T: Floats, *, latest: int, dependence_ratio: float = 1.0, steady: bool = False) -> Onset:
     """The onset, at ``latest`` or before, of the level that ``values_T`` (measured at every step) end on.
-    ``memory_ratio`` is how many times as much steps say that remember each other. ``steady`` values have the same
+    ``memory_ratio`` is the factor by which correlated steps overstate the evidence. ``steady`` values have the same
     noise all along the run until they change, as shares and ranks have; others are divided by what it is nearby.
     """
     values_T = values_T if steady else values_T / _noise(values_T)
     gain_K, spread2 = _gains(values_T, latest)
-    for _ in range(2):  # the levels tell what is far from them, and the rest tells the levels
+    for _ in range(2):  # outliers follow from the levels, and the levels from the rest
         best = int(np.argmax(gain_K))
         levels_T = np.where(np.arange(len(values_T)) < best, 0.0, np.median(values_T[best:]))
         room = _CLIPPED * math.sqrt(spread2)

@@ -115,8 +115,8 @@ def log_e_of_pairs(values_TNC: Floats, chosen: Sequence[int]) -> Floats:
 
 
 def closeness(values_TNC: Floats, first: int, second: int) -> float:
-    """How far the two workers are apart over how far they are from others, root mean square over the columns that say:
-    about 1 if healthy, 0 if always equal, NaN where no column says.
+    """How far the two workers are apart over how far they are from others, root mean square over the measured columns:
+    about 1 if healthy, 0 if always equal, NaN where no column was measured.
     """
     each = [_closeness(values_TNC[:, :, c], first, second) for c in range(values_TNC.shape[2])]
     known = [close for close in each if math.isfinite(close)]

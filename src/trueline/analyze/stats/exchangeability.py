@@ -65,7 +65,7 @@ def log_e_values(
 ) -> Floats:
     """[T, ..., N, B] natural logs of the e-values of every worker and bet; 0 where a worker has no one to compare with.
 
-    ``allowance`` is a lasting shift, in spreads, that is no fault (see ``series.allowance``): a bet λ is charged
+    ``allowance`` is a persistent shift, in spreads, that is no fault (see ``series.allowance``): a bet λ is charged
     |λ| * allowance, which keeps its expectation at most 1 when a worker's scores are shifted by no more than that.
     ``memory`` [..., N] (1 or more; see ``autocorrelation``) divides the logs.
     """

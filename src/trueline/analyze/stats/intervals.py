@@ -38,8 +38,8 @@ class Estimate:
         return (self.value - half, self.value + half)
 
     def agrees(self, target: float, *, room: float, negligible: float = 0.0, among: int = 1) -> bool | None:
-        """Whether the mean is ``target``: False where that is rejected and it is off by more than ``negligible``, else
-        True where the whole interval lies within ``room`` of it, None where there is too little to tell.
+        """Whether the mean is ``target``: False where that is rejected and it differs by more than ``negligible``, else
+        True where the whole interval lies within ``room`` of it, None where it is undecided.
 
         ``among`` is the number of tests that share the level of the rejection, ``NAMING_LEVEL``.
         """
@@ -53,7 +53,7 @@ class Estimate:
 def mean_difference(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Estimate:
     """The mean over steps of the workers' mean minus the others' mean, at steps at which both were measured.
 
-    Means, not medians: where values are skewed, the median of several is off from the mean of one even when healthy.
+    Means, not medians: where values are skewed, the median of several differs from the mean of one even when healthy.
     """
     return estimate(mean_gap(values_TN, workers, others))
 

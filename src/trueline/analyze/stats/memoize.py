@@ -1,4 +1,4 @@
-"""What was worked out of an object is kept as long as the object lives, so that each check need not do it again."""
+"""Memoizes by object identity: results live as long as the object that they were computed from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Jumps of one series along time, with a stated rate of false alarms.
 
-A step is held against the run's own past. The logarithm of a positive series (a loss, a gradient norm) less its
+A step is compared with the run's own history. The logarithm of a positive series (a loss, a gradient norm) less its
 level, the median of the last ``LEVEL_STEPS`` steps, in units of its spread, the median magnitude of the last
 ``SPREAD_STEPS`` such residuals, is a score z. Of n scores so far, the k largest exceed the one below them, u, by
 e_1 ... e_k. If the next score is exchangeable with those before it, it exceeds u with probability (k + 1) / (n + 1);
@@ -14,8 +14,8 @@ excesses of a logarithm are a power law of the series itself, of any index, so h
 and lighter tails only make the true probability smaller (peaks over a threshold: Pickands, Ann. Statist. 3, 1975,
 119-131; that excesses over an order statistic are independent of it: Renyi, Acta Math. Hung. 4, 1953, 191-231).
 
-A step that was told is no part of the past of those after it as long as it is the only one, so that a second spike is
-told like the first; what comes back again and again is usual.
+A reported step is no part of the history of those after it as long as it is the only one, so that a second spike is
+reported like the first; what recurs is usual.
 
 What is assumed and not proven is that scores are exchangeable, which a level and a spread that follow training make
 nearly so. ``benchmarks/spikes`` measures what comes of it.
@@ -41,11 +41,11 @@ SPREAD_STEPS = 64
 """Residuals whose median magnitude is the spread: all there are until then, at least ``LEVEL_STEPS`` of them."""
 
 HISTORY_STEPS = 1000
-"""Scores that the next one is held against, at most."""
+"""Most scores that the next one is compared with."""
 
 TAIL = 10
 """Scores that the tail is estimated from, at most; of fewer than three times as many scores, a third. With more, alarms
-where the spread wanders become more frequent than promised; with fewer, only larger jumps are told."""
+where the spread wanders become more frequent than the budget allows; with fewer, only larger jumps are reported."""
 
 FEWEST = 16
 """Scores before the first step that is judged."""
@@ -98,7 +98,7 @@ class Spike:
 def find_spikes(log_T: Floats, *, log_level: float, least: float, starts: Sequence[int] = ()) -> list[Spike]:
     """The jumps in ``log_T``, the natural log of a series, NaN where it is not to be judged; in order of time.
 
-    ``log_level`` is the natural log of the probability per step at which a jump is told. ``least`` is by how much (a
+    ``log_level`` is the natural log of the probability per step of a jump that is reported. ``least`` is by how much (a
     natural log) a step must be above its level to be a jump at all. The past before each of ``starts`` (indices, where
     a healthy run may jump) is forgotten there.
     """
@@ -164,22 +164,22 @@ def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list
     """The spikes of a series without gaps, whose steps are ``at`` in the one that was given."""
     score_T, level_T, spread_T = scores(log_T)
     known_T: Bools = np.isfinite(score_T)
-    told: list[int] = []
+    reported: list[int] = []
     found: list[Spike] = []
     free = STEPS_BEFORE
     for t in np.flatnonzero((score_T > _ABOVE) & (log_T - level_T >= least)).tolist():
         if t < free:
             continue
         begin = max(t - HISTORY_STEPS, 0)
-        told = [index for index in told if index >= begin]
-        known_T[told] = len(told) > FEW_ALARMS
+        reported = [index for index in reported if index >= begin]
+        known_T[reported] = len(reported) > FEW_ALARMS
         before = score_T[begin:t][known_T[begin:t]]
         log_p = log_probability(float(score_T[t]), before) if len(before) >= FEWEST else 0.0
         if log_p > log_level:
             continue
         end, back = _end(log_T, t, float(level_T[t]), float(spread_T[t]))
         known_T[t:end] = False
-        told.append(t)
+        reported.append(t)
         free = end
         peak = t + int(np.argmax(log_T[t:end]))
         level, value, score = (float(series[i]) for series, i in ((level_T, t), (log_T, peak), (score_T, t)))

@@ -1,7 +1,7 @@
-"""Do the workers lie as far apart as the spread inside their own batches says? Bets against re-dealing the parts.
+"""Do workers differ as much as the spread inside their batches explains? Bets against random assignments of samples.
 
-A worker's loss is the mean over parts: samples, or micro-batches. If the parts of all workers are exchangeable (drawn
-alike from one pool, whatever its law), the split into workers is one of many equally likely ones: given the unordered
+A worker's loss is the mean over its samples, or micro-batches. If those of all workers are exchangeable (drawn
+from one pool, whatever its law), the split into workers is one of many equally likely ones: given the unordered
 pool of a step, the observed deal X and M re-deals drawn without looking at it are exchangeable among each other, so
 
     e = f(X) / mean(f(X), f(re-deal 1), ..., f(re-deal M))
@@ -11,14 +11,14 @@ group invariance testing, arXiv 2310.01153; for the observed deal among the re-d
 Ramdas, Barber, Candes & Tibshirani, Permutation tests using arbitrary permutation distributions, Sankhya A 85, 2023).
 Where there are few different deals, all of them are taken, each once.
 
-f is the likelihood ratio of normal parts whose between-worker variance is c times what the spread within explains, in
-terms of b = SS between / SS total of n parts, up to a factor that all deals share:
+f is the likelihood ratio of normal losses whose between-worker variance is c times what the spread within explains, in
+terms of b = SS between / SS total of n losses, up to a factor that all deals share:
 
     f_c = (1 + b(1/c - 1)) ** (-(n - 1)/2)
 
 The normal law sets the power, never the validity. Products over steps make e-detectors (``exchangeability``).
 
-Letters: T steps, N workers, n parts of a step, M re-deals, B bets.
+Letters: T steps, N workers, n sample losses of a step, M re-deals, B bets.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 SampleLosses = Mapping[int, Sequence[Floats]]
-"""Step index to the part losses of each of N workers, which need not have equally many; NaN parts do not count."""
+"""Step index to the per-sample losses of each of N workers, which need not have equally many; NaN does not count."""
 
 LOW_BETS: tuple[float, ...] = (0.01, 0.1, 0.3)
 HIGH_BETS: tuple[float, ...] = (3.0, 10.0, 30.0)
 """How many times larger than explained the variance between workers is in the alternatives c."""
 
 ALLOWANCE = 2.0
-"""Factor of variance between workers, either way, that is no fault: parts of one worker are a little alike where
+"""Factor of variance between workers, either way, that is no fault: samples of one worker are a little similar where
 documents are cut into neighbouring samples (standard deviations 1.4 times larger, so variances 2 times), and a little
 unlike where a batch is balanced or normalised as a whole. The observed ratio is moved towards 1 by this factor before
 the bet, which only ever lowers the e-value."""
@@ -54,7 +54,7 @@ _EXHAUSTIVE = 1000
 """Different deals up to which all of them are taken."""
 
 _MAX_CELLS = 1 << 17
-"""Parts times re-deals of a step, so that 64 workers of 64 parts still take milliseconds; 31 re-deals at least."""
+"""Losses times re-deals of a step, so that 64 workers of 64 samples still take milliseconds; 31 re-deals at least."""
 
 _LEAST_SHARE = 1e-9
 """What a share of the squares counts as, at least, and at most less than 1, where its logarithm is taken."""
@@ -84,8 +84,8 @@ def log_e_values(
     bets: Sequence[float] = LOW_BETS + HIGH_BETS,
     allowance: float = ALLOWANCE,
 ) -> Floats:
-    """[T, B] natural logs of the e-values of every step and bet; 0 where ``parts`` has no step, or one that says
-    nothing (a worker without a part, no two parts on any, or all parts equal).
+    """[T, B] natural logs of the e-values of every step and bet; 0 where ``sample_losses`` has no step, or one
+    without information (a worker without a loss, no two losses on any, or all losses equal).
 
     ``steps_T`` [T] are the optimizer steps, which key the re-deals: the same Run always gives the same answer.
     """
@@ -101,8 +101,8 @@ def log_e_values(
 
 def log_odds(sample_losses: SampleLosses, indices: Iterable[int], steps_T: Ints) -> Floats:
     """[R] log odds of the share of a step's squares that is between workers, less their mean over the re-deals of the
-    same parts: 0 in the mean if parts are exchangeable, below where workers are too close and above where too far
-    apart. NaN at those of the steps ``indices`` that say nothing.
+    same losses: 0 on average if they are exchangeable, below where workers are too close and above where too far
+    apart. NaN at those of the steps ``indices`` without information.
     """
     out: list[float] = []
     for t in indices:
@@ -124,7 +124,7 @@ def spread_ratio(sample_losses: SampleLosses, indices: Iterable[int]) -> SpreadR
     rows = [row for t in indices if t in sample_losses and (row := _squares(sample_losses[t])) is not None]
     if not rows:
         return None
-    table = np.array(rows)  # [T, 4] SS between, its degrees of freedom, explained SS between, 1 / mean part count
+    table = np.array(rows)  # [T, 4] SS between, its degrees of freedom, explained SS between, 1 / mean number of losses
     between, freedom, explained, inverse = table.sum(axis=0)
     if explained <= 0:
         return None
@@ -142,11 +142,11 @@ def spread_ratio(sample_losses: SampleLosses, indices: Iterable[int]) -> SpreadR
 
 
 def by_place(sample_losses: SampleLosses) -> SampleLosses:
-    """The parts dealt the other way: for each place in the batch that all workers have, their N losses there.
+    """The losses dealt the other way: for each place in the batch that all workers have, their N losses there.
 
     Workers that read the same samples in the same order agree place by place, so that places are further apart than
-    the spread inside a place explains: re-dealing these says so far sooner than the workers' means, each worker having
-    but one of those. Exchangeable parts are exchangeable over places, too. Steps with fewer than two places are left
+    the spread inside a place explains: re-dealing these shows it far sooner than the workers' means, each worker having
+    but one of those. Exchangeable losses are exchangeable over places, too. Steps with fewer than two places are left
     out.
     """
     out: dict[int, tuple[Floats, ...]] = {}
@@ -158,7 +158,7 @@ def by_place(sample_losses: SampleLosses) -> SampleLosses:
 
 
 def without_profile(sample_losses: SampleLosses) -> SampleLosses:
-    """The parts less the mean, over all workers and steps, of their place in the batch.
+    """The losses less the mean, over all workers and steps, of their place in the batch.
 
     Where batches are sorted (by length, say), places differ for good, and workers agree though their samples differ.
     """
@@ -195,7 +195,7 @@ def _places(arrays: Sequence[Floats]) -> Floats:
 
 
 def _pool(arrays: Sequence[Floats]) -> tuple[Floats, tuple[int, ...]] | None:
-    """The parts of a step side by side, centred, and how many each worker has; None where they say nothing. A part that
+    """The losses of a step in one array, centred, and how many each worker has; None without information. A loss that
     is NaN (a sample without a token) is left out: given which are, the others are as exchangeable as before.
     """
     arrays = [array[np.isfinite(array)] for array in arrays]
@@ -250,7 +250,7 @@ def _num_deals(sizes: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=32)
 def _all_deals(sizes: tuple[int, ...]) -> Ints:
-    """[M, n] every way of dealing n parts to workers, the parts of each in ascending order; the first is 0...n - 1."""
+    """[M, n] every way of dealing n losses to workers, those of each in ascending order; the first is 0...n - 1."""
     return np.array(list(_deals(tuple(range(sum(sizes))), sizes)), dtype=np.int64)
 
 

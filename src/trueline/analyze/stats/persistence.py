@@ -1,4 +1,4 @@
-"""Do the workers keep their order? Bets that what set them apart in the past will set them apart at the next step.
+"""Do the workers keep their order? Bets that the differences of earlier steps recur at the next one.
 
 If workers are exchangeable at a step given the past, swapping two of them changes nothing, and neither does swapping
 any of a set of pairs that have no worker in common: a group of 2**pairs equally likely arrangements. Let m_i be the
@@ -7,12 +7,11 @@ with the second lowest, and so on. With z the scores of this step,
 
     e = product over pairs (i, j) of  2 / (1 + exp(-(m_i - m_j)(z_i - z_j)))
 
-has expectation exactly 1, since z_i - z_j is as likely as its negative given everything else and
-2/(1 + exp(-x)) + 2/(1 + exp(x)) = 2 (an e-value under a group of symmetries: Koning, arXiv 2310.01153). It is the
-likelihood ratio of normal scores with means m against the same with each pair swapped, so it grows where *all* workers
-differ for good, as with a data mixture each, even where none is far enough from the others to be an outlier.
-Samples that are alike inside one batch (buckets of length, several answers to one prompt) do not break it: workers are
-exchangeable as wholes.
+has expectation exactly 1, since z_i - z_j is as likely as its negative given everything else and 2/(1 + exp(-x)) + 2/(1
++ exp(x)) = 2 (an e-value under a group of symmetries: Koning, arXiv 2310.01153). It is the likelihood ratio of normal
+scores with means m against the same with each pair swapped, so it grows where *all* workers differ for good, as with a
+data mixture each, even where none is far enough from the others to be an outlier. Samples that are similar inside one
+batch (buckets of length, several answers to one prompt) do not break it: workers are exchangeable as wholes.
 
 Letters: T steps, N workers, P pairs, B bets.
 """
@@ -36,9 +35,9 @@ _PRIOR_STEPS = 1.0
 
 @dataclass(frozen=True)
 class PersistentSpread:
-    """``ratio``: the standard deviation between workers, lasting differences included, over what it is without them
-    (1.0 if healthy); ``low`` to ``high`` covers it with 95 %. ``between`` is that of the lasting differences, ``noise``
-    that of a step, both in units of the values.
+    """``ratio``: the standard deviation between workers, persistent differences included, over what it is without them
+    (1.0 if healthy); ``low`` to ``high`` covers it with 95 %. ``between`` is that of the persistent differences,
+    ``noise`` that of a step, both in units of the values.
     """
 
     ratio: float
@@ -51,10 +50,11 @@ class PersistentSpread:
 def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence: Dependence = NONE) -> Floats:
     """[T, B] natural logs of the e-values of every step and memory; 0 before there is a past.
 
-    ``scores_TN`` [T, N] are ``exchangeability.scores``, NaN where not measured. ``allowance`` [T, N] is a lasting
+    ``scores_TN`` [T, N] are ``exchangeability.scores``, NaN where not measured. ``allowance`` [T, N] is a persistent
     shift in spreads that is no fault: what two workers differ by is brought that much nearer to 0 for both, on the side
-    that is bet on, which keeps the expectation at most 1 for shifts up to it. Where workers remember (``memory``), the
-    past ends as many steps ago as they do, it reaches back V times as far, and the logs are divided by V.
+    that is bet on, which keeps the expectation at most 1 for shifts up to it. Where workers are autocorrelated
+    (``dependence``), the past ends as many steps ago as they are, reaches back V times as far, and logs are
+    divided by V.
     """
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     measured_TN = np.isfinite(scores_TN)
@@ -72,7 +72,7 @@ def farthest(values_TN: Floats) -> int:
 
 
 def persistent_spread(values_TN: Floats) -> PersistentSpread | None:
-    """The spread of the workers' means over the T steps, beside the noise of a step; None for fewer than 3 steps that
+    """The spread of the workers' means over the T steps, and the noise of a step; None for fewer than 3 steps that
     all measured workers share, or without noise.
 
     Analysis of variance of residuals from the mean of each step: s2 is the variance left after workers' means are

@@ -22,7 +22,7 @@ three years; a real overlap or duplicate passes this level within some tens of r
 """
 
 NAMING_LEVEL = 1e-3
-"""Largest probability of naming single ranks where all are involved alike. It decides what a Finding says, never
+"""Largest probability of naming single ranks where all are involved equally. It decides what a Finding says, never
 whether there is one, and so may be larger than ``ALARM_LEVEL``."""
 
 ODDS: tuple[float, ...] = (3.0, 10.0, 100.0, 1e4)

@@ -1,4 +1,4 @@
-"""The workers that are meant to be alike, and the steps at which their values, or their parts, can be compared.
+"""The workers that are meant to be equal, and the steps at which their values, or per-sample losses, can be compared.
 
 T steps, N workers, R of the steps, M of the workers, B bets.
 """
@@ -17,11 +17,11 @@ from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.series import WorkerSeries
 
 SeriesName = Literal["loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens"]
-"""The series of which it is asked how long workers remember, by their names in ``WorkerSeries``."""
+"""The series whose dependence is measured, by their names in ``WorkerSeries``."""
 
 NUM_SAMPLE_DETECTORS = 5
-"""That the promise's share of parts is split over, per declared group: batches too close together, and agreement place
-by place (``dispersion-low``); batches too far apart, and lasting differences in the loss and in the gradient norm
+"""That the budget's share of sample losses is split over, per declared group: batches too close together, and agreement
+by place (``dispersion-low``); batches too far apart, and persistent differences in the loss and in the gradient norm
 (``dispersion-high``)."""
 
 _ALL_BETS = permutation.LOW_BETS + permutation.HIGH_BETS
@@ -34,7 +34,7 @@ def comparable_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
 
 
 def num_sample_detectors(series: WorkerSeries) -> int:
-    """How many detectors share the promise's share of parts."""
+    """How many detectors share the budget's share of sample losses."""
     return NUM_SAMPLE_DETECTORS * max(len(comparable_groups(series)), 1)
 
 
@@ -53,11 +53,11 @@ def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, 
 def dependence_among(
     series: WorkerSeries, of: SeriesName, members: tuple[int, ...], group: int | None = None
 ) -> Dependence:
-    """How long ``members`` (one declared group) remember a series, or one parameter group of it.
+    """The dependence of a series of ``members`` (one declared group), or of one parameter group of it.
 
-    What workers remember is what they read, and all that is measured on it shows it more or less clearly: so it is the
-    longest memory of their losses, gradient norms and directions. Of two workers a fault of one may look like memory
-    where it does not come at once, so there each series answers for itself; as numbers of tokens always do.
+    The data are its cause, and show in all that is measured on them: so it is the longest of their losses, gradient
+    norms and directions. Of two workers a fault that does not come at once may look like autocorrelation, so there each
+    series answers for itself, as numbers of tokens always do.
     """
     if of == "tokens" or len(members) == 2:
         return _own_dependence(series, of, members, group)
@@ -77,8 +77,9 @@ def _own_dependence(
 
 
 def sample_losses_of(series: WorkerSeries, members: tuple[int, ...]) -> permutation.SampleLosses:
-    """The parts of ``members``, by index of the step, at which none of them reads again what only it has read before
-    (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal seen again is no new evidence.
+    """The per-sample losses of ``members``, by index of the step, at which none of them reads again what only it has
+    read before (fixed shards, from the second epoch on; ``WorkerSeries.allowance``): the same deal again is no new
+    evidence.
     """
     fresh_T = np.max(series.allowance[:, list(members)], axis=1) <= 0
     return {t: tuple(arrays[n] for n in members) for t, arrays in series.sample_losses.items() if fresh_T[t]}
@@ -93,8 +94,8 @@ def sample_losses_alarm(
     dependence: Dependence,
     allowance: float = permutation.ALLOWANCE,
 ) -> tuple[Alarm, Ints] | None:
-    """The alarm of the detector that re-deals parts, and the indices of the steps that its own indices count: those
-    that say something. None where it stays below ``threshold``. ``memory`` is that of the workers' losses.
+    """The alarm of the detector that re-deals sample losses, and the indices of the steps that its own indices count:
+    those with information. None where it stays below ``threshold``. ``dependence`` is that of the workers' losses.
     """
     return _alarm(
         permutation.log_e_values(dealt, steps_T, bets=bets, allowance=allowance) / dependence.ratio, threshold
@@ -104,7 +105,7 @@ def sample_losses_alarm(
 def whole_alarm(
     series: WorkerSeries, members: tuple[int, ...], *, bets: tuple[float, ...], threshold: float
 ) -> tuple[Alarm, Ints] | None:
-    """The same for all parts of ``members``, which several checks ask for."""
+    """The same for all sample losses of ``members``, which several checks ask for."""
     return _alarm(_evidence(series, members)[:, [_ALL_BETS.index(bet) for bet in bets]], threshold)
 
 

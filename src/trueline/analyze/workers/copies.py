@@ -1,8 +1,8 @@
 """Workers that compute on the same samples: agreement place by place, pairs that stay close, all too close together.
 
-Each is an e-detector with its share of the promise (``permutation``, ``closest_pairs``); what is reported passed a
-filter of its size besides, which only ever makes findings fewer. Letters: T steps, R of them, N workers, M of them, C
-columns, P pairs, K of them, B bets.
+Each is an e-detector with its share of the false-alarm budget (``permutation``, ``closest_pairs``); what is reported
+passed a filter of its size besides, which only ever makes findings fewer. Letters: T steps, R of them, N workers, M of
+them, C columns, P pairs, K of them, B bets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Copies:
     """Workers [ranks] that are too close, how close and since when; steps are optimizer steps.
 
     ``first`` is a change point, ``since`` the lowest and highest step that it may be (95 %).
-    ``unless`` are the other ranks, where there are too few of them to say that it is not these that are off.
+    ``unless`` are the other ranks, where there are too few of them to exclude that these are faulty.
     """
 
     ranks: tuple[int, ...]
@@ -209,7 +209,7 @@ def _far_off(
     """The places among ``members`` of outliers that are known by name, and the row from which on each is one.
 
     Of three workers, the direction alone names the one that is no copy of the other two: that does not count in losses
-    and norms, which two copies share and a third worker that is off in direction alone leaves as they are.
+    and norms, which two copies share and a third worker whose direction alone differs leaves as they are.
     """
     turned = len(members) > 3 or "directions" in statistic
     off: dict[int, int] = {}
@@ -276,7 +276,7 @@ def whole_batches(
 
 
 def num_pair_detectors(series: WorkerSeries) -> int:
-    """How many detectors share the promise's share of pairs."""
+    """How many detectors share the budget's share of pairs."""
     return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in comparable_groups(series)), 1)
 
 
@@ -289,8 +289,8 @@ def apart_by_digest(series: WorkerSeries, one: int, other: int, *, first: int, l
 
 
 def _third_allows(series: WorkerSeries, members: tuple[int, ...], pair: tuple[int, int], indices: Ints) -> bool:
-    """Whether a pair may be told: of three workers the third may be the one that is off, and then the losses of parts,
-    where there are enough, say that the pair is as far apart as different samples are, or digests that it read such.
+    """Whether a pair may be reported: of three workers the third may be the faulty one, and then per-sample losses,
+    where there are enough, show that the pair is as far apart as different samples are, or digests that it read such.
     """
     if len(members) > 3:
         return True

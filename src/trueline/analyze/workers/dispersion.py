@@ -1,4 +1,4 @@
-"""How far the workers of each step are apart: in loss, in gradient norm, in gradient direction.
+"""The dispersion of the workers at each step: in loss, in gradient norm, in gradient direction.
 
 These are for the eye; `dispersion-high`, `dispersion-low` and the outlier checks judge.
 
@@ -213,7 +213,7 @@ def _over_measured(extreme: np.ufunc, values_TN: Floats) -> Floats:
 
 
 def _any_worker(values_TN: Floats) -> Floats:
-    """[T] the value that all workers know alike, from any that wrote it."""
+    """[T] the value that is equal on all workers, from any that wrote it."""
     return _over_measured(np.fmax, values_TN)
 
 

@@ -3,20 +3,20 @@
 A worker whose loss or gradient is multiplied by c (its loss is not averaged like the others', a wrong divisor, a scaler
 of its own) has the gradient it would have had, times c. Then, whatever the model:
 
-- ln of the norm is shifted by ln c in every parameter group alike;
+- ln of the norm is shifted by ln c in every parameter group;
 - the direction is as healthy as the others';
 - the loss is c times what it would be, if it was recorded after it was scaled, or unchanged, if before.
 
 Each is an equality of means of exchangeable values, so each can be rejected at a stated level (``NAMING_LEVEL``, split
 over the groups), and each can be shown to hold within half of ln c, or 0.2 if that is less. Harder data, noisy labels
 or added noise break at least one: they change some groups more than others, turn the gradient, and change the loss by
-another factor. What is neither rejected nor shown yet is called so. Losses are noisy: where groups are alike twice as
+another factor. What is neither rejected nor shown yet is called so. Losses are noisy: where groups agree twice as
 closely and the loss is where a scale would leave it, a scale is likely, though the loss is not known well enough to
 show it. An effect that mimics a scale this closely in all groups and in the loss is called one.
 
-A mean over fewer tokens is noisier, and its gradient longer in all groups nearly alike, while the loss stays; a sum
-over fewer is shorter, and the loss with it. No equality tells that from a scale, so where a worker's number of tokens,
-or of samples, is lastingly another by more than the room, the answer is that it cannot be told.
+A mean over fewer tokens is noisier, and its gradient longer by nearly the same factor in all groups, while the loss
+stays; a sum over fewer is shorter, and the loss with it. No equality distinguishes that from a scale, so where a
+worker's number of tokens, or of samples, differs persistently by more than the room, the answer is "cannot tell".
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ large, and half of ln 4 is room for anything (D5.harder of the gallery). A scale
 
 _LIKELY_ROOM = 0.25
 """The same for groups where the loss is undecided. Of 168 such cases in the trainings of benchmarks/judgement, harder
-data, noisy labels and added noise left the loss more than two of its errors away from a scale's, or groups less alike
+data, noisy labels and added noise left the loss more than two of its errors away from a scale's, or groups less similar
 than this, in 18 of 20; scaled workers left it within in most."""
 
 _NEGLIGIBLE = 0.1
-"""Fraction of ln c, or of a cosine, by which a worker may be off and still be called scaled, however many steps show
-it: losses have terms that are not scaled, and cosines that are not all alike are predicted no better
+"""Fraction of ln c, or of a cosine, by which a worker may differ and still be called scaled, however many steps show
+it: losses have terms that are not scaled, and cosines that are not all equal are predicted no better
 (``_cosine_factor``)."""
 
 _FEWEST_LIKELY = 30
 """Steps that the factor must rest on before a scale is called likely. With these, 9 of 240 runs with random labels,
 harder data or added noise are ever called a scale (benchmarks/judgement, power); 16 were when 8 steps were enough. A
-factor of 1.1 is told 5 to 17 steps later, in as many runs."""
+factor of 1.1 is reported 5 to 17 steps later, in as many runs."""
 
 _RARE = 1e-3
 """Fraction of losses that may be zero or negative, and are left out, before losses have no log to compare."""
@@ -73,7 +73,7 @@ _STEPS_A_CONTRAST = 10
 @dataclass(frozen=True)
 class Scale:
     """Whether ``outlier`` (in the gradient norm) is a pure scale. ``log_factor`` estimates ln c; ``log_loss`` the log
-    ratio of the losses. ``against`` names what speaks against it, ``missing`` what cannot be told yet, which ``likely``
+    ratio of the losses. ``against`` names what speaks against it, ``missing`` what is not known yet, which ``likely``
     says is the loss alone, near enough to be believed. ``log_counts`` is the log ratio of the numbers of tokens, or of
     samples (``counted``), where that may be the reason instead.
     """
@@ -207,7 +207,7 @@ def _group_shifts(series: WorkerSeries, outlier: Outlier) -> list[Estimate]:
 
 
 def _in_all_groups(effects: Sequence[Estimate], room: float, slack: float) -> bool | None:
-    """Whether all groups are shifted alike: none is off beyond chance, nor all by much; None without two."""
+    """Whether all groups are shifted equally: none differs beyond chance, nor all by much; None without two."""
     num_groups = len(effects)
     if num_groups < 2:
         return None

@@ -16,7 +16,7 @@ TRAINS, FROZEN, ABSENT = "trains", "frozen", "absent"
 @dataclass(frozen=True)
 class Parting:
     """Parameters that ranks hold differently from ``step`` to ``step_last``: ``values`` by rank, of one ``aspect``
-    (state, dtype, shape, replaced). ``odd`` are those ranks that are told, ``changed`` those that changed at ``step``.
+    (state, dtype, shape, replaced). ``odd`` are the ranks to report, ``changed`` those that changed at ``step``.
     """
 
     aspect: str
@@ -45,8 +45,8 @@ def partings(run: Run) -> list[Parting]:
             key = (one.step, one.step_last, one.aspect, *one.values.items())
             together[key].append(name)
             found.setdefault(key, one)
-    told = [replace(one, names=tuple(together[key])) for key, one in found.items()]
-    return sorted(told, key=lambda one: (one.step, one.aspect, one.names))
+    merged = [replace(one, names=tuple(together[key])) for key, one in found.items()]
+    return sorted(merged, key=lambda one: (one.step, one.aspect, one.names))
 
 
 _Line = dict[str, list[tuple[int, dict[str, str]]]]
@@ -87,7 +87,7 @@ def _aspects(state: ParamState, *, replaced: int) -> dict[str, str]:
 def _of(
     name: str, lines: Mapping[int, _Line], last: Mapping[int, int], *, steps: Sequence[int], end: int
 ) -> Iterator[Parting]:
-    """The partings of one parameter: for each aspect the first, until ranks hold it alike again."""
+    """The partings of one parameter: for each aspect the first, until ranks hold it equally again."""
     for aspect in ("state", "dtype", "shape", "replaced"):
         open_: Parting | None = None
         before: dict[int, str] = {}

@@ -1,13 +1,13 @@
 """Were workers averaged with equal weight, or by their tokens? Read from how losses and gradients follow token counts.
 
 A worker whose n tokens make its loss a mean contributes a gradient that is a mean over n: with more tokens its norm
-stays (where all tokens pull alike) or falls as 1/sqrt(n) (where each pulls its own way), so that the slope of its
-logarithm on log n, between workers of one step, lies between -1/2 and 0. A worker whose loss is a sum over its tokens,
-divided by something that is the same on all workers, has a gradient n times as large: a slope between 1/2 and 1. The
-middle of the gap, 1/4, tells them apart whatever the noise. Adding n of the gradients weights every token alike, which
-is right; adding means with equal weight is not, where n differs.
+stays (where all tokens pull in one direction) or falls as 1/sqrt(n) (where each pulls its own way), so that the slope
+of its logarithm on log n, between workers of one step, lies between -1/2 and 0. A worker whose loss is a sum over its
+tokens, divided by something that is the same on all workers, has a gradient n times as large: a slope between 1/2 and
+1. The middle of the gap, 1/4, separates them whatever the noise. Adding n of the gradients weights every token equally,
+which is right; adding means with equal weight is not, where n differs.
 
-The recorded loss says the same where it is what backward starts from: slope 0 for means, 1 for sums, 1/2 between them.
+The recorded loss shows the same where it is what backward starts from: slope 0 for means, 1 for sums, 1/2 between them.
 
 Letters: T steps, N workers.
 """
@@ -55,7 +55,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Weighting:
-    """How workers were averaged, None where it cannot be told; ``why`` in words, and the slopes it rests on."""
+    """How workers were averaged, None where it is unknown; ``why`` in words, and the slopes it rests on."""
 
     averaging: Averaging | None
     why: str

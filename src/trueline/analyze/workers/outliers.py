@@ -1,18 +1,17 @@
-"""Which worker is unlike the others, since when: detection, naming one after the other, and who is off of two.
+"""Which worker is an outlier, since when: detection, naming one after the other, and which of two is faulty.
 
 Every worker's loss, log gradient norm and cosine, of the whole gradient and of each parameter group, has an e-detector
-(``exchangeability``) with a share of the promise (``alarm_budget``). Where any alarms:
+(``exchangeability``) with a share of the budget (``alarm_budget``). Where any alarms:
 
-1. The worker that is furthest above its threshold is named. If one worker is off, the others become unlike too, in the
-   other direction, but less so: a worker that is last at every step wins ln N nats a step, the N - 1 others at most
-   ln(N/(N - 1)) each.
-2. It is taken out of the comparison from the start of its evidence on, and all others are judged anew. Only what still
-   alarms is named next.
-3. Where half of the workers or more are named over the same steps, no majority is left to be unlike of: then the
-   finding is that they differ, and who is off is undecided. With two workers it always is, unless their own histories
-   tell: one series jumps at the start of the evidence by more than it ever does, and the other does not.
+1. The worker that is furthest above its threshold is named. If one worker is faulty, the others differ too, in the
+other direction, but less so: a worker that is last at every step wins ln N nats a step, the N - 1 others at most
+ln(N/(N - 1)) each. 2. It is taken out of the comparison from the start of its evidence on, and all others are judged
+anew. Only what still alarms is named next. 3. Where half of the workers or more are named over the same steps, no
+majority is left to be unlike of: then the finding is that they differ, and which is faulty is undecided. With two
+workers it always is, unless their own histories tell: one series jumps at the start of the evidence by more than it
+ever does, and the other does not.
 
-The promise covers the first step exactly. What is named second or later is chosen after looking; its detector is the
+The budget covers the first step exactly. What is named second or later is chosen after looking; its detector is the
 same, and the workers left are as exchangeable as before.
 
 Letters: R steps at which two workers or more can be compared, M workers of one declared group, G parameter groups; D =
@@ -85,7 +84,7 @@ _JUMPS_BEFORE = 8
 """How many times as many steps there must be before a jump, to know how large changes usually are."""
 
 _PLAIN_LEVEL = 0.01
-"""A change in the other worker's own series that is rarer than this leaves it undecided who is off."""
+"""A change in the other worker's own series that is rarer than this leaves it undecided which is faulty."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ class Outlier:
     """Workers [positions] that are unlike ``others``; ``first``, ``crossed`` and ``last`` index ``series.steps``.
 
     ``group`` is the parameter group whose detector is furthest above its threshold, None for the whole. ``since`` is
-    the lowest and highest index that ``first`` may be (95 %). ``undecided`` says that ``others`` may as well be the
-    ones that are off. ``decided_by`` tells how of two workers one was named. ``ongoing`` says that the detector has not
+    the lowest and highest index that ``first`` may be (95 %). ``undecided`` says that ``others`` may as well be
+    faulty. ``decided_by`` says how of two workers one was named. ``ongoing`` says that the detector has not
     come down from its height by the last step. ``memory`` is the workers', by the detector that alarmed.
     """
 
@@ -116,7 +115,7 @@ class Outlier:
 
     @property
     def concerned(self) -> tuple[int, ...]:
-        """The workers of which some are off: those named, or all where that is undecided."""
+        """The workers of which some are faulty: those named, or all where that is undecided."""
         return tuple(sorted(self.workers + self.others)) if self.undecided else self.workers
 
     def meets(self, other: Outlier) -> bool:
@@ -162,7 +161,7 @@ def find_outliers(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity)
 
 @memoized
 def named_outliers(series: WorkerSeries, budget: AlarmBudget) -> tuple[Outlier, ...]:
-    """The outliers in any quantity of which it is decided who is off; a quantity that cannot be judged has none."""
+    """The outliers in any quantity of which the faulty one is known; a quantity that cannot be judged has none."""
     found: list[Outlier] = []
     for quantity in _STATISTICS:
         with suppress(CannotTell):
@@ -171,11 +170,11 @@ def named_outliers(series: WorkerSeries, budget: AlarmBudget) -> tuple[Outlier, 
 
 
 def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estimate] = mean_difference) -> Estimate:
-    """What ``measure`` says of the named workers against the others, while the evidence lasts.
+    """What ``measure`` gives for the named workers and the others, during the evidence.
 
     Steps up to the alarm were selected because they look unlike; those after it were not. So the effect is measured
     on the steps between the alarm and the height of the evidence, or, where these are few, on all with a wider error.
-    Where workers remember, a step says as much less as its evidence is divided by.
+    Where workers are autocorrelated, a step counts as much less as its evidence is divided by.
     """
     wider = math.sqrt(outlier.dependence.ratio)
     after = values_TN[outlier.crossed + 1 : outlier.last + 1]
@@ -211,7 +210,7 @@ def _fields(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> li
 def _dependences(
     series: WorkerSeries, quantity: Quantity, members: tuple[int, ...], groups: int
 ) -> tuple[Dependence, ...]:
-    """[D] how long ``members`` remember, by the whole and by each parameter group."""
+    """[D] the dependence of ``members``, of the whole and of each parameter group."""
     whole, each = _SERIES[quantity]
     by_group = [dependence_among(series, each, members, g) for g in range(groups)]
     return (dependence_among(series, whole, members), *by_group)
@@ -251,7 +250,7 @@ def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
 
 
 def _of_field(each: _Field, quantity: Quantity) -> list[Outlier]:
-    """The outliers among the workers of one declared group: named one after the other, then held against each other."""
+    """The outliers among the workers of one declared group: named one by one, then compared with each other."""
     values = each.values.copy()
     named: list[Outlier] = []
     while len(named) < len(each.members) - 1:
@@ -332,7 +331,7 @@ def _settled(each: _Field, together: Sequence[Outlier]) -> list[Outlier]:
 
 
 def _higher(each: _Field, outlier: Outlier) -> Outlier:
-    """The same outlier of two workers, told of the one that has more."""
+    """The same outlier of two workers, reported as the one that has more."""
     rows = slice(*np.searchsorted(each.rows, [outlier.first, outlier.last + 1]).tolist())
     values_RM = each.values[rows, 0 if outlier.group is None else outlier.group + 1]
     higher = int(np.nansum(values_RM[:, 1] - values_RM[:, 0]) > 0)
@@ -342,7 +341,7 @@ def _higher(each: _Field, outlier: Outlier) -> Outlier:
 def _by_own_history(each: _Field, outlier: Outlier) -> Outlier:
     """Of two workers, the one whose own series jumps where they part, if the other's does not.
 
-    The worker that is off decides where they part, so the other's series is looked at where that happens to be, and its
+    The faulty worker decides where they diverge, so the other's series is looked at where that happens to be, and its
     level holds.
     """
     values_RM = each.values[:, 0 if outlier.group is None else outlier.group + 1]

@@ -1,4 +1,4 @@
-"""What the workers table says about each reduction: what went in, what came out, what the optimizer received.
+"""What the workers table holds about each reduction: what went in, what came out, what the optimizer received.
 
 Letters: T steps, N workers, G parameter groups, P parameters. NaN is not measured.
 """
@@ -96,11 +96,11 @@ class Reductions:
 
     @cached_property
     def replicated_P(self) -> Bools:
-        """[P] parameters that ranks hold whole beside shards of others, and alike: no sketch is of them alone, and
+        """[P] parameters that ranks hold whole and equal while others are sharded: no sketch is of them alone, and
         their norms must do.
         """
-        beside = self.in_groups(self.own_P[None])[0][self.group_of_param]
-        return (np.isin(np.array(self.env.params, dtype=str), self.env.whole) | beside) & ~self.own_P
+        near_shards = self.in_groups(self.own_P[None])[0][self.group_of_param]
+        return (np.isin(np.array(self.env.params, dtype=str), self.env.whole) | near_shards) & ~self.own_P
 
     @cached_property
     def own_P(self) -> Bools:
@@ -160,10 +160,10 @@ class Reductions:
 
 
 def reductions_of(run: Run, *columns: str) -> Reductions:
-    """The reductions of steps at which one of ``columns`` was measured (or norms of what ranks hold whole beside
+    """The reductions of steps at which one of ``columns`` was measured (or norms of what ranks hold whole next to
     shards); raises ``CannotTell`` where there is none.
 
-    Steps at which a worker's gradient was not finite have no such columns: NaN minus NaN tells nothing.
+    Steps at which a worker's gradient was not finite have no such columns: NaN minus NaN is NaN.
     """
     ranks = several_workers(run)
     if any(run.env[rank].whole for rank in ranks if rank in run.env):

@@ -25,7 +25,7 @@ MICRO_STEPS = 17
 """Steps around one of which most say what the usual number of micro-batches is; a step with another is not judged."""
 
 SHARES = {"loss": 0.5, "norm": 0.25, "groups": 0.25}
-"""Fraction of the promise of spikes that each kind of series may use up. Spikes keep a promise of their own, as large
+"""Fraction of the budget of spikes that each kind of series may use up. Spikes have a budget of their own, as large
 as that of the checks that compare workers (``stats.alarm_budget``): ``Plan.false_alarms`` expected in 10,000 steps."""
 
 
@@ -111,7 +111,7 @@ def param_norms(run: Run, index: range) -> ParamNorms:
 
 
 def log_level(budget: AlarmBudget, kind: str, *, among: int = 1) -> float:
-    """Natural log of the probability per step at which one of ``among`` series of a kind is told."""
+    """Natural log of the probability per step at which one of ``among`` series of a kind is reported."""
     return float(np.log(budget.false_alarms / 10_000 * SHARES[kind] / max(among, 1)))
 
 

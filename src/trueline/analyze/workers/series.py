@@ -1,9 +1,9 @@
 """What each worker measured at each step, as arrays, with who may be compared with whom: all that judgement reads.
 
-Workers are compared at a step if they are meant to be alike: all of them, or those of one declared group
+Workers are compared at a step if they are meant to be equal: all of them, or those of one declared group
 (``Plan.worker_groups``). A worker whose number of samples is not the step's most common one is left out at that step if
 that is now and then (the last batch of an epoch). Where it lasts, from some step on or over the whole Run, or where
-numbers vary all the time (batches filled up to a number of tokens), they are part of how workers are alike or not.
+numbers vary all the time (batches filled up to a number of tokens), they are part of what is compared.
 
 Letters: T steps, N workers, G parameter groups. NaN is not measured, or not finite.
 """
@@ -39,7 +39,7 @@ class WorkerSeries:
     """The series of N workers over T steps; what is left out is not measured. Two are the same only if they are one
     object, and nothing in it may change once it was judged (``memoize``).
 
-    ``allowance`` is the lasting shift, in spreads, that is no fault at a step (see ``shard_allowance``).
+    ``allowance`` is the persistent shift, in spreads, that is no fault at a step (see ``shard_allowance``).
     """
 
     steps: Ints
@@ -63,9 +63,9 @@ class WorkerSeries:
     samples: Floats = field(default_factory=_absent)
     """[T, N] samples consumed."""
     sample_losses: SampleLosses = field(default_factory=dict[int, tuple[Floats, ...]])
-    """By index of the step: losses of the parts of each worker's batch, N arrays, where all workers left some."""
+    """By index of the step: per-sample (or per-micro-batch) losses, N arrays, where all workers left some."""
     declared: tuple[tuple[int, ...], ...] = ()
-    """Positions (0 to N-1) that are meant to be alike, by group; empty: all are. A worker in none is not compared."""
+    """Positions (0 to N-1) that are meant to be equal, by group; empty: all are. A worker in none is not compared."""
     allowance: Floats = field(default_factory=_absent)
     """[T, N]"""
     consumed: Samples | None = None
@@ -129,11 +129,11 @@ def series_of(run: Run) -> WorkerSeries:
 
 
 def shard_allowance(samples: Samples, step_index: Ints, num_TN: Floats) -> Floats:
-    """[T, N] the lasting shift of a worker's mean loss, in spreads, that reading its own samples again explains.
+    """[T, N] the persistent shift of a worker's mean loss, in spreads, that reading its own samples again explains.
 
     Samples that are fresh, or dealt out anew in every epoch, are exchangeable between workers. A worker that reads
     samples again which it and no one else has read before (fixed shards, from the second epoch on) keeps the mean of
-    these: with B samples a step out of n distinct ones it is off by sqrt(B / n) spreads, one standard deviation of
+    these: with B samples a step out of n distinct ones it differs by sqrt(B / n) spreads, one standard deviation of
     the mean of n over that of B. Of these 2 + sqrt(2 ln N) are allowed, two beyond the largest of N normal values,
     times the fraction of such samples in the step. ``step_index`` [n] is the row of each slot.
     """
@@ -250,7 +250,7 @@ def _own_again(samples: Samples) -> tuple[Bools, Bools]:
 
 
 def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:
-    """Losses of the parts of every worker's batch, by index of the step, where all workers left them."""
+    """Per-sample losses of every worker's batch, by index of the step, where all workers left them."""
     if "part_losses" not in COLUMN_BY_NAME:
         return {}
     rows = run.lists("part_losses")

@@ -1,4 +1,4 @@
-"""Parameters that may be whole or each rank's own: beside the shards of others, and where code that no adapter knows
+"""Parameters that may be whole or each rank's own: next to sharded ones, and where code that no adapter knows
 exchanges tensors within the forward pass.
 """
 
@@ -19,9 +19,9 @@ def param_names(env: RankEnv) -> list[str]:
 
 
 def held_by_one(run: Run) -> frozenset[str]:
-    """Those that are each rank's own and no replicas (experts that FSDP was told to ignore, shards of a wrapper that no
-    adapter knows): they were not equal at the first step that tells, and no gradient of theirs was ever the same on all
-    ranks.
+    """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
+    no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
+    on all ranks.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     if len(ranks) < 2:

@@ -31,14 +31,14 @@ _COMPACT_HEIGHT = 84
 
 
 _ABOUT = (
-    "How far the workers lie apart at each step. Whether that is too far, or too close, is judged by the order and "
-    "the distances of the workers over all steps (dispersion-high, dispersion-low and the outlier checks), not by "
-    "these curves."
+    "How far apart the workers are at each step. Whether that is too far, or too close, is judged by the order and the "
+    "distances of the workers over all steps (dispersion-high, dispersion-low and the outlier checks), not by these "
+    "curves."
 )
 _BAND = (
     "The band holds {percent:.0%} of standard deviations if values are normal with one spread throughout the Run. It "
-    "points at steps unlike the others, not at a Run that is odd throughout; where spread grows or falls as training "
-    "goes on, healthy steps leave it too. Ranges and the mean cosine have no such band."
+    "shows steps that differ from the others, not a Run that is unusual throughout; where spread grows or falls as "
+    "training goes on, healthy steps leave it too. Ranges and the mean cosine have no such band."
 )
 
 
@@ -84,7 +84,7 @@ def workers_section(readings: Sequence[RunReading], marks: Sequence[list[Mark]])
 
 
 def dispersion_section(readings: Sequence[RunReading], marks: Sequence[list[Mark]]) -> ChartSection:
-    """How far the workers lie apart, against the band of chance around what is typical of the Run."""
+    """How far apart the workers are, with the band of chance around what is typical of the Run."""
     several = [reading for reading in readings if len(reading.run.ranks) > 1 and reading.step_range]
     compact = len(readings) > 1
     banded = [one.band for reading in several for one in reading.dispersions.values() if one.band is not None]
@@ -169,7 +169,7 @@ def _dispersion_panel(
 
 
 def _outside(one: Dispersion) -> str:
-    """How many steps lie outside of the band, beside how many would if values were normal with one spread."""
+    """How many steps lie outside of the band, and how many would if values were normal with one spread."""
     if one.band is None:
         return ""
     known_T = one.values_T[np.isfinite(one.values_T)]

@@ -55,7 +55,7 @@ DISPERSION_QUANTITIES: tuple[Quantity, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Dispersion:
-    """How far workers lie apart at each step, [T], NaN where not measured, and the band of chance if one is known."""
+    """How far apart workers are at each step, [T], NaN where not measured, and the band of chance if one is known."""
 
     values_T: Floats
     band: ChanceBand | None
