@@ -1,4 +1,4 @@
-"""What `trueline run` says when the command has ended: what was watched, or that nothing was."""
+"""The line that `trueline run` prints when the command has ended: what was watched, or that nothing was."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trueline.capture.handed_down import place_of_restart
 from trueline.schema.finding import WATCH_DEGRADED
+from trueline.schema.words import counted
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
@@ -79,9 +80,7 @@ def _run(place: str) -> str:
 
 
 def _model(run: Run) -> str:
-    ranks = len(run.ranks)
-    how = f"{run.manifest.adapter or 'unknown adapter'}, {ranks} rank{'' if ranks == 1 else 's'}"
-    steps = len(run.steps)
-    sampled = int(run.pivot("grad_norm")[1].any(axis=1).sum()) if steps else 0
+    how = f"{run.manifest.adapter or 'unknown adapter'}, {counted(len(run.ranks), 'rank')}"
+    sampled = int(run.pivot("grad_norm")[1].any(axis=1).sum()) if len(run.steps) else 0
     gradients = f"gradients at {sampled}" if sampled else "no gradients"
-    return f"{run.manifest.model or 'a model'} ({how}): {steps} step{'' if steps == 1 else 's'}, {gradients}"
+    return f"{run.manifest.model or 'a model'} ({how}): {counted(len(run.steps), 'step')}, {gradients}"

@@ -6,7 +6,7 @@
   const ABSENT = "–";
   document.documentElement.classList.add("js");
 
-  // The same rules as wording.reading in Python, so that a value reads alike before and after the script touches it.
+  // The same rules as wording.reading in Python, so that a value reads the same before and after the script touches it.
   function text(value, decimals) {
     if (value === null || value === undefined) return ABSENT;
     if (typeof value === "string") return value;

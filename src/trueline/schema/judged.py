@@ -26,7 +26,7 @@ QUESTIONS: dict[Question, str] = {
     "data": "which samples the ranks read",
     "repeats": "whether a rank reads samples again",
     "replicas": "whether gradients are averaged and replicas stay equal",
-    "workers": "whether losses and gradients of one rank are unlike those of the others",
+    "workers": "whether losses and gradients of one rank differ from those of the others",
     "nonfinite": "whether losses and gradients are finite",
     "jumps": "whether loss or gradients jump",
     "streams": "whether random streams are as declared",

@@ -68,8 +68,8 @@ class SeenOnce:
         self._samples = samples
         counts = ~_in_order_of_earlier(samples) if one_data_set else samples.unused
         first, second = _first_pairs(samples, counts)
-        counts = ~(may_be_padding(samples)[second] & samples.in_first_step[first]) & ~samples.in_first_step[second]
-        self.first, self.second = first[counts], second[counts]
+        no_padding = ~(may_be_padding(samples)[second] & samples.in_first_step[first]) & ~samples.in_first_step[second]
+        self.first, self.second = first[no_padding], second[no_padding]
         of_first_step = samples.in_first_step[first]
         opened = np.flatnonzero((samples.first == np.arange(len(samples))) & counts)
         self._opened = Tally(samples.worker[opened], opened)
