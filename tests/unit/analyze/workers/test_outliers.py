@@ -199,7 +199,7 @@ def test_gradients_sampled_now_and_then_are_judged():
 
 
 def test_too_few_steps_cannot_tell_and_say_how_many_could():
-    with pytest.raises(CannotTell, match=r"^20 steps have losses to compare; with 2 workers .* after 21 steps"):
+    with pytest.raises(CannotTell, match=r"^20 steps have losses to compare; with 2 workers, .* after 21 steps"):
         find_outliers(noisy_workers(2, 20), BUDGET, "loss")
     assert workers_named(noisy_workers(2, 21)) == []
     series = noisy_workers(8, 30)
