@@ -10,11 +10,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from benchmarks.judgement.simulated import first_outlier
 
-from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import mean_difference
-from trueline.analyze.workers.outliers import effect_of, find_outliers
-from trueline.analyze.workers.series import WorkerSeries
+from trueline.analyze.workers.outliers import effect_of
 
 RUNS = 150
 START = 50
@@ -56,14 +55,10 @@ def _found(loss_TN: np.ndarray, shift: float) -> _Found | None:
     """What is said of the first outlier that is, or may be, worker 0; or None."""
     loss_TN = loss_TN + 10
     loss_TN[START:, 0] += shift
-    nothing_TN = np.full(loss_TN.shape, np.nan)
-    ranks = tuple(range(loss_TN.shape[1]))
-    series = WorkerSeries(np.arange(len(loss_TN)), ranks, loss_TN, nothing_TN, nothing_TN)
-    told = [outlier for outlier in find_outliers(series, AlarmBudget(), "loss") if 0 in outlier.concerned]
-    if not told:
+    outlier = first_outlier(loss_TN)
+    if outlier is None:
         return None
-    window_TN = series.loss[told[0].first : told[0].last + 1]
-    reported = effect_of(told[0], series.loss)
+    reported = effect_of(outlier, loss_TN)
     low, high = reported.interval()
-    plain = mean_difference(window_TN, told[0].workers, told[0].others).interval()
+    plain = mean_difference(loss_TN[outlier.first : outlier.last + 1], outlier.workers, outlier.others).interval()
     return _Found(reported.value, low, high, *plain) if math.isfinite(low) else None

@@ -10,10 +10,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.workers.outliers import find_outliers
-from trueline.analyze.workers.series import WorkerSeries
+from benchmarks.judgement.simulated import first_outlier
 
 RUNS = 40
 AFTER = 120
@@ -44,7 +41,5 @@ def _found(draw: np.random.Generator, workers: int, first: int, shift: float, la
     shape = (first + AFTER, workers)
     loss_TN = 10 + (draw.standard_normal(shape) if law == "normal" else draw.standard_t(3, shape))
     loss_TN[first:, 0] += shift
-    nothing_TN = np.full(shape, np.nan)
-    series = WorkerSeries(np.arange(len(loss_TN)), tuple(range(workers)), loss_TN, nothing_TN, nothing_TN)
-    told = [outlier for outlier in find_outliers(series, AlarmBudget(), "loss") if 0 in outlier.concerned]
-    return (told[0].first, *told[0].since) if told else None
+    outlier = first_outlier(loss_TN)
+    return None if outlier is None else (outlier.first, *outlier.since)

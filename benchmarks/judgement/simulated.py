@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.exchangeability import log_heights, log_threshold, scores
+from trueline.analyze.workers.outliers import Outlier, find_outliers
+from trueline.analyze.workers.series import WorkerSeries
 
 Floats = NDArray[np.float64]
 Draw = np.random.Generator
@@ -85,6 +88,14 @@ NOISE: dict[str, Callable[[Draw, tuple[int, int, int]], Floats]] = {
     "mostly ties": rare,
     "spreads random by worker and step": random_spreads,
 }
+
+
+def first_outlier(loss_TN: Floats) -> Outlier | None:
+    """The first outlier among these losses that is worker 0, or one of two of which worker 0 is one."""
+    unmeasured_TN = np.full(loss_TN.shape, np.nan)
+    ranks = tuple(range(loss_TN.shape[1]))
+    series = WorkerSeries(np.arange(len(loss_TN)), ranks, loss_TN, unmeasured_TN, unmeasured_TN)
+    return next((one for one in find_outliers(series, AlarmBudget(), "loss") if 0 in one.concerned), None)
 
 
 def measure(*, quick: bool) -> dict[str, Any]:

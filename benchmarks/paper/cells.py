@@ -23,7 +23,6 @@ DROPOUT = {
     "on": "dropout 0.1, its generator seeded like the sampler",
     "own": "dropout 0.1, every rank with a stream of its own",
 }
-STARTS = {"trained": "weights after ordinary training on the same rows", "random": "random weights"}
 LIBRARY = "library"
 """The standard-library set; another text goes by the name of its file."""
 
@@ -35,7 +34,7 @@ WARM_SEED = 900_001
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the table; ``text`` is ``LIBRARY`` or the name of a file, the others are keys of the tables above."""
+    """One row of the table; ``text`` is ``LIBRARY`` or the name of a file, ``start`` "trained" or "random" weights."""
 
     text: str
     start: str
