@@ -63,11 +63,6 @@ def schedule(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_step=advance)
 
 
-def one_of_four(ctx: EntryContext, faulty: bool) -> nn.Module:
-    """Another learning rate on one rank of four."""
-    return _with_adamw(ctx, lr=4e-3 if _odd(ctx, faulty) else 3e-3)
-
-
 def one_group(ctx: EntryContext, faulty: bool) -> nn.Module:
     """Only the second parameter group has another learning rate, from step 6 on, under FSDP2."""
     problem = CausalLM()
@@ -161,7 +156,7 @@ ENTRIES = (
         shows=trains_differently,
         step=TRIGGER,
     ),
-    _fault("four", "learning rate differs on one rank of four", one_of_four, ranks=(ODD_RANK,), world_size=4),
+    _fault("four", "learning rate differs on one rank of four", learning_rate, ranks=(ODD_RANK,), world_size=4),
     _fault("autocast", "autocast on one rank only", autocast),
     _fault(
         "dtype", "bf16 weights on one rank only", dtype, may_find=(*ALSO, "reduction-mismatch", "gradient-not-reduced")
