@@ -73,13 +73,13 @@ class Material:
 
 
 Progress = Callable[[str, int, int, str], None]
-"""Takes the news: a stage, how much of it is done, of how much, and a note. Called from several threads."""
+"""Reports progress: a stage, how much of it is done, of how much, and a note. Called from several threads."""
 
 
 def require_sound(options: Options) -> None:
     """Raise ``InputError`` for a number that no demo can run with."""
     if options.workers < 2:
-        raise InputError(f"--workers is {options.workers}; workers can only fall out of step if there are at least 2.")
+        raise InputError(f"--workers is {options.workers}; comparing workers needs at least 2.")
     for flag, value in (("--steps", options.steps), ("--batch-size", options.batch_size)):
         if value < 1:
             raise InputError(f"{flag} is {value}; expected at least 1.")

@@ -1,4 +1,4 @@
-"""What a person sees of a demo: a progress bar on standard error while it runs, tables on standard output after."""
+"""The terminal output of the demo: a progress bar on standard error while it runs, then tables on standard output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def progress_bars(console: Console) -> Iterator[Progress]:
 
 
 class _Lines:
-    """Prints the news when a stage begins, and after ``EVERY_S``."""
+    """Prints the progress when a stage begins, and every ``EVERY_S`` seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -7,7 +7,7 @@ from typing import Literal
 
 SeedRule = Literal["shared", "rank-0-differs", "all-differ"]
 SEED_STRIDE = 1009
-"""Between the seeds of two ranks: a sampler adds the epoch to its seed, so neighbours would meet an epoch later."""
+"""Between the seeds of two ranks: a sampler adds the epoch to its seed, so seeds 1 apart would repeat orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Setting:
         return base + SEED_STRIDE * odd
 
     def loss_factor(self, rank: int, *, world_size: int) -> float:
-        """What the loss of ``rank`` is multiplied by before backward; 1.0 for a sound rank."""
+        """What the loss of ``rank`` is multiplied by before backward; 1.0 for a healthy rank."""
         return self.scaled_loss if rank == odd_rank(world_size) else 1.0
 
     def shuffles_labels(self, rank: int, *, world_size: int) -> bool:

@@ -1,4 +1,4 @@
-"""What one worker does in one setting: build, re-seed, train under watch, leave a Run.
+"""What one worker does in one setting: build, re-seed, train under watch, write a Run.
 
 Letters: B samples of a batch, L tokens of its longest sample.
 """
@@ -26,7 +26,7 @@ from trueline.testing.training import epochs
 
 LEARNING_RATE = 1e-3
 PLAN = {"every": 1, "matrix_every": 10, "params_every": 10}
-"""Everything at every step: the demo is there to be looked at, and its curves need their points."""
+"""Everything is measured at every step, so that the curves of the demo have enough points."""
 
 
 class PackedSamples(Dataset[Sample]):
@@ -47,7 +47,7 @@ class PackedSamples(Dataset[Sample]):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that the workers of one setting need. ``batch_size`` is samples a rank and step, ``run`` the Run to leave.
+    """All that the workers of one setting need. ``batch_size`` is samples a rank and step, ``run`` the Run to write.
 
     ``progress`` is a file into which rank 0 writes how many steps are done and its last loss.
     """

@@ -46,7 +46,7 @@ def literal(text: str) -> str:
 
 
 def _only(phases: tuple[Phase, ...], *, ways: set[str]) -> tuple[Phase, ...]:
-    """What is left where every name says forward, or every one backward: those of a call, not of the step."""
+    """The ``phases`` that remain where all names say forward, or all say backward."""
     if ways == {"forward"}:
         return tuple(phase for phase in phases if phase in ("fwd", "param", "opt", "comm")) or phases
     if ways == {"backward"}:
@@ -83,7 +83,7 @@ def _listed(entry: str, level: str, modules: Mapping[str, str]) -> tuple[list[st
 
 
 def _with_inside(fqn: str, level: str) -> list[str]:
-    """A module, and at level mix what runs in it too."""
+    """Globs for a module, and at level mix for what runs in it too."""
     return [literal(fqn), f"{literal(fqn)}.*"] if level == "mix" else [literal(fqn)]
 
 
