@@ -1,6 +1,7 @@
 """mkdocs hook: pages and tables that are made from the source, so that they cannot disagree with it.
 
-A check's page is the docstring of its file; a table replaces its `<!-- generated: NAME -->` marker.
+A check's page is the docstring of its file; a table or a law of `compare` replaces
+its `<!-- generated: NAME -->` marker.
 Check files are read, not imported.
 """
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 SOURCE = ROOT / "src" / "trueline"
 CHECKS = SOURCE / "analyze" / "checks"
+JUDGE = SOURCE / "analyze" / "compare" / "judge"
 HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example", "Wrong and right")
 API = {
     "Watch": ("capture/watch.py", ("step", "loss", "save", "close")),
@@ -204,6 +206,14 @@ def fewest_steps_table() -> str:
     )
 
 
+def law(module: str) -> str:
+    """The docstring of a module of ``judge``, without what is for readers of its code."""
+    source = (JUDGE / f"{module}.py").read_text(encoding="utf-8")
+    title, *paragraphs = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
+    body = "\n\n".join(text for text in paragraphs if not text.startswith("Letters:"))
+    return f"**{title}**\n\n{body}".replace("``", "`")
+
+
 def measured(benchmark: str) -> str:
     """What ``benchmark`` wrote last, without its title, as sections of the page that it is put on."""
     page = BENCHMARKS / benchmark / "README.md"
@@ -229,6 +239,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
     "spikes": partial(measured, "spikes"),
+    **{module: partial(law, module) for module in ("arguments", "loss_gap", "own_history", "parameter_continuity")},
     "alarm_budget": alarm_budget_table,
     "fewest_steps": fewest_steps_table,
 }

@@ -62,7 +62,7 @@ def test_calibrate_writes_the_file_and_says_what_is_in_it(trueline: Trueline, ru
     )
     largest = max(floors[0] or 0 for floors in written.sites.values())
     assert f"by {largest:.2g} at most at 0/" in lines[1]
-    assert "chance of at most 50% at any one site, and one further Run compared with one of these 33%" in printed
+    assert "probability of at most 50%, and one further Run compared with one of these 33%" in printed
     assert f"within {written.spread:.2g} times the others' floor" in printed
     assert lines[-1] == f"Tolerance: {out}"
 
@@ -86,7 +86,9 @@ def test_a_file_is_replaced_only_when_told(trueline: Trueline, runs: list[Path],
 def test_one_run_is_refused_and_nothing_is_written(trueline: Trueline, runs: list[Path], tmp_path: Path) -> None:
     code, printed, said = trueline(runs[0], "-o", tmp_path / "t.json")
     assert (code, printed, list(tmp_path.iterdir())) == (2, "", [])
-    assert said.startswith(f"trueline: 1 Run was given ('{runs[0]}'), and it takes two")
+    assert said.startswith(
+        f"trueline: Calibrating takes two or more Runs that should agree, and 1 was given ('{runs[0]}')"
+    )
     assert len(said.splitlines()) == 1
 
 

@@ -289,7 +289,7 @@ def test_step_and_rank_are_asked_of_the_judge(
     assert (asked["steps"], asked["ranks"]) == ([3, 5], [1])
     trueline(monkeypatch, capsys, *runs, result=same_comparison())
     asked = sys.modules["trueline.analyze.compare.compare"].asked
-    assert {name for name in asked if name != "heard"} == {"max_bytes"}
+    assert {name for name in asked if name != "progress"} == {"max_bytes"}
 
 
 def test_memory_is_given_to_the_judge_in_bytes(

@@ -187,7 +187,7 @@ def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
     assert not untold
     for name in ("blocks.0.out", "blocks.1.down.linear"):  # what rows of a weight give is a sum over ranks
         out = next(one for one, _ in told if (one.site.name, one.site.slot, one.site.phase) == (name, "out0", "fwd"))
-        assert out.note.startswith("as it was seen after the collective, in blocks.")
+        assert out.note.startswith("the value after the collective, as seen in blocks.")
     cut = {one.site.name: one.shape for one, _ in told if one.site.slot == "in0" and one.site.phase == "fwd"}
     assert cut["blocks.0.gelu"] == (BATCH, LENGTH, 2 * WIDTH)
     assert cut["blocks.0.scaled_dot_product_attention"] == (BATCH, HEADS, LENGTH, WIDTH // HEADS)
@@ -195,7 +195,7 @@ def test_tensor_parallel_ranks_merge_to_one(two, single, tmp_path):
 
 def test_ranks_of_other_ways_to_share_the_batch_compare(recorded):
     fsdp2, ddp2, ddp4 = recorded(2, "fsdp2"), recorded(2, "ddp"), recorded(4, "ddp")
-    for run, ref, note in ((fsdp2, ddp2, "cut otherwise"), (ddp4, ddp2, "of 4"), (fsdp2, ddp4, "of 2")):
+    for run, ref, note in ((fsdp2, ddp2, "sharded differently"), (ddp4, ddp2, "of 4"), (fsdp2, ddp4, "of 2")):
         arrangement, told, untold, _ = compared(run, ref)
         assert note in arrangement.note
         assert_merged_is_whole(told)
@@ -226,7 +226,7 @@ def test_replicas_that_differ_are_named(four, single, tmp_path):
     arrangement = arrange(trueline.open_run(tmp_path / "run"), single)[0]
     mine, _ = arrangement.read().sides
     notes = {value.site.name: value.note for value in mine.values if value.site.phase == "param" and value.note}
-    assert notes == {"blocks.1.up.bias": "replicas differ: rank 2, which is shown, from rank 0, 1, 3"}
+    assert notes == {"blocks.1.up.bias": "replicas differ: rank 2 (shown) from rank 0, 1, 3"}
 
 
 def drift(rank, model):
@@ -239,4 +239,4 @@ def test_a_share_that_was_not_recorded_is_missed_where_it_counts(four, single, t
     _, told, untold, _ = compared(trueline.open_run(tmp_path / "run"), single)
     assert {one.site.phase for one, other in told if one.shape == other.shape} >= {"param", "grad", "opt"}
     notes = {one.note for one, _ in untold}
-    assert any("2 of 4 shares of the batch did not record it" in note for note in notes)
+    assert any("2 of 4 shares of the batch have no record of it" in note for note in notes)

@@ -31,7 +31,7 @@ def command(
 
     Record the same job twice or more, with what may vary between healthy runs: nothing, another order of reduction,
     other hardware, inputs changed by a rounding. Every pair of Runs is compared, site by site, and the largest
-    difference at each site is kept. More Runs give a surer floor.
+    difference at each site is the floor there. More Runs give a more reliable floor.
 
     Exit code 0: the tolerance was written; 2: Runs that cannot be read or do not belong together; 3: nothing measured.
     """
@@ -116,8 +116,8 @@ def _print_kinds(console: Console, tolerance: Tolerance) -> None:
 
 def _chances(tolerance: Tolerance) -> list[str]:
     lines = [
-        f"If Runs are exchangeable, two further ones differ by more than the floor with a chance of at most "
-        f"{tolerance.exceeded:.0%} at any one site, and one further Run compared with one of these "
+        f"If Runs are exchangeable, two further ones differ by more than the floor at any one site with a probability "
+        f"of at most {tolerance.exceeded:.0%}, and one further Run compared with one of these "
         f"{tolerance.exceeded_by_one:.0%}."
     ]
     if tolerance.spread is not None:
@@ -131,9 +131,9 @@ def _losses(tolerance: Tolerance) -> str:
     from trueline.schema.words import counted
 
     if not tolerance.losses:
-        return "No step has a loss in all of them, so that nothing can be said of how fast those of a run part."
+        return "No step has a loss in all of them, so how fast losses diverge was not measured."
     least = 1 / (len(tolerance.runs) + 1)
     return (
-        f"Their losses at {counted(len(tolerance.loss_steps), 'step')} say how fast those of a run may part; that a "
-        f"run like them is the furthest has a chance of up to {least:.0%}."
+        f"Their losses at {counted(len(tolerance.loss_steps), 'step')} show how fast losses of healthy runs diverge; a "
+        f"further healthy run diverges fastest with a probability of up to {least:.0%}."
     )

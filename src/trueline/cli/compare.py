@@ -42,7 +42,7 @@ def command(
     """Say where two Runs first differ by more than rounding explains, and how each recorded value compares.
 
     Exit code 0: the same, or rounding explains all of it; 1: different; 2: no Runs to compare; 3: what was recorded
-    cannot tell.
+    does not suffice to tell.
     """
     from rich.console import Console
 

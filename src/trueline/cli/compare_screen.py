@@ -20,7 +20,7 @@ MAX_LINES = 40
 MAX_WIDTH = 100
 _MAX_RELEVANT = 12
 _LEAST_RELEVANT = 4
-"""Rows of the table: at most, and those that are kept free for it where the words are many."""
+"""Rows of the table: at most, and at least, however long the text is."""
 
 _STATUS = {"out": "bold red", "suspect": "bold yellow", "clear": "bold green", "unknown": "bold"}
 _JUDGEMENT = {"beyond": "red", "propagated": "yellow", "within": "blue", "equal": "green", "not-comparable": "dim"}
@@ -29,7 +29,7 @@ _LABEL_WIDTH = 12
 
 @dataclass
 class _Block:
-    """Lines that stand together; what does not fit is taken from the end, ``least`` lines are left."""
+    """Lines that belong together; what does not fit is dropped from the end, down to ``least`` lines."""
 
     lines: list[Text]
     least: int = 0
@@ -60,7 +60,7 @@ def print_screen(
     else:
         _fit(blocks, MAX_LINES - 2 - min(_LEAST_RELEVANT, len(comparison.rows)))
         table = _table(comparison, width, rows=min(_MAX_RELEVANT, MAX_LINES - 2 - _height(blocks)))
-        # The table stands after the words on the first difference, before what is said of all values.
+        # The table follows the text on the first difference and precedes the text on all values.
         lines = _joined([*blocks[:4], _Block(table), *blocks[4:]], width)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
@@ -80,8 +80,8 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
     files = [_as_text(f"Written: {path}") for path in written]
     return [
         _Block(_wrapped(console, _as_text(story.headline, style=_STATUS[story.status]), width, 0), 3),
-        _Block([*_facts(console, story, width)], 6),
-        _Block([*_next(console, story, width)], 3),
+        _Block(_labelled(console, story.facts, width, style="dim", legend=SITE_FORM), 6),
+        _Block(_labelled(console, [("next", advice) for advice in story.next], width, style="green"), 3),
         _Block(wrapped(findings, 2), 2),
         _Block(further, 4),
         _Block([*about], 1),
@@ -89,29 +89,22 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
     ]
 
 
-def _facts(console: Console, story: Story, width: int) -> list[Text]:
+def _labelled(
+    console: Console, entries: Sequence[tuple[str, str]], width: int, *, style: str, legend: str = ""
+) -> list[Text]:
+    """(label, text) of ``entries`` in two columns; a ``legend`` follows the first one, which is then bold."""
     lines: list[Text] = []
-    for place, (label, text) in enumerate(story.facts):
-        style = "" if place else "bold"
-        for index, line in enumerate(_wrapped(console, _as_text(text, style=style), width - _LABEL_WIDTH, 0)):
-            head = _as_text((label if index == 0 else "").ljust(_LABEL_WIDTH), style="dim")
-            lines.append(head.append_text(line))
-        if label == "first":
-            lines.append(_as_text(" " * _LABEL_WIDTH + SITE_FORM, style="dim"))
-    return lines
-
-
-def _next(console: Console, story: Story, width: int) -> list[Text]:
-    lines: list[Text] = []
-    for advice in story.next:
-        for index, line in enumerate(_wrapped(console, _as_text(advice), width - _LABEL_WIDTH, 0)):
-            head = _as_text(("next" if index == 0 else "").ljust(_LABEL_WIDTH), style="green")
-            lines.append(head.append_text(line))
+    for place, (name, text) in enumerate(entries):
+        shown = _as_text(text, style="bold" if legend and not place else "")
+        for index, line in enumerate(_wrapped(console, shown, width - _LABEL_WIDTH, 0)):
+            lines.append(_as_text(("" if index else name).ljust(_LABEL_WIDTH), style=style).append_text(line))
+        if legend and not place:
+            lines.append(_as_text(" " * _LABEL_WIDTH + legend, style="dim"))
     return lines
 
 
 def _fit(blocks: Sequence[_Block], room: int) -> None:
-    """Shorten the blocks, each time the one with most to spare, until they and the lines between them fit."""
+    """Shorten the blocks, each time the one with the most lines to spare, until all fit into ``room`` lines."""
     while _height(blocks) > room:
         longest = max(blocks, key=lambda block: len(block.lines) - block.least)
         if len(longest.lines) <= longest.least:

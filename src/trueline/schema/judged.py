@@ -1,4 +1,4 @@
-"""What of a Run could be judged: the questions that checks answer, and why some checks could not.
+"""What of a Run was judged: the questions that checks answer, and why some checks could not.
 
 Whether nothing found means that nothing is wrong follows from here, never from the words of a reason.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Question = Literal[
     "data",
@@ -40,7 +40,7 @@ QUESTIONS: dict[Question, str] = {
 BETWEEN_RANKS: tuple[Question, ...] = ("data", "replicas", "workers")
 """Answered by comparing ranks with each other."""
 _MAIN: tuple[Question, ...] = (*BETWEEN_RANKS, "nonfinite")
-"""What every training is asked."""
+"""The questions for every training."""
 
 Reason = Literal[
     "no-data",
@@ -52,11 +52,10 @@ Reason = Literal[
     "by-design",
     "not-recorded",
 ]
-"""Why a check said nothing: what it reads was not measured; was measured at too few steps; there is no second rank to
-compare with; is there but does not determine the answer; cannot be read; the check itself broke. The last two are no
-lack: what it looks for cannot be in such a training, or takes recorded steps, which the plan did not ask for.
+"""Why a check has no answer: its data were not measured; were measured at too few steps; there is no second rank to
+compare with; the data do not determine the answer; cannot be read; the check itself failed. The last two are no
+shortcoming: such a training cannot have what it looks for, or it needs recorded steps, which the Plan did not ask for.
 """
-REASONS: tuple[Reason, ...] = get_args(Reason)
 _NO_LACK: tuple[Reason, ...] = ("by-design", "not-recorded")
 
 State = Literal["judged", "partly", "open", "not-applicable"]
@@ -64,7 +63,7 @@ State = Literal["judged", "partly", "open", "not-applicable"]
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """A check that could not say anything, and why: in one word for programs, in a sentence for people."""
+    """A check that has no answer, and why: as a code for programs, as a sentence for people."""
 
     check: str
     why: str
@@ -77,7 +76,7 @@ class NotRun:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question, and which of its checks answered."""
+    """One question, with the checks that answered it and those that could not."""
 
     question: Question
     checks_run: tuple[str, ...] = ()
@@ -85,7 +84,7 @@ class Asked:
 
     @property
     def state(self) -> State:
-        """Judged where half of its checks ran, of those that lacked something or ran; partly where fewer did."""
+        """Judged where at least half of its checks ran, without those that do not apply; partly where fewer did."""
         lacking = sum(entry.reason not in _NO_LACK for entry in self.checks_not_run)
         if self.checks_run:
             return "judged" if len(self.checks_run) >= lacking else "partly"
@@ -103,9 +102,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was looked at: ``questions`` with their checks, the global ``ranks`` that were compared with each other,
-    those that the job had, and the first and last step with a row (None: there is none). ``unclosed`` are the ranks
-    that did not close the Run: they still run, or were killed.
+    """What was judged: ``questions`` with their checks, the global ``ranks`` that were compared with each other, the
+    size of the job, and the first and last step with a row (None: there is none). ``unclosed`` are the ranks that did
+    not close the Run: they still run, or were killed.
     """
 
     questions: tuple[Asked, ...] = ()
@@ -122,10 +121,10 @@ class Judged:
 
     @property
     def enough(self) -> bool:
-        """Whether nothing found means that there is no fault to find.
+        """Whether "nothing found" means "no fault found".
 
-        Ranks were compared with each other, and at most one of the four main questions that apply stayed open. Where a
-        reference was given it was compared with, which is enough for one rank, and for a Run of records alone.
+        That takes ranks that were compared with each other, and at most one of the four main questions that apply left
+        open. For one rank, or a Run of recorded steps alone, a comparison with a reference is enough.
         """
         if self.of("open", among=("reference",)):
             return False

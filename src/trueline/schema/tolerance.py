@@ -1,4 +1,4 @@
-"""Rounding floors measured on Runs that should agree: a file that ``trueline calibrate`` makes and ``compare`` takes.
+"""Rounding floors measured on Runs that should agree: a file that ``trueline calibrate`` writes and ``compare`` reads.
 
 A floor is a relative L2 difference (0 equal, 1 as large as the value itself). Letters: S steps.
 """
@@ -18,19 +18,18 @@ from trueline.schema.errors import InputError
 from trueline.schema.reading import shortened, shown
 
 TOLERANCE_SCHEMA = 2
-"""Of the file; raised when a field comes or changes meaning. Those of schema 1 have no losses, and are read as well."""
+"""Version of the file; raised when a field is added or changes meaning. Files of version 1, without losses, are read.
+"""
 
 QUANTILE = 0.99
-"""Of the sites of a kind: the fraction whose floor is at most ``KindFloor.high``."""
+"""Fraction of the sites of a kind whose floor is at most ``KindFloor.high``."""
 
 Floors = tuple[float | None, ...]
 """[S] one floor a step; None where nothing was measured."""
 
 
 class KindFloor(BaseModel):
-    """Over the sites of one kind, at each of the S steps: how many sites, and the median, ``QUANTILE`` and largest of
-    their floors.
-    """
+    """The sites of one kind, at each of the S steps: their number, and the median, ``QUANTILE`` and largest floor."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,9 +44,9 @@ class Tolerance(BaseModel):
 
     A site is ``micro/phase/name#call:slot`` with the name that ``compare`` aligns by, so without wrappers, steps and
     ranks; its floor is the largest difference that any pair of the Runs had there. A kind is ``phase/op/dtype``.
-    ``how`` differences were measured: a floor from statistics is a lower estimate, and says nothing about stored
-    values. ``spread``: how many times the floor that the other Runs give a Run exceeds at most, left out in turn; None
-    where that cannot be told (fewer than three Runs, or others that agree bit for bit where it does not). ``losses`` of
+    ``how`` differences were measured: a floor from statistics is a lower estimate, and does not apply to stored values.
+    ``spread``: the largest ratio of a Run's differences to the floor of the other Runs, each Run left out in turn; None
+    where it is not known (fewer than three Runs, or others that agree bit for bit where it does not). ``losses`` of
     each of the Runs, in their order, at each of ``loss_steps``, ascending; None where one has none.
     """
 
@@ -96,7 +95,7 @@ class Tolerance(BaseModel):
             raise InputError(f"The tolerance '{name}' is damaged at {where}: {first['msg']}. {todo}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Put the file at ``path``, whole or not at all, over what is there. Raises ``InputError``."""
+        """Write the file at ``path``, whole or not at all, over what is there. Raises ``InputError``."""
         name = os.fspath(path)
         temporary = os.path.join(os.path.dirname(name), f".{os.path.basename(name)}.{os.getpid()}.tmp")
         try:
@@ -112,7 +111,7 @@ class Tolerance(BaseModel):
             raise InputError(f"The tolerance cannot be written to '{name}': {reason}. Pass another place.") from None
 
     def to_text(self) -> str:
-        """The content of the file: one site or kind a line, numbers that read back as they are."""
+        """The content of the file: one site or kind a line, numbers in full precision."""
         content = self.model_dump(mode="json", by_alias=True)
         head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key not in _TABLES]
         tables = [f"{json.dumps(key)}: {_table(content[key])}" for key in _TABLES]
@@ -121,11 +120,11 @@ class Tolerance(BaseModel):
     def expected(self, kind: str, site: str | None = None, *, step: int | None = None) -> float | None:
         """The difference to expect at ``site``, or at a site of ``kind`` that was not calibrated; None for neither.
 
-        A site is expected to differ by its own floor, but never by less than half of the sites of its kind do: that one
-        happened to agree says little. One that was not calibrated, by what ``QUANTILE`` of its kind stay within; so is
-        any where floors are from statistics, which may tell of one site nothing and of the next all.
-        Differences grow from step to step: ``step`` is judged by the first calibrated one from it on, or by the last;
-        None takes the largest of all steps.
+        A site is expected to differ by its own floor, but by no less than the median of its kind: one site may agree by
+        chance. A site that was not calibrated is expected to differ by the ``QUANTILE`` of its kind; so is any site
+        where floors are from statistics, which may miss the difference of a site altogether. Differences grow from step
+        to step: ``step`` is judged by the first calibrated step from it on, or by the last; None takes the largest of
+        all.
         """
         of_kind = self.kinds.get(kind)
         own = None if site is None else self._at(self.sites.get(site, ()), step)
@@ -136,17 +135,18 @@ class Tolerance(BaseModel):
 
     @property
     def exceeded(self) -> float:
-        """The chance (0-1) that two further Runs differ by more than the floor at a site with only rounding.
+        """The probability (0-1) that two further Runs differ by more than the floor at a site with only rounding.
 
         Of Runs that are exchangeable, every second one pairs up with the next: n pairs that share no Run, and one more
-        pair is the most different of n + 1 with a chance of 1 / (n + 1). The floor is the largest of these and others.
+        pair is the most different of n + 1 with a probability of 1 / (n + 1). The floor is the largest of these and
+        others.
         """
         return 1 / (len(self.runs) // 2 + 1)
 
     @property
     def exceeded_by_one(self) -> float:
-        """The same for one further Run beside one of the calibrated: of R exchangeable partners of that one, it is the
-        furthest with a chance of 1 / R.
+        """The same for one further Run compared with one of the calibrated: of R exchangeable partners of that one, it
+        differs most with a probability of 1 / R.
         """
         return 1 / len(self.runs)
 

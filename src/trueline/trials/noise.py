@@ -1,4 +1,4 @@
-"""What the order of a sum is worth: simulated gradients of N workers are added up in several orders of each kind.
+"""The effect of the order of a sum: simulated gradients of N workers are added up in several orders of each kind.
 
 The workers' gradients are normal with one mean cosine between any two. Elements have scales of their own, as those of
 real gradients do, so that their mantissas are as mixed.
@@ -39,7 +39,7 @@ PERMUTATIONS = 4
 """Of the workers, in each kind of order."""
 
 _AT_A_TIME = 2**22
-"""Numbers of all workers together that are held at a time, which bounds memory."""
+"""Numbers of all workers together in memory at a time."""
 
 _USUAL_NUMBERS = 2**24
 """Of all workers together, at most, where the number of elements is not given."""
@@ -56,8 +56,8 @@ _SUM_RMS = 256.0
 
 @dataclass(frozen=True)
 class SumSetup:
-    """What is added up: ``elements`` numbers of each of ``workers`` gradients in ``dtype``, with partial sums in the
-    same or in float32, in each kind of ``orders``. Raises ``InputError`` for what cannot be.
+    """The sum to simulate: ``elements`` numbers of each of ``workers`` gradients in ``dtype``, with partial sums in the
+    same dtype or in float32, in each kind of ``orders``. Raises ``InputError`` for settings that cannot be.
     """
 
     workers: int = 8
@@ -71,7 +71,7 @@ class SumSetup:
     """Of 64 bits, signed or not, as torch takes it."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Raise ``InputError`` for settings that cannot be."""
         _require_among(self.dtype, "dtype", DTYPES)
         _require_among(self.accumulate, "accumulate", ("same", "float32"))
         for order in self.orders:
@@ -92,7 +92,7 @@ class SumSetup:
 
 @dataclass(frozen=True)
 class OrderNoise:
-    """What one kind of order makes of it, all relative to the norm of the sum and over all permutations.
+    """The noise of one kind of order, relative to the norm of the sum and over all permutations.
 
     ``error_rel`` is against the sum in float64 and ``difference_rel`` between two permutations (root mean squares);
     ``difference_most_rel`` is the largest between any two. The others are what ``compare.expect.rounding`` expects.
@@ -109,14 +109,14 @@ class OrderNoise:
 
 
 def usual_elements(workers: int) -> int:
-    """Elements of each gradient where nobody says how many: 65,536, or as many as make 2**24 for all workers."""
+    """Elements of each gradient unless given: 65,536, or as many as make 2**24 for all workers."""
     return min(SumSetup.elements, max(_USUAL_NUMBERS // max(workers, 1), _LEAST_PIECE))
 
 
 def setup_of(run: Run, *, workers: int | None, cosine: float | None, dtype: str | None) -> tuple[int, float, str]:
-    """Number of workers, mean cosine (median over steps) and dtype of the gradients of a Run, but for what is given.
+    """Number of workers, mean cosine (median over steps) and dtype of the gradients of a Run, unless given.
 
-    Raises ``CannotTell`` where the Run has no two workers, or did not measure what is not given.
+    Raises ``CannotTell`` where the Run has fewer than two workers, or did not measure what is not given.
     """
     ranks = data_parallel_ranks(run) if workers is None else run.ranks
     if workers is None and len(ranks) < 2:
@@ -138,7 +138,7 @@ def setup_of(run: Run, *, workers: int | None, cosine: float | None, dtype: str 
 
 
 def num_pieces(setup: SumSetup) -> int:
-    """How many pieces of the gradient are added up one after the other, in each kind of order."""
+    """The number of pieces of the gradient that are added up one after the other, in all kinds of order."""
     return len(_piece_sizes(setup)) * len(setup.orders)
 
 
@@ -158,7 +158,7 @@ def measure(setup: SumSetup, progress: Callable[[], None] = lambda: None) -> lis
 
 
 def judge(difference_rel: float, setup: SumSetup) -> OrderJudgement:
-    """Whether the order of the sum explains a difference: the answer of the kind of order that allows most."""
+    """Whether the order of the sum explains a difference: the answer for the kind of order that allows most."""
     answers = [
         explained_by_order(
             difference_rel,
@@ -179,7 +179,7 @@ def workers_gradients(setup: SumSetup, size: int, generator: torch.Generator) ->
     own_Nn = torch.randn(count, size, generator=generator)
     if cosine >= 0:
         own_Nn = own_Nn.mul_(math.sqrt(1 - cosine)).add_(math.sqrt(cosine) * torch.randn(size, generator=generator))
-    else:  # a share a of the mean is taken out, which leaves var = 1 - b and cov = -b with b = (2a - a²)/N
+    else:  # a share a of the mean is subtracted, which leaves var = 1 - b and cov = -b with b = (2a - a²)/N
         share = 1 - math.sqrt(max(1 + count * cosine / (1 - cosine), 0.0))
         own_Nn -= share * own_Nn.mean(0)
     growth = math.sqrt(max(count + count * (count - 1) * cosine, 1.0))

@@ -122,8 +122,8 @@ def test_nothing_aligned_is_not_called_the_same() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"measured": None, "how": ""}, "how large it is was not measured"),
-        ({"measured": None, "how": "fingerprint"}, "how large it is was not measured; seen by fingerprints"),
+        ({"measured": None, "how": ""}, "its size was not measured"),
+        ({"measured": None, "how": "fingerprint"}, "its size was not measured; detected by fingerprints"),
         ({"measured": 0.5, "expected": None, "how": ""}, "0.5 relative; what rounding explains is not known"),
         (
             {"measured": 0.5, "expected": 0.0, "times": math.inf, "how": "tensor"},
@@ -194,8 +194,8 @@ def test_command_quotes_what_a_shell_would_take_apart() -> None:
                 "ulp_max": 4096.0,
                 "where": "index 4 of 32 along dim 0",
             },
-            "3 elements are NaN or infinite in one only; at most 0.25 at [4, 0] (1, in REF 0.75); 50 % of elements "
-            "differ, 12 % by more than a rounding; by 1 ULP in the middle, 4,096 at most; cosine 1 − 1e−7",
+            "3 elements are NaN or infinite in one run only; at most 0.25 at [4, 0] (1, in REF 0.75); 50 % of elements "
+            "differ, 12 % by more than a rounding; by 1 ULP in the median, 4,096 at most; cosine 1 − 1e−7",
         ),
         ({"differ_frac": 0.0, "nonfinite": 0}, "0 % of elements differ"),
         ({"unknown": object(), "min": "text"}, ""),

@@ -60,7 +60,7 @@ def test_a_report_shows_its_verdict_findings_and_advice(answers):
 def test_a_comparison_shows_its_first_rows_and_says_how_many_more_there_are(answers):
     comparison = answers["comparison"]
     text = Tags(comparison._repr_html_()).text
-    assert f"'{comparison.run}' beside '{comparison.ref}'" in text
+    assert f"'{comparison.run}' compared with '{comparison.ref}'" in text
     if len(comparison.rows) > MAX_ROWS:
         assert f"and {len(comparison.rows) - MAX_ROWS:,} more" in text
 

@@ -1,4 +1,4 @@
-"""What of two Runs is compared with what: the same step of the same rank, or of all ranks of each merged into one."""
+"""What of two Runs is compared: the same step of the same rank, or of all ranks of each Run merged into one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from trueline.analyze.compare.match.align import Alignment, align
 from trueline.analyze.compare.match.fused_modules import Fusion
 from trueline.analyze.compare.match.gather import gather, num_micro, read_ranks
 from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.compare.merge.join import Parts, joined
-from trueline.analyze.compare.merge.parameters import with_parameters
+from trueline.analyze.compare.merge.join import Parts, joined, with_parameters
 from trueline.analyze.recorded.step_values import RankStep, StepValues
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.run_manifest import compiled_in
@@ -42,9 +41,10 @@ def arrange(
 ) -> list[Arrangement]:
     """What to compare, by step, then by rank, both ascending; ``steps`` and ``ranks`` choose (None: all common ones).
 
-    Ranks are compared one by one where both runs have the same and they hold the same parts of the model; else all
-    ranks of a run are merged into one. ``names`` helps to find the twin of a value, which shows how its parts belong
-    together. Raises ``CannotTell`` where there is nothing in common, ``InputError`` for ranks that cannot be chosen.
+    Ranks are compared one by one where both runs have the same ranks and these hold the same parts of the model; else
+    all ranks of a run are merged into one. ``names`` helps to find the twin of a value, whose shape shows how the parts
+    that ranks have of it belong together. Raises ``CannotTell`` where there is nothing in common, ``InputError`` for
+    ranks that cannot be chosen.
     """
     names = names or NameMap()
     common = _common_steps(run, ref, steps)
@@ -53,11 +53,12 @@ def arrange(
     if why:
         if ranks is not None:
             raise InputError(
-                f"Ranks {_listed(sorted(ranks))} cannot be compared by themselves: {why}. Leave the choice of "
-                "ranks out, and all are compared together."
+                f"Ranks {_listed(sorted(ranks))} cannot be compared one by one: {why}. Choose no ranks: then all ranks "
+                "of each run are merged and compared."
             )
         return [
-            Arrangement(step, None, f"{why}: all ranks are merged", _reader(run, ref, step, names)) for step in common
+            Arrangement(step, None, f"{why}: all ranks of each run are merged", _reader(run, ref, step, names))
+            for step in common
         ]
     chosen = _chosen_ranks(run, ranks)
     return [Arrangement(step, rank, "", _reader(run, ref, step, names, rank)) for step in common for rank in chosen]
@@ -71,7 +72,7 @@ def _unlike(run: Run, ref: Run, step: int) -> str:
             f"the reference {_listed(ref.record_ranks)} of {ref.world_size}"
         )
     if len(run.record_ranks) > 1 and _meshes(run, step) != _meshes(ref, step):
-        return "their tensors are cut otherwise"
+        return "their tensors are sharded differently"
     return ""
 
 

@@ -1,7 +1,7 @@
-"""How far Runs that should agree are apart, site by site: a Tolerance.
+"""Measures how much Runs that should agree differ, site by site: a Tolerance.
 
 Such Runs are the same job twice, with another order of reduction, on other hardware, or with inputs that were perturbed
-by a rounding. Letters: P pairs of Runs, K places: a site at a step.
+by a rounding. Letters: P pairs of Runs, K places (a site at a step).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ SiteAtStep = tuple[str, int]
 """The key of a site, and a step."""
 
 DIFFERENT_MODELS = 0.5
-"""Two Runs that have less than this fraction of their values in common are of different models."""
+"""Two Runs with less than this fraction of their values in common are of different models."""
 MOST_LOSSES = 1000
-"""Steps whose losses a Tolerance keeps."""
+"""Steps, at most, whose losses a Tolerance contains."""
 DIFFERENT_WEIGHTS = 0.1
-"""Weights that are further apart than this, relative, as the first step begins, did not start alike."""
+"""Relative difference of weights, at most, at the start of the first step; with more, the Runs started differently."""
 
 
 @dataclass
 class _Distances:
-    """What the pairs so far have shown. ``apart`` has a distance for each place that a pair has, ``nonfinite`` the
-    places, as sites in full, where NaN or infinities differ.
+    """Distances of the pairs so far. ``apart`` has one for each place of each pair, ``nonfinite`` the places, with
+    their full sites, where NaN or infinities differ.
     """
 
     apart: list[dict[SiteAtStep, float]] = field(default_factory=list[dict[SiteAtStep, float]])
@@ -93,14 +93,12 @@ def _opened(runs: Sequence[str | os.PathLike[str] | Run]) -> list[Run]:
     if len(opened) < 2:
         which = f" ('{opened[0].path}')" if opened else ""
         raise InputError(
-            f"{len(opened)} Run{' was' if len(opened) == 1 else 's were'} given{which}, and it takes two that should "
-            "agree to measure by how much they do not. Record the same job again and pass both."
+            f"Calibrating takes two or more Runs that should agree, and {len(opened)} "
+            f"{'was' if len(opened) == 1 else 'were'} given{which}. Record the same job again and pass both."
         )
     for one, other in combinations(opened, 2):
         if os.path.realpath(one.path) == os.path.realpath(other.path):
-            raise InputError(
-                f"'{one.path}' and '{other.path}' are one Run, which agrees with itself. Pass Runs of different jobs."
-            )
+            raise InputError(f"'{one.path}' and '{other.path}' are the same Run. Pass Runs of different jobs.")
     return opened
 
 
@@ -111,7 +109,7 @@ def _measure_step(
     *,
     first: bool,
 ) -> None:
-    """Measure each pair of values of a step once, and note it at every site where the two were seen."""
+    """Measure each pair of values of a step once, and note the distance at every site of the two."""
     alignment = each.read()
     labels = alignment.mine.label, alignment.theirs.label
     _require_one_model(alignment, labels)
@@ -149,12 +147,12 @@ def _require_one_model(alignment: Alignment, labels: tuple[str, str]) -> None:
     if common < DIFFERENT_MODELS * len(alignment.pairs):
         raise InputError(
             f"'{labels[0]}' and '{labels[1]}' have {common:,} of {len(alignment.pairs):,} recorded values in common: "
-            "they are of different models, or recorded under different plans. Pass Runs of one job."
+            "they are of different models, or were recorded under different Plans. Pass Runs of one job."
         )
 
 
 def _require_equal_start(mine: Value, distance: Distance, labels: tuple[str, str], *, is_input: bool) -> None:
-    """Refuse Runs that differ for a reason: by the weights they begin with, or by the first samples."""
+    """Raise ``InputError`` for Runs that start with different weights or samples."""
     todo = "Runs that should agree have one seed (trueline.seed_all), one checkpoint and one order of samples."
     if mine.site.phase == "param" and (distance.rel or 0.0) > DIFFERENT_WEIGHTS:
         raise InputError(

@@ -1,4 +1,4 @@
-"""A run beside a reference, step by step: where they first differ by more than rounding explains."""
+"""Compares a run with a reference, step by step: where they first differ by more than rounding explains."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from trueline.analyze.compare.judge.first_cause import conclude
 from trueline.analyze.compare.judge.loss_gap import judge_losses, loss_curve
 from trueline.analyze.compare.judge.measure import measure_with, nearest
 from trueline.analyze.compare.judge.over_time import late_fault
-from trueline.analyze.compare.judge.rows import row_of, summary_of
-from trueline.analyze.compare.judge.step import Step
-from trueline.analyze.compare.judge.values import Compared, Divergence, Measure
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.values import NONFINITE, Compared, Divergence, Measure
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.prefilter import differing_steps
-from trueline.analyze.compare.result import ComparedRow, Comparison, StepSummary
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
@@ -31,13 +30,13 @@ STEPS_IN_DETAIL = 32
 """Steps of a rank that are compared value by value, of those that differ first, and as many again of later ones."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many steps are done."""
+"""Called with the number of steps that are done, and of all steps."""
 
 
 @contextmanager
 def without_garbage_collection() -> Generator[None, None, None]:
-    """Garbage is looked for afterwards: a comparison makes many small objects that last, and looking for cycles among
-    them takes a fifth of its time.
+    """Turns the garbage collector off meanwhile: a comparison makes many small objects that last, and looking for
+    cycles among them takes a fifth of its time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -84,9 +83,9 @@ def compare(
         run=mine.path,
         ref=theirs.path,
         findings=tuple(sorted([*found.findings, *loss_findings], key=by_weight)),
-        rows=[row_of(step, compared) for step in found.steps for compared in step.rows],
+        rows=[_row_of(step, compared) for step in found.steps for compared in step.rows],
         steps=_summaries(arrangements, found.steps),
-        first=None if found.first is None else _described(row_of(*found.first), found.first[1], max_bytes),
+        first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
         missing=_missing(found.steps),
         notes=(*loss_notes, *_notes(mine, theirs, arrangements, len(detailed))),
     )
@@ -101,7 +100,7 @@ def _judged(
     tolerance: Tolerance | None,
     moved: float | None,
 ) -> Step:
-    """A step of ``run`` judged, ``earlier`` ones being known; see ``Divergence``."""
+    """A step of ``run``, judged after ``earlier`` ones; see ``Divergence``."""
     tainted = any(step.first is not None for step in earlier if step.step < each.step)
     before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
     before = before if before is not None and before.equal_before_update else None
@@ -120,7 +119,7 @@ def _judged(
 def _losses(
     mine: Run, theirs: Run, tolerance: Tolerance | None, findings: Sequence[Finding]
 ) -> tuple[list[Finding], list[str]]:
-    """What the losses of all steps say, recorded value by value or not."""
+    """Findings and notes on the losses of all steps, whether or not these were recorded value by value."""
     has_errors = any(finding.severity == "error" for finding in findings)
     return judge_losses(loss_curve(mine), loss_curve(theirs), tolerance, has_errors=has_errors)
 
@@ -155,20 +154,20 @@ def update_distance(mine: Run, theirs: Run, num_steps: int) -> float | None:
 
 
 def _described(row: ComparedRow, compared: Compared, max_bytes: int) -> ComparedRow:
-    """``row`` with what stored values show element by element, where both sides have them."""
+    """``row`` with details of the difference element by element, where both sides stored the value."""
     mine, theirs = compared.mine, compared.theirs
     if mine is None or theirs is None or mine.load is None or theirs.load is None:
         return row
     dtype = coarser(mine.dtype, theirs.dtype)
     one = mine.load()
     _, other = nearest(one, theirs.load(), max_bytes=max_bytes)
-    told = {} if other is None else describe_difference(one, other, dtype=dtype, max_bytes=max_bytes)
-    return replace(row, details={**(row.details or {}), **told})
+    described = {} if other is None else describe_difference(one, other, dtype=dtype, max_bytes=max_bytes)
+    return replace(row, details={**(row.details or {}), **described})
 
 
 def _summaries(arrangements: Sequence[Arrangement], judged: Sequence[Step]) -> list[StepSummary]:
     """One for each arrangement, in its order."""
-    by_place = {(step.step, step.rank): summary_of(step) for step in judged}
+    by_place = {(step.step, step.rank): _summary_of(step) for step in judged}
     return [
         by_place.get((each.step, each.rank)) or StepSummary(each.step, each.rank, {}, detailed=False)
         for each in arrangements
@@ -176,7 +175,7 @@ def _summaries(arrangements: Sequence[Arrangement], judged: Sequence[Step]) -> l
 
 
 def _missing(steps: Sequence[Step]) -> dict[str, int]:
-    """How many values have no twin, by reason."""
+    """The number of values without a twin, by reason."""
     unmatched = (row for step in steps for row in step.rows if row.unmatched)
     return dict(Counter(row.note for row in unmatched).most_common())
 
@@ -186,8 +185,8 @@ def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_deta
     kinds = mine.manifest.fingerprint, theirs.manifest.fingerprint
     if kinds[0] != kinds[1]:
         notes.append(
-            f"Fingerprints are of two kinds ({kinds[0]} and {kinds[1]}) and say nothing about each other: values are "
-            "compared by what else was recorded."
+            f"The Runs have fingerprints of different kinds ({kinds[0]} and {kinds[1]}), which cannot be compared: "
+            "values are compared by what else was recorded."
         )
     left = len(arrangements) - num_detailed
     if left:
@@ -196,3 +195,56 @@ def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_deta
             f"after the first {STEPS_IN_DETAIL} that differ. Choose such a step with --step to have it compared so."
         )
     return [*notes, *(f"{run.path}: {problem}" for run in (mine, theirs) for problem in run.problems)]
+
+
+def _row_of(step: Step, compared: Compared) -> ComparedRow:
+    """One value of ``step`` and its twin, as texts and numbers."""
+    mine, theirs, distance, expectation = compared.mine, compared.theirs, compared.distance, compared.expectation
+    value = value_of(compared)
+    nonfinite = distance is not None and distance.nonfinite_differ
+    shown = None if distance is None or nonfinite else distance.rel
+    return ComparedRow(
+        step.step,
+        step.rank,
+        compared.place,
+        None if mine is None else str(mine.site),
+        None if theirs is None else str(theirs.site),
+        compared.judgement,
+        value.kind,
+        value.api,
+        "" if mine is None else mine.dtype,
+        "" if theirs is None else theirs.dtype,
+        value.shape,
+        measured=shown,
+        expected=None if expectation is None or shown is None else expectation.rel,
+        times=compared.times,
+        how="" if distance is None or shown is None else distance.how,
+        note=compared.note or (NONFINITE if nonfinite else ""),
+        where=step.frame(value),
+        details=None if distance is None else distance.details,
+    )
+
+
+def _summary_of(step: Step) -> StepSummary:
+    """Counts of the judgements of ``step``."""
+    counts = Counter(row.judgement for row in step.rows)
+    first = step.first
+    return StepSummary(
+        step=step.step,
+        rank=step.rank,
+        counts={name: counts[name] for name in JUDGEMENTS if counts[name]},
+        first_site=None if first is None or first.mine is None else str(first.mine.site),
+        largest_times=max((times for row in step.rows if (times := row.times) is not None), default=None),
+        loss_rel=_loss_rel(step.rows),
+    )
+
+
+def _loss_rel(rows: Sequence[Compared]) -> float | None:
+    """The relative difference of the loss: the last single number that the forward pass returned."""
+    for row in reversed(rows):
+        value = row.mine
+        if value is None or row.distance is None or value.shape != () or value.site.phase != "fwd":
+            continue
+        if value.returned and value.dtype.startswith(("float", "bfloat")):
+            return row.distance.rel
+    return None

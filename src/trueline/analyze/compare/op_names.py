@@ -1,4 +1,4 @@
-"""What a recorded call computes, by the name of its function: all that the other folders need to know of it."""
+"""What a recorded call computes, from the name of its function."""
 
 from __future__ import annotations
 

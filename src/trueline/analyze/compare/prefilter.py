@@ -1,4 +1,4 @@
-"""Which recorded steps of two runs differ at all, so that only those are looked at value by value.
+"""Which recorded steps of two runs differ at all, so that only those are compared value by value.
 
 R rows of a stretch of steps on one rank.
 """
@@ -26,9 +26,9 @@ def differing_steps(
 ) -> list[tuple[int, int]]:
     """(step, rank) of which both runs have records that are not the same, ascending; ``steps`` and ``ranks`` choose.
 
-    Rows are joined by step, rank and their order in the step. Steps are the same where they have as many rows, and each
-    row the same place among calls, statistics and fingerprint, bit for bit. Names are not looked at: values that are
-    same in all of that are the same, whatever they are called. A step that was seen in another order is not the same.
+    Rows are joined by step, rank and their order in the step. Steps are the same where they have the same number of
+    rows and each row has the same micro-batch, call number, statistics and fingerprint, bit for bit. Names do not
+    count. A step whose values were recorded in another order is not the same.
     """
     common = np.intersect1d(run.record_steps, ref.record_steps)
     wanted = [int(step) for step in common if steps is None or step in steps]
@@ -72,7 +72,7 @@ def _differing(mine: Any, theirs: Any) -> list[int]:
 def _numbers(table: Any, name: str) -> NDArray[Any]:
     """[R] a column as integers that are equal where its values are, bit for bit; -1 for null.
 
-    The pattern of bits of -1 is that of a NaN with a payload that no arithmetic gives.
+    The bits of -1 are those of a NaN with a payload that no arithmetic yields.
     """
     column = table[name].combine_chunks()
     if name in _REAL:

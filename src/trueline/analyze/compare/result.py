@@ -1,4 +1,4 @@
-"""What comparing two runs gives: a judgement for each pair of values, findings on top, and what had no twin."""
+"""The result of comparing two runs: a judgement for each pair of values, findings, and values without a twin."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trueline.schema.shown import Shown
 from trueline.schema.site import Site
 
 SCHEMA = 1
-"""Of the document that ``Comparison.to_json`` makes; raised when a field changes meaning."""
+"""Version of the document that ``Comparison.to_json`` makes; raised when a field changes meaning."""
 
 Judgement = Literal["equal", "within", "beyond", "propagated", "not-comparable"]
 JUDGEMENTS: tuple[Judgement, ...] = ("equal", "within", "beyond", "propagated", "not-comparable")
-"""``equal``: the same bits, as far as was recorded. ``within``: rounding explains the difference. ``beyond``: it does
-not, and neither do the inputs. ``propagated``: it does not, but the inputs differ by as much already.
+"""``equal``: the same bits, as far as was recorded. ``within``: rounding explains the difference. ``beyond``: neither
+rounding nor the inputs explain it. ``propagated``: rounding does not explain it, but the inputs differ too.
 """
 
 
 @fact()
 class ComparedRow:
-    """One value of a run beside its twin of the reference; ``site`` or ``ref_site`` is None where one has no twin.
+    """One value of a run and its twin of the reference; ``site`` or ``ref_site`` is None where one has no twin.
 
-    ``measured`` and ``expected`` are relative L2 differences (0 equal, 1 as large as the value): what was seen, a lower
-    estimate where only statistics were recorded, and what rounding explains; ``times`` is their quotient. ``how`` the
-    difference was measured: ``tensor``, ``fingerprint``, ``statistics``, or '' where it was not. ``place`` is the order
-    of execution in the step. ``details`` are further numbers of the difference, for people who want them.
+    ``measured`` and ``expected`` are relative L2 differences (0 equal, 1 as large as the value): the measured one, a
+    lower estimate where only statistics were recorded, and the one that rounding explains; ``times`` is their quotient.
+    ``how`` the difference was measured: ``tensor``, ``fingerprint``, ``statistics``, or '' where it was not. ``place``
+    is the zero-based index in the order of execution. ``details`` has further numbers of the difference.
     """
 
     step: int
@@ -57,7 +57,7 @@ class ComparedRow:
 class StepSummary:
     """How one step of one rank (None: merged) compares. ``loss_rel`` is the relative difference of the loss.
 
-    ``detailed`` False: the step was not looked at value by value, as all of it is equal or others tell enough.
+    ``detailed`` False: the step was not compared value by value, as it is equal or enough other steps were.
     """
 
     step: int
@@ -71,8 +71,8 @@ class StepSummary:
 
 @dataclass(frozen=True)
 class Comparison(Shown):
-    """A run beside a reference. ``rows`` are in the order of steps, ranks and execution; ``missing`` counts values
-    without twin by reason; ``first`` is the row that is to blame, None where nothing is.
+    """A run compared with a reference. ``rows`` are in the order of steps, ranks and execution; ``missing`` counts
+    values without a twin by reason; ``first`` is the row to blame, None where there is none.
     """
 
     run: str
@@ -86,21 +86,21 @@ class Comparison(Shown):
 
     @property
     def counts(self) -> Counter[str]:
-        """Values by judgement, those of steps that were not looked at value by value included."""
+        """Values by judgement."""
         return sum((Counter[str](step.counts) for step in self.steps), Counter[str]())
 
     @property
     def exit_code(self) -> int:
-        """0 the same, or rounding explains it; 1 different; 3 nothing that was aligned could be compared."""
+        """0 the same, or rounding explains it; 1 different; 3 no pair of values could be compared."""
         if any(finding.severity != "info" for finding in self.findings):
             return 1
         return 0 if self.counts["equal"] + self.counts["within"] else 3
 
     def _title(self) -> str:
-        told = ", ".join(f"{self.counts[name]:,} {name}" for name in JUDGEMENTS if self.counts[name])
+        counts = ", ".join(f"{self.counts[name]:,} {name}" for name in JUDGEMENTS if self.counts[name])
         site = None if self.first is None else self.first.site or self.first.ref_site
         first = "" if site is None else f"; the first that rounding does not explain is {site}"
-        return f"'{self.run}' beside '{self.ref}': {told or 'nothing was compared'}{first}"
+        return f"'{self.run}' compared with '{self.ref}': {counts or 'nothing was compared'}{first}"
 
     def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
         names = ("step", "rank", "site", "judgement", "measured", "expected", "times", "how", "dtype", "note")

@@ -19,8 +19,8 @@ _COLUMNS = ("rank", "row", "micro", "name", "call", "module", "args", "stack")
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """What is known of a call beside its values. ``arguments`` are texts by position or name, in order, {} where none
-    were recorded; ``frames`` is the call stack, innermost frame first, () where none was taken.
+    """What was recorded of a call except its values. ``arguments`` are texts by position or name, in order, {} where
+    none were recorded; ``frames`` is the call stack, innermost frame first, () where none was taken.
     """
 
     module: str

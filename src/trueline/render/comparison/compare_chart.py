@@ -76,9 +76,7 @@ def phase_charts(rows: Sequence[ComparedRow], first: ComparedRow | None) -> list
 
 
 def growth_chart(chart_id: str, title: str, values: Mapping[int, float], text: str) -> Chart:
-    """One number above or equal to zero by step, on a logarithmic axis; ``text`` is what stands before a value that is
-    read out.
-    """
+    """One non-negative number by step, on a logarithmic axis; ``text`` precedes each value that is read out."""
     chart = Chart(chart_id, title, HEIGHT, numbers={"series": []})
     known = [value for value in values.values() if 0 < value < math.inf]
     if not known:

@@ -15,14 +15,14 @@ _MAX_PAIRS = 4
 
 
 def details_text(details: Mapping[str, Any] | None) -> str:
-    """What of the numbers in ``details`` tells most: of values element by element, else the statistics that differ."""
+    """The most relevant numbers in ``details``: of elements where values were stored, else statistics that differ."""
     if not details:
         return ""
     return "; ".join([*_elements(details), *_statistics(details)])
 
 
 def place_of(details: Mapping[str, Any] | None) -> str:
-    """Where in the tensor the difference is, "" where it is all over or not known."""
+    """Where in the tensor the difference is, "" where it is everywhere or not known."""
     where = (details or {}).get("where")
     return where if isinstance(where, str) else ""
 
@@ -30,7 +30,7 @@ def place_of(details: Mapping[str, Any] | None) -> str:
 def _elements(details: Mapping[str, Any]) -> list[str]:
     parts: list[str] = []
     if details.get("nonfinite"):
-        parts.append(f"{number(details['nonfinite'])} elements are NaN or infinite in one only")
+        parts.append(f"{number(details['nonfinite'])} elements are NaN or infinite in one run only")
     if _is_number(details.get("max_abs")):
         parts.append(f"at most {number(details['max_abs'], 3)}{_at(details)}")
     if _is_number(details.get("differ_frac")):
@@ -38,7 +38,7 @@ def _elements(details: Mapping[str, Any]) -> list[str]:
         also = f", {_percent(beyond)} by more than a rounding" if _is_number(beyond) else ""
         parts.append(f"{_percent(details['differ_frac'])} of elements differ{also}")
     if _is_number(details.get("ulp_p50")) and _is_number(details.get("ulp_max")):
-        parts.append(f"by {number(details['ulp_p50'], 2)} ULP in the middle, {number(details['ulp_max'], 2)} at most")
+        parts.append(f"by {number(details['ulp_p50'], 2)} ULP in the median, {number(details['ulp_max'], 2)} at most")
     if _is_number(details.get("cosine")):
         parts.append(f"cosine {_cosine(details['cosine'])}")
     return parts

@@ -1,4 +1,4 @@
-"""How a comparison goes over steps and ranks, in a few sentences: where it begins, and how it grows."""
+"""How differences develop over steps and ranks, in a few sentences: where they begin, and how they grow."""
 
 from __future__ import annotations
 

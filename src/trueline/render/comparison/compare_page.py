@@ -106,7 +106,7 @@ def _page_of(comparison: Comparison, story: Story) -> ComparePage:
     relevant = most_relevant(comparison.rows, comparison.first, len(comparison.rows))
     grave, notices = _finding_groups(comparison)
     return ComparePage(
-        title=f"Trueline: {clipped(f'{comparison.run} against {comparison.ref}', 80)}",
+        title=f"Trueline: {clipped(f'{comparison.run} compared with {comparison.ref}', 80)}",
         run=comparison.run,
         ref=comparison.ref,
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -203,7 +203,7 @@ def _phases(rows: Sequence[ComparedRow]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _steps_shown(steps: Sequence[StepSummary]) -> Sequence[StepSummary]:
-    """At most ``_MAX_STEPS``: those that differ first, in their order."""
+    """At most ``_MAX_STEPS`` steps in their order; those that differ take precedence."""
     if len(steps) <= _MAX_STEPS:
         return steps
     differing = [place for place, each in enumerate(steps) if differs(each)]

@@ -1,4 +1,4 @@
-"""The rows of a comparison as flat lines of cells, and which of them tell most."""
+"""The rows of a comparison as flat lines of cells, and which of them are most relevant."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _same(value: Any) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class RowColumn:
-    """One column of the tables that are written: its name, its unit or meaning in a few words, what it is about of a
-    row (``of``), and what a cell says of that (``text``), which rows may share.
+    """One column of the written tables: its name, its unit or meaning in a few words, the value that it takes from a
+    row (``of``), and the cell for that value (``text``); rows may share values.
     """
 
     name: str
@@ -92,16 +92,16 @@ COLUMNS: tuple[RowColumn, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RelevantRow:
-    """A row worth looking at, and how many more rows show the same difference of the same value at other sites."""
+    """A relevant row, and the number of other rows that show the same difference of the same value at other sites."""
 
     row: ComparedRow
     also: int = 0
 
 
 def most_relevant(rows: Sequence[ComparedRow], first: ComparedRow | None, limit: int) -> list[RelevantRow]:
-    """At most ``limit`` rows but ``first``: those beyond in the order given, then propagated ones, the largest of the
-    earliest step first, those that cannot be compared, and those within rounding, the nearest to its end first. Equal
-    ones tell nothing.
+    """At most ``limit`` rows without ``first``: those beyond rounding in their order, then propagated ones, the largest
+    of the earliest step first, then those that cannot be compared, then those within rounding, the largest first. Equal
+    ones are left out.
 
     A value that is seen at several sites (the output of one module is the input of the next) is shown once.
     """

@@ -1,4 +1,4 @@
-"""What a comparison says, in words: the verdict, the first difference, what to do next, and how it goes on."""
+"""A comparison in words: the verdict, the first difference, what to do next, and how differences develop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Story:
 
 
 def story_of(comparison: Comparison, call: RecordedCall | None = None, ref_call: RecordedCall | None = None) -> Story:
-    """The words for ``comparison``; ``call`` and ``ref_call`` are what the Runs recorded at its first difference."""
+    """The texts for ``comparison``; ``call`` and ``ref_call`` are what the Runs recorded at its first difference."""
     findings = tuple(sorted(comparison.findings, key=lambda finding: SEVERITIES.index(finding.severity)))
     grave = [finding for finding in findings if finding.severity != "info"]
     leading = grave[0] if grave else None
@@ -56,9 +56,7 @@ def story_of(comparison: Comparison, call: RecordedCall | None = None, ref_call:
 
 
 def counts_text(comparison: Comparison) -> str:
-    """``1,449 values: 1,204 equal, 10 within rounding, 1 beyond rounding, …``; judgements that no row has are left
-    out.
-    """
+    """``1,449 values: 1,204 equal, 10 within rounding, 1 beyond rounding, …``, without judgements that no row has."""
     counts = comparison.counts
     parts = [f"{counts[name]:,} {JUDGEMENT_WORDS[name]}" for name in JUDGEMENTS if counts[name]]
     return f"{counted(len(comparison.rows), 'value')}: {', '.join(parts)}." if parts else "No values were aligned."
@@ -71,9 +69,9 @@ def missing_lines(comparison: Comparison) -> list[str]:
 
 
 def size_text(row: ComparedRow) -> str:
-    """How large the difference of ``row`` is, against what rounding explains, and how that was measured."""
+    """The size of the difference of ``row``, the one that rounding explains, and what it was measured on."""
     if row.measured is None:
-        return "how large it is was not measured" + (f"; seen by {_measured_on(row)}" if row.how else "")
+        return "its size was not measured" + (f"; detected by {_measured_on(row)}" if row.how else "")
     measured = f"{number(row.measured, 3)} relative"
     if row.expected is None:
         expected = "; what rounding explains is not known"
@@ -111,7 +109,7 @@ def _headline(comparison: Comparison, leading: Finding | None) -> str:
             f"Rounding explains all of it: {differing:,} of {counted(compared, 'value')} "
             f"{'differs' if differing == 1 else 'differ'}, none by more than rounding does."
         )
-    return f"Nothing to blame: {counts_text(comparison)}"
+    return f"No value to blame: {counts_text(comparison)}"
 
 
 def _none_of(count: int) -> str:

@@ -12,6 +12,7 @@ import torch
 from trueline.analyze.compare.arrange import arrange
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.merge.positions import OF_SHARES
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.recorded.step_values import read_rank_step
 from trueline.analyze.recorded.steps import require_statistics
@@ -156,7 +157,7 @@ def test_ranks_cannot_be_chosen_of_runs_that_are_merged(tmp_path):
     rows = [row("a", draw(2))]
     run = record(tmp_path / "run", {0: rows, 1: rows})
     ref = record(tmp_path / "ref", {0: rows})
-    with pytest.raises(InputError, match="Ranks 1 cannot be compared by themselves: the run has ranks 0, 1 of 2"):
+    with pytest.raises(InputError, match="Ranks 1 cannot be compared one by one: the run has ranks 0, 1 of 2"):
         arrange(run, ref, ranks=[1])
 
 
@@ -177,7 +178,10 @@ def test_runs_with_other_meshes_are_merged_also_where_their_ranks_are_the_same(t
     run = record(tmp_path / "run", cut, adapter="fsdp2")
     ref = record(tmp_path / "ref", {rank: [row("w", whole, kind="param", phase="param")] for rank in (0, 1)})
     (arrangement,) = arrange(run, ref)
-    assert (arrangement.rank, arrangement.note) == (None, "their tensors are cut otherwise: all ranks are merged")
+    assert (arrangement.rank, arrangement.note) == (
+        None,
+        "their tensors are sharded differently: all ranks of each run are merged",
+    )
     mine, theirs = (side["param", "w"] for side in merged(run, ref))
     assert mine.shape == theirs.shape == (4, 3)
     assert np.array_equal(mine.load(), whole)
@@ -328,7 +332,7 @@ def test_replicas_that_differ_are_shown_once_and_named(tmp_path):
     }
     ref = [row("a", draw(6, 2)), row("w", weights[0], phase="param", kind="param", slot="value")]
     mine, _ = merged(record(tmp_path / "run", ranks), record(tmp_path / "ref", {0: ref}))
-    assert mine["param", "w"].note == "replicas differ: rank 2, which is shown, from rank 0, 1"
+    assert mine["param", "w"].note == "replicas differ: rank 2 (shown) from rank 0, 1"
     assert np.array_equal(mine["param", "w"].load(), weights[2])
 
 
@@ -362,7 +366,7 @@ def test_what_waits_for_a_collective_is_what_is_seen_after_it(tmp_path):
     ref = [row("a", whole), {**row("b", whole, slot="in0"), "same_as": 0}]
     mine, _ = merged(run, record(tmp_path / "ref", {0: ref}))
     assert np.array_equal(mine["fwd", "a"].load(), whole)
-    assert mine["fwd", "a"].note == "as it was seen after the collective, in b"
+    assert mine["fwd", "a"].note == "the value after the collective, as seen in b"
 
 
 def test_parts_of_a_sum_are_never_merged(tmp_path):
@@ -427,7 +431,7 @@ def test_positions_are_compared_where_both_runs_have_the_same_shares_only(tmp_pa
     run = record(tmp_path / "run", {0: halves})
     mine, _ = arrange(run, record(tmp_path / "ref", {0: ranked(whole, 0)}))[0].read().sides
     notes = {value.site.slot: value.note for value in mine.values}
-    assert notes == {"in0": "", "out0": "", "out1": "counted within each share of the batch, and not within the whole"}
+    assert notes == {"in0": "", "out0": "", "out1": OF_SHARES}
     mine, theirs = arrange(run, record(tmp_path / "again", {0: halves}))[0].read().sides
     assert {value.note for side in (mine, theirs) for value in side.values} == {""}
 

@@ -177,9 +177,9 @@ def test_progress_is_told_and_ends_before_the_number_of_steps(runs: list[Path]) 
 
 Refused = Callable[[Path, Path], list[Path]]
 REFUSED: dict[str, tuple[Refused, type[Exception], str]] = {
-    "one": (lambda run, _: [run], InputError, "1 Run was given .* takes two that should agree"),
-    "none": (lambda _, __: [], InputError, "0 Runs were given"),
-    "twice the same": (lambda run, _: [run, run.parent / "." / run.name], InputError, "are one Run"),
+    "one": (lambda run, _: [run], InputError, "takes two or more Runs that should agree, and 1 was given"),
+    "none": (lambda _, __: [], InputError, "more Runs that should agree, and 0 were given"),
+    "twice the same": (lambda run, _: [run, run.parent / "." / run.name], InputError, "are the same Run"),
     "no Run": (lambda run, out: [run, out / "nothing"], RunError, "There is no Run"),
     "another seed": (
         lambda run, out: [run, record(out / "seed", seed=1)],

@@ -62,7 +62,7 @@ def test_the_first_call_whose_checksum_differs_is_named_and_no_size_is_told(tmp_
     assert found.exit_code == 1
     (claim,) = (each.claim for each in found.findings if each.code == "first-divergence")
     assert claim.startswith("The first value whose checksum differs is at ")
-    assert "by an amount that checksums do not tell" in claim
+    assert "by an amount that checksums do not show" in claim
     _, function, number, _ = names[place].split(".")
     assert f".{function}#" in found.first.site
     assert (found.first.measured, found.first.times, found.first.judgement) == (None, None, "beyond")
@@ -74,4 +74,4 @@ def test_checksums_say_nothing_beside_statistics_or_another_kind(tmp_path: Path,
         found = trueline.compare(run, ref)
         assert found.exit_code == 3
         assert set(found.counts) == {"not-comparable"}
-        assert "Fingerprints are of two kinds (" in " ".join(found.notes)
+        assert "fingerprints of different kinds (" in " ".join(found.notes)

@@ -1,11 +1,11 @@
 """The relative difference that rounding explains for each value of a step, value by value in the order of execution.
 
-What a call took is known by then: a difference that was measured and explained, or one that is only expected where
-nothing was measured. What it returns is expected to differ by that, passed on as ``propagation`` says, and by the
-call's own rounding on both sides (``ops``). A value that no recorded call made is expected to be equal.
+When a value is judged, the differences of its call's inputs are known: measured ones, or expected ones where nothing
+was measured. The result is expected to differ by these, passed on as ``propagation`` says, and by the call's own
+rounding on both sides (``ops``). A value that no recorded call computed is expected to be equal.
 
-Gradients run through the same calls the other way: what a call's backward returns for an input depends on the gradient
-that it got and on the inputs of the forward call.
+Gradients run through the same calls in the other direction: the gradient that a call's backward returns for an input
+depends on the gradient that it received and on the inputs of the forward call.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, ke
 from trueline.schema.fact import fact
 
 Origin = Literal["call", "given", "param", "gradient", "wiring"]
-"""Where a value comes from: a recorded call, nothing recorded, the parameters, the backward of what is not seen; or it
-was seen before, beside another twin: the two runs wire their calls in different ways."""
+"""Where a value comes from: a recorded call, no recorded call, the parameters, the backward of a call that is not
+recorded; or (``wiring``) it was seen before with another twin: the two runs connect their calls differently."""
 
 UNRELATED = math.sqrt(2)
-"""The relative difference of two unrelated values of one size."""
+"""The relative difference of two unrelated values of the same norm."""
 
 
 @fact()
 class Expectation:
-    """What rounding explains of a value's difference, ``rel``, and which values it was made from.
+    """The difference ``rel`` of a value that rounding explains, and the values that it was computed from.
 
-    ``own`` is the part of it that the maker's own rounding has. ``tainted`` says that a value it was made from differs
-    by more than rounding explains, ``sources`` are the roots of those values and ``call`` is the maker.
+    ``own`` is the part that is due to the rounding of ``call``, which computed the value, ``sources`` are the roots of
+    the inputs, and ``tainted`` says that one of these differs by more than rounding explains.
     """
 
     rel: float
@@ -56,7 +56,7 @@ class Expectation:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a value by the time it is used."""
+    """What is known of a value when a call takes it."""
 
     operand: Operand
     dtype: str
@@ -65,7 +65,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Called:
-    """What a call has taken and given so far; of a backward, ``taken`` are the gradients that it got."""
+    """What a call has taken so far; for a backward, ``taken`` are the gradients that it received."""
 
     api: str
     taken: list[int] = field(default_factory=list[int])
@@ -74,7 +74,7 @@ class _Called:
 
 
 class Expected:
-    """The expectation of each value of ``side``: hand values over in order, ``learn`` what they turned out to be."""
+    """The expectation of each value of ``side``: ask for values in order, and ``learn`` each measured difference."""
 
     def __init__(self, side: StepValues, *, of_reference: bool = False) -> None:
         self._of_reference = of_reference
@@ -82,7 +82,7 @@ class Expected:
         self._calls: dict[CallKey, _Called] = {}
         self._gradients: dict[int, list[int]] = {}
         self._uses: dict[int, list[tuple[int, str, str, int, str]]] = {}
-        """Where forward calls took a value; without those that returned the same tensor, whose gradient is its own."""
+        """Forward calls that took a value, without those that returned the same tensor, which has the same gradient."""
         self._arrived: set[tuple[int, str, int, str]] = set()
         self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._by_param = {name: root for root, name in self._param_roots.items()}
@@ -99,7 +99,7 @@ class Expected:
         """Where ``_open_modules`` looked last, and what it found; None once another module was called."""
 
     def of(self, value: Value, twin: Value | None) -> Expectation:
-        """What to expect of a value that is seen for the first time (``root`` is its own index)."""
+        """The expectation for a value that is seen for the first time (``root`` is its own index)."""
         expectation = self._by_origin(value, twin)
         rel = min(math.hypot(expectation.rel, lowest_apart(value, twin)), self._unrelated(value, twin))
         return expectation if rel == expectation.rel else replace(expectation, rel=rel)
@@ -124,13 +124,13 @@ class Expected:
         return root in self._known
 
     def again(self, value: Value) -> Expectation:
-        """What to expect of a value that was seen before, beside another twin than then."""
+        """The expectation for a value that was seen before, with another twin than then."""
         known = self._known[value.root]
         origin: Origin = "param" if value.root in self._param_roots else "wiring"
         return Expectation(known.operand.rel, 0.0, origin, known.tainted)
 
     def learn(self, value: Value, twin: Value | None, rel: float, *, dtype: str, tainted: bool) -> None:
-        """A value that was seen for the first time is known to differ by ``rel``."""
+        """Note that a value that was seen for the first time differs by ``rel``."""
         self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted)
         self._any_tainted |= tainted
         if not tainted and value.kind != "param":
@@ -146,9 +146,7 @@ class Expected:
         return Operand(rel, rms, value.shape, spread, value.site.slot)
 
     def _unrelated(self, value: Value, twin: Value | None) -> float:
-        """The relative difference of two values of their sizes that have nothing in common: there is none to expect
-        that is larger.
-        """
+        """The relative difference of two unrelated values of these sizes: the largest that is ever expected."""
         reference = self._reference(value, twin)
         run = twin if reference is value else value
         if run is None or run.stats is None or reference.stats is None:
@@ -157,12 +155,12 @@ class Expected:
         return max(UNRELATED, math.hypot(1, one / other) if one and other else 0.0)
 
     def _reference(self, value: Value, twin: Value | None) -> Value:
-        """That of both which differences are relative to: noise may be far larger on one side."""
+        """The one of the two that differences are relative to: noise may be far larger on one side."""
         other = None if self._of_reference or twin is None or twin.stats is None else twin
         return other or value
 
     def seen(self, value: Value) -> None:
-        """Note where a value, new or not, was taken or given; after ``learn``, and for every value of the step."""
+        """Note where a value, new or not, was taken or returned; after ``learn``, and for every value of the step."""
         key, root, slot = key_of(value), value.root, value.site.slot
         micro, phase, name, number = key
         call = self._calls.get(key)
@@ -200,7 +198,7 @@ class Expected:
             self._grad_roots[value.site.name] = value.root
 
     def is_taken(self, value: Value) -> bool:
-        """Whether a call took the value: as an argument, or in backward as the gradient of what it had returned."""
+        """Whether a call took the value: as an argument, or in backward as the gradient of its result."""
         return value.returned if self._is_gradient(value) else not value.returned
 
     def taken_by(self, key: CallKey) -> tuple[int, ...]:
@@ -266,7 +264,7 @@ class Expected:
         return self._made(rel, own, "call", (*sources, *(root for each in hidden for root in each.sources)), key)
 
     def _hidden(self, value: Value, out: Operand, dtype: str) -> Iterator[Expectation]:
-        """Of the parts of a gradient that were not seen alone: some calls that add to it show only the sum."""
+        """Expectations of terms of a gradient that were not seen by themselves: some calls only show the sum."""
         root = self._forward_root(value)
         for micro, phase, name, number, slot in self._uses.get(root, []) if root is not None else []:
             call = self._calls.get((micro, "bwd", name, number))
@@ -274,12 +272,12 @@ class Expected:
                 yield self._passed_back((micro, "bwd", name, number), value, out.in_slot(slot), dtype)
 
     def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
-        """Of a value whose gradient is there before the call that used it says so."""
+        """The expectation for a gradient that arrives before that of the call that used the value."""
         return next(self._hidden(value, out, dtype), None) or self._of_module_param(value, out, dtype)
 
     def _of_module_param(self, value: Value, out: Operand, dtype: str) -> Expectation:
-        """Of a parameter's gradient where calls were not recorded: a sum of the gradients that its module got, which
-        may cancel.
+        """The expectation for a parameter's gradient where calls were not recorded: a sum of the gradients that its
+        module received, which may cancel.
         """
         unseen = self._unseen(out, dtype, key_of(value))
         call = self._calls.get((value.site.micro, "bwd", value.site.name.rpartition(".")[0], 0))
@@ -290,7 +288,7 @@ class Expected:
         return replace(unseen, rel=math.hypot(unseen.rel, summed))
 
     def _passed_back(self, key: CallKey, value: Value, out: Operand, dtype: str) -> Expectation:
-        """Of what the backward of a call returns for the input in the slot of ``out``."""
+        """The expectation for the gradient that the backward of a call returns for the input in the slot of ``out``."""
         call, forward = self._calls.get(key), self._calls.get((key[0], "fwd", key[2], key[3]))
         if call is None or not call.taken:
             return self._unseen(out, dtype, key)
@@ -307,11 +305,11 @@ class Expected:
         return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
 
     def _given_to(self, call: _Called) -> Operand:
-        """The largest gradient that a backward got."""
+        """The largest gradient that a backward received."""
         return max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
 
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
-        """A gradient of what the record does not show: as far off as any value before it."""
+        """The expectation for a gradient whose call was not recorded: the largest difference of any value before it."""
         rel = max(self._worst_backward, self._worst) if out.numel > 1 else 0.0
         rel = math.hypot(rel, rounding_rel(_unit(dtype)) if rel else 0.0)
         return Expectation(rel, 0.0, "gradient", self._any_tainted, call=key)
@@ -335,8 +333,8 @@ class Expected:
         return _both(op_rounding_rel(op_class, dtype_in, dtype, length, condition_of(function, ins, out)))
 
     def _decided(self, value: Value, taken: list[int]) -> float:
-        """The difference of what depends on decisions that may be others: integers and masks, made from numbers that
-        differ (the experts that a router chooses), or taken where they differ. 0 where there is none.
+        """The difference of values that depend on decisions which may differ: integers and masks that are computed from
+        numbers that differ (the experts that a router chooses), or that differ themselves. 0 where there are none.
         """
         known = [each for each in self._all(taken) if each.operand.rel > 0]
         if not _is_float(value.dtype):
@@ -344,7 +342,7 @@ class Expected:
         return UNRELATED if any(not _is_float(each.dtype) for each in known) else 0.0
 
     def _is_gradient(self, value: Value) -> bool:
-        """Whether a row of the backward pass is of a gradient; a call that runs meanwhile has arguments."""
+        """Whether a row of the backward pass is a gradient; calls that run in backward have arguments."""
         if value.site.phase != "bwd":
             return False
         if value.args is not None:
@@ -352,7 +350,7 @@ class Expected:
         return self._executed != key_of(value)
 
     def _forward_root(self, value: Value) -> int | None:
-        """The root of the value that this one is the gradient of."""
+        """The root of the value whose gradient this is."""
         if value.kind == "param":
             return self._by_param.get(value.site.name)
         site = value.site
@@ -383,7 +381,7 @@ class Expected:
 
 
 def _cast(value: Value, twin: Value | None) -> float:
-    """The rounding of a value that is the same but for its dtype."""
+    """The rounding of a cast between two dtypes; 0 where dtypes are equal."""
     if twin is None or twin.dtype == value.dtype or not (_is_float(value.dtype) and _is_float(twin.dtype)):
         return 0.0
     return rounding_rel(_unit(coarser(value.dtype, twin.dtype)))
@@ -395,7 +393,7 @@ def _both(rel: float) -> float:
 
 
 def _summed_rounding(given: Operand, out: Operand, dtype: str) -> float:
-    """Of a gradient that is summed over what the input was spread to; of one that is not, a rounding."""
+    """The rounding of a gradient that is summed over the dims that its input was broadcast to; else one rounding."""
     terms = given.numel // max(out.numel, 1)
     if terms <= 1 or not given.rms or not out.rms:
         return _both(rounding_rel(_unit(dtype)))

@@ -72,13 +72,13 @@ The band of ``rounded`` is wide for quotients by numbers near zero, of which a f
 ``softmax`` adds a row up in 8 lanes, in float32: with terms of one size that is 1/(3·8·8) of a rounding a term; where
 one term outweighs all others it is up to 1/8, which the upper end of the band leaves room for. ``scatter`` adds up in
 the dtype itself, as the backward of an embedding does on a CPU; kernels that do it in float32 are far below. ``loss``
-is a single number: it may hit the exact value, and rows that are alike round alike. ``unknown`` is no law but a guess
-on the safe side."""
+is a single number: it may be exact by chance, and equal rows have equal errors. ``unknown`` is no law but a generous
+guess."""
 
 
 @functools.lru_cache(maxsize=4096)
 def op_rounding_rel(op_class: OpClass, dtype_in: str, dtype_out: str, length: int = 1, condition: float = 1.0) -> float:
-    """The relative L2 error of the output to expect. See ``LAWS`` for what length and condition mean to the class.
+    """The relative L2 error of the output to expect. See ``LAWS`` for what length and condition mean for the class.
 
     ``dtype_in`` 'tfloat32' is of float32 products whose inputs are rounded to it. Raises ``InputError`` for a class,
     dtype, length or condition that cannot be.

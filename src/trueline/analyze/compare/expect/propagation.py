@@ -1,9 +1,9 @@
-"""How a call passes differences on: the relative difference to expect of what it returns, from those of what it took.
+"""How a call passes differences on: the relative difference to expect of its result, from those of its inputs.
 
 Differences are relative in the L2 norm: r of a value x means that ‖δ‖ = r·‖x‖. Every law below is the first-order error
 analysis of its call with δ independent of the values, so that a sum of squares stands for a sum (Higham, Accuracy and
 Stability of Numerical Algorithms, 2nd ed., ch. 1 and 3): what is expected, not a bound. A call without a law of its own
-is taken to change no number by more than its input was changed, as almost all activation functions do.
+is assumed to change no number by more than its input was changed, as almost all activation functions do.
 
 Letters: r relative difference, K terms of a sum.
 """
@@ -35,8 +35,8 @@ _MEANS = frozenset({"mean", "nanmean"})
 
 @fact()
 class Operand:
-    """What a law must know of a value: ``rel`` its relative difference, ``rms`` of its numbers (None: not measured),
-    ``spread`` the rms over the standard deviation (1 for mean zero).
+    """What a law needs to know of a value: ``rel`` is its relative difference, ``rms`` that of its numbers (None: not
+    measured), ``spread`` the rms over the standard deviation (1 for mean zero).
     """
 
     rel: float
@@ -51,7 +51,7 @@ class Operand:
         return math.prod(self.shape)
 
     def in_slot(self, slot: str) -> Operand:
-        """The same value where it has another place among what a call takes."""
+        """The same value in another slot of a call."""
         return self if slot == self.slot else Operand(self.rel, self.rms, self.shape, self.spread, slot)
 
 
@@ -67,13 +67,13 @@ def size_of(value: Value) -> tuple[float | None, float]:
 
 
 def _is_masked(value: Value) -> bool:
-    """Whether some numbers are as low as a dtype goes, which a softmax makes 0 of: only the others have a size."""
+    """Whether some numbers are as low as the dtype allows, which softmax maps to 0: only the others have a size."""
     low = None if value.stats is None else value.stats.min
     return low is not None and low <= _MASK.get(value.dtype, -math.inf)
 
 
 def lowest_apart(value: Value, twin: Value | None) -> float:
-    """The difference of two masks that are as low as the dtypes go that they were made for."""
+    """The relative difference of two masks whose lowest numbers belong to different dtypes."""
     if twin is None or value.stats is None or twin.stats is None or not (_is_masked(value) and _is_masked(twin)):
         return 0.0
     one, other = value.stats.min or 0.0, twin.stats.min or 0.0
@@ -81,11 +81,11 @@ def lowest_apart(value: Value, twin: Value | None) -> float:
 
 
 _MASK = {name: -each.largest / 4 for name, each in FORMATS.items()}
-"""By dtype, a quarter of the lowest number: what is added to it, or to that of a coarser dtype, leaves it lower."""
+"""By dtype, a quarter of the lowest number: a mask is lower than this, whatever was added to it."""
 
 
 def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:
-    """How many terms the sums of a call have, as ``ops.LAWS`` means it for its class; at least 1."""
+    """The number of terms of a call's sums, as ``ops.LAWS`` defines it for its class; at least 1."""
     if not ins:
         return 1
     ins = factors_first(function, ins)
@@ -101,7 +101,7 @@ def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int
 
 
 def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
-    """The condition of a call as ``ops.LAWS`` means it for its class, from what was measured; 1 elsewhere."""
+    """The condition of a call as ``ops.LAWS`` defines it for its class, from measured norms; 1 where it has none."""
     kind = _class_of(function)
     ins = factors_first(function, ins)
     if not out.rms or not ins or not ins[0].rms:
@@ -129,7 +129,7 @@ def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
 
 
 def factors_first(function: str, ins: Sequence[Operand]) -> Sequence[Operand]:
-    """What a product multiplies, then what it adds to that: ``addmm`` and its like take it the other way round."""
+    """The factors of a product, then what it adds to them, which ``addmm`` and the like take first."""
     return [*ins[1:], ins[0]] if function in _ADDEND_FIRST and len(ins) > 2 else ins
 
 
@@ -139,8 +139,8 @@ _ADDEND_FIRST = frozenset({"addmm", "addmv", "addbmm", "baddbmm"})
 def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Operand) -> float:
     """The same for a gradient ``out`` that a call's backward returns for one of its inputs.
 
-    ``given`` is the gradient that it got, ``ins`` are the inputs of the forward call, ``out`` has the slot of the one
-    that it is the gradient of.
+    ``given`` is the gradient that the backward received, ``ins`` are the inputs of the forward call, ``out`` has the
+    slot of the input whose gradient it is.
     """
     kind = _class_of(function)
     factors = factors_first(function, ins)[:2]
@@ -174,19 +174,19 @@ def _class_of(function: str) -> str:
 
 
 def _steepness(kind: str) -> float:
-    """How much steeper than the function its derivative is: a norm subtracts two projections."""
+    """How much steeper the derivative is than the function: that of a norm subtracts two projections."""
     return 3.0 if kind in ("norm", "attention", "softmax") else 1.5
 
 
 def _ratio(taken: Operand, out: Operand) -> float:
-    """How many times smaller the numbers of ``out`` are than those it was made from; at least 1."""
+    """How many times larger the numbers of ``taken`` are than those of ``out``; at least 1."""
     if not taken.rms or not out.rms:
         return 1.0
     return max(1.0, taken.rms / out.rms)
 
 
 def _passed(given: Operand, out: Operand) -> float:
-    """A gradient that is spread, gathered or scaled: sums over rows that were one row in the forward pass included."""
+    """A gradient that is broadcast, gathered or scaled, also one that is summed over rows that were one row before."""
     terms = max(given.numel / max(out.numel, 1), 1.0)
     if not given.rms or not out.rms:
         return given.rel
@@ -194,7 +194,7 @@ def _passed(given: Operand, out: Operand) -> float:
 
 
 def _additive(ins: Sequence[Operand], out: Operand) -> float:
-    """‖δ out‖² = Σ‖δ in‖², numbers of an input that is broadcast being as wrong wherever they are used."""
+    """‖δ out‖² = Σ‖δ in‖²; numbers of an input that is broadcast are equally wrong wherever they are used."""
     if out.rms:
         return math.sqrt(sum((each.rel * (each.rms or out.rms)) ** 2 for each in ins)) / out.rms
     return math.sqrt(sum(each.rel**2 for each in ins))
@@ -235,7 +235,7 @@ def _product_added(ins: Sequence[Operand], out: Operand) -> float:
 def _quotient(ins: Sequence[Operand], out: Operand) -> float:
     """Of x + value·n/d, Adam's update: where n is as small as its difference, n/d has the wrong sign. Of numbers with
     density at zero the share of such ones is about r, and each is off by twice its size: 2·sqrt(r) of the quotient.
-    A numerator that is all noise, and of another size on either side, is off by r of it.
+    A numerator that is noise, and larger in one run, is off by its r.
     """
     if len(ins) < 3 or not out.rms:
         return _additive(ins, out)
@@ -257,7 +257,7 @@ def _product(ins: Sequence[Operand], out: Operand) -> float:
 
 
 def _norm(ins: Sequence[Operand], out: Operand) -> float:
-    """Rows are divided by their own size; where a mean is taken off, what is left is smaller by ``spread``."""
+    """Rows are divided by their own size; where a mean is subtracted, the rest is smaller by ``spread``."""
     first, rest = ins[0], ins[1:]
     return math.sqrt((1.5 * min(first.spread, _MOST) * first.rel) ** 2 + sum(each.rel**2 for each in rest))
 
@@ -307,15 +307,15 @@ def _loss(ins: Sequence[Operand], out: Operand) -> float:
 
 
 _PEAKED = 2.0
-"""How many times the usual logit those are that get most of the weight."""
+"""Ratio of the logits that get most of the weight to the usual logit."""
 
 _SHARED = 4.0
-"""How many times larger the differences of a sum are than if those of its terms were unrelated: for terms of one row,
-which share the differences of what they were made from (up to 19 in ``benchmarks/rounding``, in the worst op).
+"""Ratio of the difference of a sum to that of a sum of unrelated terms: terms of one row share the differences of their
+inputs (up to 19 in ``benchmarks/rounding``, in the worst op).
 """
 
 _MOST = 1e3
-"""No law takes one call for worse conditioned than this: statistics alone do not show where numbers cancel."""
+"""The largest condition that is assumed of one call: statistics alone do not show where numbers cancel."""
 
 _KINDS: Mapping[OpClass, str] = {
     "exact": "move",

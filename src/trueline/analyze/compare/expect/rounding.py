@@ -26,7 +26,7 @@ the vector starts with another term, as ring all-reduces do. ``tree`` and ``pair
 ``blocked``: blocks of ``BLOCK``, and then the blocks, one after the other (matrix products)."""
 
 Accumulate = Literal["same", "float32"]
-"""What partial sums are kept in: the dtype of the terms, or float32 with one rounding at the end."""
+"""The dtype of partial sums: that of the terms, or float32 with one rounding at the end."""
 
 UNIT_ROUNDOFF: dict[str, float] = {name: each.unit for name, each in FORMATS.items()}
 """By dtype, without 'torch.'."""
@@ -40,8 +40,8 @@ of an octave as in another, m is log-uniform (Benford's law in base 2; Hamming, 
 49(8), 1970), and the mean of 1/m² is 3/(8 ln 2). A vector whose elements are all alike has between 0.29 and 0.58."""
 
 BLOCK = 192
-"""Terms that a float32 matrix product adds up before it stores a partial sum; what fits torch's CPU products with MKL
-and lengths of 4 to 4,096 best (``benchmarks/rounding``). Other libraries have other blocks."""
+"""Terms that a float32 matrix product adds up before it stores a partial sum; the best fit to torch's CPU products with
+MKL and lengths of 4 to 4,096 (``benchmarks/rounding``). Other libraries have other blocks."""
 
 FAN = 16
 """Terms of each sum of a cascade."""
@@ -51,15 +51,16 @@ STAGNATION = 0.5
 errors are 1.1 times the expected there, and three times at 1.3 (``benchmarks/rounding``)."""
 
 ORDER_LIMIT = 1.5
-"""What rounding explains, over what is expected of it, for a difference between two orders; measured ones over 4,096
-elements are up to 1.2 (``benchmarks/rounding``). Below some hundred elements chance makes them vary by more."""
+"""The largest ratio, for a difference between two orders, to the expected one that rounding explains; measured ratios
+over 4,096 elements are up to 1.2 (``benchmarks/rounding``). Below some hundred elements chance makes them vary by
+more."""
 
 
 @dataclass(frozen=True)
 class OrderJudgement:
     """Whether a difference between two sums of the same terms is explained by their order.
 
-    ``explained`` is None where that cannot be told, and ``why`` says it in a sentence. ``expected_rel`` is the
+    ``explained`` is None where that is not known, and ``why`` gives the reason as a sentence. ``expected_rel`` is the
     difference to expect and ``limit_rel`` the largest that rounding explains, both relative to the norm of the sum.
     """
 
@@ -193,40 +194,6 @@ def explained_by_order(
     if num_workers == 2:
         return OrderJudgement(False, expected, limit, "Two terms have only one order of summation.")
     return OrderJudgement(False, expected, limit, "It is more than two orders of summation differ by.")
-
-
-def sum_std(error_rel: float, sum_sq: float) -> float:
-    """Standard deviation of a sum of elements that have independent errors of ``error_rel`` in the L2 norm together.
-
-    The variance of the sum is the sum of the squares of the errors, (error_rel·|x|)², whether each error is
-    proportional to its element or not. ``sum_sq`` is |x|². Rounding errors are often *not* independent: elements that
-    are alike round alike, and rows share a factor (the norm, the sum of a softmax). Sums were measured to move by up to
-    19 of these standard deviations, sums of squares by up to 21 (``benchmarks/rounding``); ``sum_shift_most`` holds
-    always.
-    """
-    return error_rel * math.sqrt(sum_sq)
-
-
-def sum_sq_std(error_rel: float, sum_sq: float, max_abs: float) -> float:
-    """An upper limit of the standard deviation of a sum of squares of such elements: 2·error_rel·max|x|·|x|.
-
-    To first order the sum changes by 2·sum of x·e. With errors proportional to elements its variance is
-    4·error_rel²·sum of x⁴ <= 4·error_rel²·max|x|²·|x|²; with errors of one size it is less. Second-order terms add
-    error_rel²·|x|² to the mean.
-    """
-    return 2 * error_rel * max_abs * math.sqrt(sum_sq)
-
-
-def sum_shift_most(error_rel: float, sum_sq: float, numel: int) -> float:
-    """The largest change of a sum of ``numel`` elements whose errors are ``error_rel`` together in the L2 norm, however
-    they are related (Cauchy-Schwarz): sqrt(numel)·error_rel·|x|.
-    """
-    return error_rel * math.sqrt(numel * sum_sq)
-
-
-def sum_sq_shift_most(error_rel: float, sum_sq: float) -> float:
-    """The same of a sum of squares: (2·error_rel + error_rel²)·|x|², which errors that share a factor come up to."""
-    return (2 * error_rel + error_rel**2) * sum_sq
 
 
 def _require_sum(num_terms: int, mean_cosine: float) -> None:

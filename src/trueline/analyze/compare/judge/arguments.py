@@ -1,9 +1,9 @@
-"""Calls that are given other arguments than in the reference from a later step on.
+"""Rounding does not change arguments: calls whose arguments differ between two runs, or do so from a later step on.
 
-Arguments are no rounding, and calls whose arguments never agreed are told of as such. Where those of a call agreed at
-each step and then do so no more, up to the last step, a setting was changed in one of the runs. Texts, booleans and
-what is not given at all need one step before. Numbers need two: one that is computed from values that differ (a
-coefficient of clipping) would have differed by then. Whole numbers may follow from a decision that went the other way
+Calls whose arguments never agreed have findings of their own. Where those of a call agreed at each step and then differ
+up to the last step, a setting was changed in one of the runs: ``structure-differs``, a warning. For texts, booleans and
+missing arguments one step of agreement before is enough. Numbers need two: one that is computed from values that differ
+(a clipping coefficient) would have differed by then. Whole numbers may follow from a decision that went the other way
 (how many tokens an expert gets) at any step, and are left out.
 """
 
@@ -23,13 +23,13 @@ Arguments = Mapping[str, tuple[Argument, Argument]]
 Key = tuple[int | None, tuple[int, str, str, int]]
 
 STEPS_BEFORE = 2
-"""Steps at which numbers have to have agreed."""
+"""Steps at which numbers must have agreed before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedArguments:
-    """A call that is given other arguments from a step on, of the run and of the reference by name or place, as JSON:
-    ``at`` is which of the steps that were given, ``num_steps`` at how many before they agreed.
+    """A call whose ``arguments`` differ from a step on: ``at`` is the index of that step, ``num_steps`` the number of
+    steps before at which they agreed.
     """
 
     at: int
@@ -63,7 +63,7 @@ def first_changed_arguments(steps: Sequence[Step]) -> ChangedArguments | None:
 
 
 def _settings(mine: Call, theirs: Call) -> Arguments:
-    """Arguments that differ and that no decision makes."""
+    """Arguments that differ, without those that may follow from a decision."""
     if mine.first.args == theirs.first.args:
         return {}
     found = different_arguments(mine, theirs)
@@ -85,7 +85,7 @@ def different_arguments(mine: Call, theirs: Call) -> Arguments:
 
 
 def shown_arguments(different: Arguments) -> dict[str, tuple[str, str]]:
-    """Arguments that differ as people read them."""
+    """Arguments that differ, as texts for people."""
     return {name: (mine or _NOT_GIVEN, theirs or _NOT_GIVEN) for name, (mine, theirs) in different.items()}
 
 

@@ -1,4 +1,4 @@
-"""Why the call of a value may return another one than in the reference: what differs in what it was given."""
+"""Why a call returns another value than in the reference: which of its inputs, weights or arguments differ."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trueline.analyze.compare.op_names import RANDOM, function_of
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is left as the reason of a call's difference, and what differs there: parameters or arguments, in words."""
+    """The remaining reason for a call's difference, and the parameters or arguments that differ, as a text."""
 
     reason: Literal["random", "parameters", "arguments", "backward", "computation"]
     different: str = ""
 
 
 def cause_of(step: Step, row: Compared) -> Cause:
-    """What differs in what the call of a value was given, or that nothing does."""
+    """What differs in the inputs of the call of a value, or that nothing does."""
     value = value_of(row)
     if function_of(value.api) in RANDOM:
         return Cause("random")
@@ -34,13 +34,13 @@ def cause_of(step: Step, row: Compared) -> Cause:
 
 
 def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
-    """The cause in words; ``agree`` says of its inputs that they are none."""
+    """The cause as a sentence; ``agree`` is its beginning, which says that inputs are not the reason."""
     return {
         "random": "it draws random numbers, and the two runs draw different ones.",
-        "parameters": f"{agree}, its weight {cause.different} does not.",
-        "arguments": f"{agree}, its arguments do not: {cause.different}.",
-        "backward": "the gradient it was given and its forward inputs agree.",
-        "computation": "its inputs and arguments agree, so what it computes does not.",
+        "parameters": f"{agree}, but its weight {cause.different} does not.",
+        "arguments": f"{agree}, but its arguments do not: {cause.different}.",
+        "backward": "its incoming gradient and its forward inputs agree, so its backward computation differs.",
+        "computation": "its inputs and arguments agree, so its computation differs.",
     }[cause.reason]
 
 

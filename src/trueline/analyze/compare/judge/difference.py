@@ -1,4 +1,4 @@
-"""What the difference between two stored values looks like, and where in them it is: for the few that people look at.
+"""Describes the difference between two stored values, and where in them it lies, for the few that people look at.
 
 Letters: n elements, x those of the run, y those of the reference, e = x - y where both are finite, u the unit roundoff
 of their dtype, R rows (all dims but the last), C columns (the last dim).
@@ -20,11 +20,11 @@ from trueline.schema.formats import FORMATS
 Floats = NDArray[np.float64]
 
 SHARE = 0.95
-"""Fraction of the difference that is said to be at a place."""
+"""Fraction of the difference that a named place must contain."""
 FEW = 8
-"""A place is worth naming where it is at most one in so many of the indices of a dim."""
+"""A place is named where it has at most one in so many of the indices of a dim."""
 _BINS = 8
-"""Of ULP distances, an octave: quantiles are at most 9 % too large."""
+"""Bins of ULP distances per octave: quantiles are at most 9 % too large."""
 _ARRAYS = 20
 """Arrays of the size of a block in float64 that are alive at once, and a few sums
 (``tests/unit/analyze/compare/judge/test_stored_values.py``)."""
@@ -38,8 +38,8 @@ def describe_difference(mine: Numbers, theirs: Numbers, *, dtype: str, max_bytes
     elements that are not equal; ``beyond_frac`` (0-1) of those with |e| > 2u·max(|x|, |y|, g), g the geometric mean of
     |y|: more than one rounding of each side, or of numbers of the usual size; ``ulp_p50``, ``ulp_p90``, ``ulp_p99``,
     ``ulp_max``: |e| in units of the last place of the larger of x and y, upper ends of bins; ``nonfinite`` elements
-    that differ in being NaN or infinite; ``where`` in words, '' where it is all over. ``dtype``, without 'torch.', is
-    what the numbers were rounded to; one that has no rounding gives no ``beyond_frac`` and no ``ulp_*``. Values are
+    that are NaN or infinite in one only; ``where`` as a text, '' where it is everywhere. ``dtype``, without 'torch.',
+    is what the numbers were rounded to; one that has no rounding gives no ``beyond_frac`` and no ``ulp_*``. Values are
     read twice and in blocks; at most about ``max_bytes`` are taken.
     """
     if mine.shape != theirs.shape:
@@ -98,10 +98,10 @@ class _ElementTotals:
     def add(self, begin: int, x: Floats, y: Floats) -> None:
         """The elements from ``begin`` on in row-major order."""
         both = np.isfinite(x) & np.isfinite(y)
-        alike = (x == y) | (np.isnan(x) & np.isnan(y))
-        bad = ~both & ~alike
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        bad = ~both & ~same
         error = np.where(both, x - y, 0.0)
-        self.differ += int(len(x) - np.count_nonzero(alike))
+        self.differ += int(len(x) - np.count_nonzero(same))
         if bad.any():
             self.nonfinite += int(np.count_nonzero(bad))
             self.bad_ends = _widened(self.bad_ends, begin, bad)
@@ -158,7 +158,7 @@ class _ElementTotals:
         return 0.0 if found == 0 else 2.0 ** ((found - 1 + _LEAST) / _BINS)
 
     def _where(self, count: int) -> str:
-        """Where NaN and infinities differ, if they do; else where numbers do."""
+        """Where NaN and infinities differ, if they do; else where finite numbers differ."""
         weights, ends = (self.bad_weights, self.bad_ends) if self.nonfinite else (self.weights, self.ends)
         by_dim = weights.in_words() if weights is not None else ""
         if by_dim or ends is None or count < FEW:
@@ -171,7 +171,7 @@ class _ElementTotals:
 
 
 class _WeightByIndex:
-    """How much of something lies at each index of each dim: sums by row [R] and by column [C]."""
+    """The weight at each index of each dim: sums by row [R] and by column [C]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape or (1,)
@@ -198,7 +198,7 @@ class _WeightByIndex:
             done += len(piece)
 
     def in_words(self) -> str:
-        """The dims along which few indices have nearly all of it; '' where there are none."""
+        """The dims along which few indices have nearly all of the weight; '' where there are none."""
         rows = self._rows.reshape(self._shape[:-1] or (1,))
         dims = [
             rows.sum(axis=tuple(other for other in range(rows.ndim) if other != dim))

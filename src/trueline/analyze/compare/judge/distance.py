@@ -3,13 +3,13 @@
 Letters: n numbers of a value, x those of the run, y those of the reference, e = x - y. |.| is the Euclidean norm over
 elements that are finite in both. All distances are relative: |e| / |y|, or |e| / |x| where y is zero throughout.
 
-What statistics tell of a distance is the largest of three estimates, each too low rather than too high:
+The distance that statistics give is the largest of three estimates, each too low rather than too high:
 
-- ||x| - |y|| / |y|. True for a change of scale. Errors that are independent of the numbers cancel in it, and it is
+- ||x| - |y|| / |y|. Exact for a change of scale. Errors that are independent of the numbers cancel in it, and it is
   too low by about sqrt(n).
 - the change of an extreme, over the largest absolute number or |y|·sqrt(2 ln n / n), whichever is more; the second
-  is the expected largest of n normal numbers. True for errors proportional to numbers; for errors of one size too
-  low by sqrt(2 ln n) or more. It is one element that tells of all, so a change by one step of the dtype's grid says
+  is the expected largest of n normal numbers. Right for errors proportional to numbers; for errors of one size too
+  low by sqrt(2 ln n) or more. One element stands for all, so a change by one step of the dtype's grid counts
   nothing: s steps count as sqrt(s² - 1).
 - |sum of e'| / (|y| sqrt(rows)), where e' is e, or e without the change of scale that the norms tell if that leaves
   less. Independent errors have a sum of about sqrt(n)·rms(e) = |e|, for which it is too low by sqrt(rows). Errors
@@ -17,8 +17,8 @@ What statistics tell of a distance is the largest of three estimates, each too l
   error that all elements share, to sqrt(n)·|e|, for which it is too high by up to the root of the row's length:
   rounding makes none.
 
-What the recorder's own sums are uncertain by is taken off. ``tests/unit/analyze/compare/judge/test_distance.py``
-compares the estimate with tensors.
+The uncertainty of the recorder's own sums is subtracted. ``tests/unit/analyze/compare/judge/test_distance.py`` compares
+the estimate with exact distances of tensors.
 
 Certain (``certain_rel``) is the largest of | |x| - |y| |, |sum of e| / sqrt(n) and the changes of the extremes, over
 |y|: the reversed triangle inequality, Cauchy's, and max |e| <= |e|. 0 where NaN or infinities keep the statistics from
@@ -42,7 +42,7 @@ from trueline.schema.fact import fact
 from trueline.schema.stats import TensorStats
 
 Numbers = NDArray[Any] | Stored
-"""An array, or what is read when it is asked for."""
+"""An array, or a stored value that is read in blocks."""
 
 MAX_BYTES = 256 * 2**20
 """Memory that a distance between stored tensors may take, whatever their size, unless a caller says otherwise."""
@@ -65,13 +65,13 @@ _ARRAYS = 6
 
 @fact()
 class Distance:
-    """How far two values are apart.
+    """The distance of two values.
 
-    ``equal``: the same bits, as far as can be known from ``how``; None where dtypes differ, so that bits cannot be
-    compared, though numbers may agree. ``rel``: relative distance, 0 and up; None where nothing can be compared (other
+    ``equal``: the same bits, as far as ``how`` can show; None where dtypes differ, so that bits cannot be compared,
+    though numbers may agree. ``rel``: relative distance, 0 and up; None where nothing can be compared (other
     numbers of elements, nothing finite in both). Of statistics it is an estimate, see above.
     ``certain_rel``: a lower bound of it that holds whatever the elements; of tensors the same as ``rel``.
-    ``nonfinite_differ``: NaN or infinities are elsewhere, or of another number. ``details``: what differs, by name.
+    ``nonfinite_differ``: NaN or infinities differ in place or number. ``details``: what differs, by name.
     """
 
     equal: bool | None
@@ -83,7 +83,7 @@ class Distance:
 
 
 def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Distance:
-    """The distance as far as fingerprints and statistics tell; ``rows`` is n over the length of the last dim.
+    """The distance from fingerprints and statistics; ``rows`` is n over the length of the last dim.
 
     The head of this file has the three estimates that ``rel`` is the largest of, and the bounds of ``certain_rel``.
     """
@@ -110,9 +110,9 @@ def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Dist
 
 
 def tensor_distance(mine: Numbers, theirs: Numbers, *, max_bytes: int = MAX_BYTES) -> Distance:
-    """The distance between two values of as many elements, in row-major order, read once and block by block.
+    """The distance between two values with the same number of elements, in row-major order, read once in blocks.
 
-    They may be larger than memory where they are stored: at most ``max_bytes`` are taken. Where dtypes
+    Stored values may be larger than memory: at most ``max_bytes`` are taken. Where dtypes
     differ, ``equal`` is about numbers. Raises TypeError for what NumPy cannot take as numbers.
     """
     if mine.size != theirs.size:
@@ -182,7 +182,7 @@ def _extremes(stats: TensorStats) -> tuple[float, float]:
 
 
 def _sum_roundoff(mine: TensorStats, theirs: TensorStats) -> float:
-    """Unit roundoff of what the recorder adds numbers of these dtypes in."""
+    """Unit roundoff of the dtype in which the recorder adds numbers of these dtypes."""
     wide = theirs.numel <= _SUMMED_APART or (_adds_in_float64(mine.dtype) and _adds_in_float64(theirs.dtype))
     return UNIT_ROUNDOFF["float64" if wide else "float32"]
 
@@ -197,14 +197,14 @@ def _coarser_unit(mine: TensorStats, theirs: TensorStats) -> float:
 
 
 def _beyond_step(change: float, unit: float, value: float) -> float:
-    """What a change tells beyond one step of the grid of unit roundoff ``unit`` at ``value``."""
+    """The part of a change that exceeds one step, at ``value``, of the grid of unit roundoff ``unit``."""
     step = 2 * unit * 2.0 ** (math.frexp(value)[1] - 1) if value else 0.0
     return math.sqrt(max(change**2 - step**2, 0.0))
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of the elements seen so far, numbers multiplied by the scale."""
+    """Sums over the elements seen so far, numbers multiplied by the scale."""
 
     equal: bool = True
     nonfinite_differ: bool = False
@@ -222,7 +222,7 @@ def _sums(mine: Numbers, theirs: Numbers, max_bytes: int, *, scale: float) -> _S
 
 
 def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> None:
-    """Add what a block tells; only one with NaN or infinities is looked at element by element."""
+    """Add the sums of a block; only one with NaN or infinities is examined element by element."""
     same = x.dtype == y.dtype and np.array_equal(_bits(x), _bits(y))
     wide_y = _wide(y, scale)
     theirs_sq = float(np.dot(wide_y, wide_y))
@@ -245,8 +245,8 @@ def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> N
 def _nonfinite(x: NDArray[Any], y: NDArray[Any]) -> tuple[bool, NDArray[np.bool_]]:
     """Whether NaN or infinities differ, and which elements are finite in both."""
     both = np.isfinite(x) & np.isfinite(y)
-    alike = both | (np.isnan(x) & np.isnan(y)) | (x == y)
-    return not bool(alike.all()), both
+    same = both | (np.isnan(x) & np.isnan(y)) | (x == y)
+    return not bool(same.all()), both
 
 
 def _vanished(sums: _Sums) -> bool:

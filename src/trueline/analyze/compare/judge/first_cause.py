@@ -1,16 +1,16 @@
-"""What the judgements of all steps say, as findings: the first place that is wrong, not the largest difference."""
+"""Concludes findings from the judgements of all steps: the first place that is wrong, not the largest difference."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from trueline.analyze.compare.judge.arguments import different_arguments, is_fraction, shown_arguments
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
-from trueline.analyze.compare.judge.optimizer_settings import settings_differ
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values import NONFINITE, Compared
@@ -38,16 +38,17 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     earlier one counts: what comes after it may be its consequence.
     """
     findings, first = _by_laws(steps)
+    marked = steps
     if late is not None and (first is None or execution_order(steps[late.at], late.row) < execution_order(*first)):
         rows = [late.row if row.place == late.row.place else row for row in steps[late.at].rows]
         step = replace(steps[late.at], rows=rows)
-        findings, first, steps = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
+        findings, first, marked = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
     if not any(finding.code == "optimizer-differs" for finding in findings):
-        findings += settings_differ(mine, theirs)
+        findings += _settings_differ(mine, theirs)
     if not findings:
         findings += _explained(steps)
     findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
-    return Conclusion(sorted(findings, key=by_weight), first, steps)
+    return Conclusion(sorted(findings, key=by_weight), first, marked)
 
 
 def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
@@ -63,11 +64,11 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
     if any(step.before is not None for step, _ in weights):
         # What calls make of parameters that were updated otherwise is a consequence.
         others = [found for found in others if found[1].place < weights[0][1].place]
-        findings = [] if others else [_updated_otherwise(weights)]
+        findings = [] if others else [_update_result_differs(weights)]
     else:
         findings = _weights_differ(weights)
     if others:
-        findings.append(_TOLD[_origin(others[0][1])](others))
+        findings.append(_FINDING_OF[_origin(others[0][1])](others))
     findings += _wiring_differs(concerned, before=others[0] if others else None)
     return findings, (others or weights or _rewired(concerned) or [None])[0]
 
@@ -83,7 +84,7 @@ def _rewired(steps: Sequence[Step]) -> list[First]:
 
 
 def _origin(row: Compared) -> str:
-    """Where the first difference comes from: the update has findings of its own."""
+    """The origin of the first difference; values of the optimizer have an origin of their own."""
     assert row.expectation is not None
     origin = row.expectation.origin
     return "update" if origin in ("call", "gradient") and value_of(row).site.phase == "opt" else origin
@@ -95,7 +96,7 @@ def _input_differs(found: Sequence[First]) -> Finding:
     return _finding(
         "input-differs",
         "error",
-        f"The value {value.site}, which no recorded call made, differs from the reference {_by(first)}.",
+        f"The value {value.site}, which no recorded call computed, differs from the reference {_by(first)}.",
         found[:1],
         next=(
             "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step.",
@@ -118,25 +119,25 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
     return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
 
 
-def _updated_otherwise(found: Sequence[First]) -> Finding:
-    """Parameters that differ though they, their gradients and so the update's arguments did not."""
+def _update_result_differs(found: Sequence[First]) -> Finding:
+    """Parameters that differ although they and their gradients were equal before the update."""
     step, first = found[0]
     assert step.before is not None
     names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
-    alone = next((row for row in step.before.rows if row.note and value_of(row).site.phase == "opt"), None)
+    alone = next((row for row in step.before.rows if row.unmatched and value_of(row).site.phase == "opt"), None)
     claim = (
         f"The update at step {step.before.step} differs from the reference: all parameters and gradients are equal "
-        f"there, and at step {step.step} {counted(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} not: "
-        f"{named_some(names)}, {_by(first)}."
+        f"before it, and at step {step.step} {counted(len(names), 'parameter')} "
+        f"{'differs' if len(names) == 1 else 'differ'}: {named_some(names)}, {_by(first)}."
     )
-    if alone is not None and alone.unmatched:
+    if alone is not None:
         claim += f" {value_of(alone).site.name} is {alone.note}."
     same = "Build both optimizers from one configuration, and compare what else changes parameters between two steps."
     return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
 
 
 def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Finding]:
-    """Where calls take other values than in the reference, if what comes out is not the same all the same."""
+    """Where calls take different inputs than in the reference, unless the final results are equal."""
     found = _rewired(steps)
     if before is not None:
         found = [(step, row) for step in steps for row in step.rows if row.rewired and row.place < before[1].place]
@@ -144,7 +145,9 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
         return []
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = value_of(first)
-    claim = f"At {value.site} calls take other values than in the reference: the two connect their calls differently."
+    claim = (
+        f"{value.site} takes different inputs than in the reference: the two models connect their calls differently."
+    )
     next = ("Compare the forward methods of both models at this call.", command_for(step.run.path, value.site))
     return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
 
@@ -185,26 +188,24 @@ def _first_divergence(found: Sequence[First]) -> Finding:
 
 
 def _by_checksum(row: Compared) -> bool:
-    """Whether all that is known of a difference is that there is one."""
+    """Whether only the existence of a difference is known, not its size."""
     return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
 
 
 def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
-    """Calls whose arguments have other numbers with a fraction, an epsilon or a probability, than in the reference:
-    worth knowing also where their effect is below what rounding explains.
-    """
-    told: list[str] = []
+    """Calls whose fractional arguments (an epsilon) differ: worth knowing even where rounding hides the effect."""
+    differing: list[str] = []
     for mine, theirs in steps[0].alignment.calls if steps else ():
         if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
             continue
         for name, (one, other) in different_arguments(mine, theirs).items():
             if is_fraction(one) and is_fraction(other):
-                told.append(f"at {mine.first.site} {name} is {one} and not {other}")
-    if not told:
+                differing.append(f"at {mine.first.site} {name} is {one} and not {other}")
+    if not differing:
         return []
-    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
-    claim = f"Calls are given other numbers than in the reference: {'; '.join(told[:3])}{more}."
-    return [_finding("structure-differs", "info", claim, [], evidence={"arguments": told[:100]})]
+    more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
+    claim = f"Calls have different numeric arguments than in the reference: {'; '.join(differing[:3])}{more}."
+    return [_finding("structure-differs", "info", claim, [], evidence={"arguments": differing[:100]})]
 
 
 def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
@@ -212,9 +213,9 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     if not unmatched:
         return []
     reasons = Counter(row.note for _, row in unmatched)
-    told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+    most_common = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
     has = "has" if len(unmatched) == 1 else "have"
-    claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {told}."
+    claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {most_common}."
     params = [found for found in unmatched if value_of(found[1]).site.phase == "param"]
     if params:
         names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
@@ -233,8 +234,11 @@ def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
     )
     if not pairs:
         return []
-    told = "; ".join(f"{count:,} {mine} beside {theirs}" for (mine, theirs), count in pairs.most_common(3))
-    claim = f"Values have other dtypes than in the reference, and are judged by the coarser one's rounding: {told}."
+    pairs_text = "; ".join(f"{count:,} {mine} compared with {theirs}" for (mine, theirs), count in pairs.most_common(3))
+    claim = (
+        f"Values have different dtypes than in the reference and are judged by the rounding of the coarser one: "
+        f"{pairs_text}."
+    )
     return [_finding("dtype-differs", "info", claim, [])]
 
 
@@ -288,17 +292,20 @@ def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
         return (_DO[cause.reason], seen)
     if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
         return (seen,)
-    return (seen, 'Record this call in full in both runs: names of it and depth = "tensor" in the Plan.')
+    return (
+        seen,
+        'Record the values of this call in both runs: put its name under names in the Plan, and depth = "tensor".',
+    )
 
 
 def _by(row: Compared) -> str:
-    """By how much, in words."""
+    """By how much a value differs, as a text."""
     if row.distance is None:
         return ""
     if row.distance.nonfinite_differ:
         return NONFINITE
     if row.distance.rel is None:
-        return "by an amount that checksums do not tell" if _by_checksum(row) else "it cannot be compared"
+        return "by an amount that checksums do not show" if _by_checksum(row) else "it cannot be compared"
     times = row.times
     factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
     least = "" if row.distance.how == "tensor" else "at least about "
@@ -306,15 +313,73 @@ def _by(row: Compared) -> str:
 
 
 _DO = {
-    "random": "Seed both runs alike and turn dropout off: trueline.seed_all(1234, dropout=False).",
+    "random": "Seed both runs equally and turn dropout off: trueline.seed_all(1234, dropout=False).",
     "parameters": "Load the same checkpoint into both runs, then compare again.",
     "arguments": "Make the arguments the same, then compare again.",
 }
 
-_TOLD = {
+_FINDING_OF = {
     "given": _input_differs,
     "call": _first_divergence,
     "gradient": _first_divergence,
     "update": _update_differs,
 }
-"""What is told of the first difference, by its origin."""
+"""The finding on the first difference, by its origin."""
+
+
+WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Settings that choose the kernels of an update and not its result."""
+
+
+def _settings_differ(mine: Run, theirs: Run) -> Iterable[Finding]:
+    """The finding on settings that the optimizers of the lowest ranks both have, and that differ."""
+    settings = _differing_settings(mine, theirs)
+    if not settings:
+        return
+    texts = "; ".join(f"{name} is {one} and not {other}" for name, (one, other) in list(settings.items())[:4])
+    yield Finding(
+        code="optimizer-differs",
+        severity="error",
+        claim=f"The optimizers are set differently: {texts}.",
+        evidence={"settings": {name: list(pair) for name, pair in settings.items()}},
+        next=("Build both optimizers from one configuration.",),
+    )
+
+
+def _differing_settings(mine: Run, theirs: Run) -> Mapping[str, tuple[str, str]]:
+    if not mine.env or not theirs.env:
+        return {}
+    one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
+    left_out = WAYS | {_COUNT} if all(map(_has_all_parameters, (mine, theirs))) else WAYS
+    return {
+        name: (one[name], other[name])
+        for name in one
+        if name in other and one[name] != other[name] and name.rpartition(".")[2] not in left_out
+    }
+
+
+_COUNT = "num_params"
+
+
+def _has_all_parameters(run: Run) -> bool:
+    """Whether an optimizer works on as many parameters as were recorded: how many the model has is not its setting."""
+    groups = run.env[min(run.env)].optimizer.get("groups", [])
+    if not run.has_records or not groups:
+        return False
+    first = [int(run.record_steps[0])]
+    table = cast(Any, run).records(steps=first, ranks=[run.record_ranks[0]], columns=["phase", "name"], resolve=False)
+    rows = zip(table["phase"].to_pylist(), table["name"].to_pylist(), strict=True)
+    return len({name for phase, name in rows if phase == "param"}) == sum(each.get(_COUNT, 0) for each in groups)
+
+
+def _flat(document: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(document, dict):
+        items = list(cast(dict[str, Any], document).items())
+    elif isinstance(document, list):
+        items = list(enumerate(cast(list[Any], document)))
+    else:
+        return {prefix: json.dumps(document)}
+    flat: dict[str, str] = {}
+    for name, value in items:
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat

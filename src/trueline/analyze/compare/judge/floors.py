@@ -1,4 +1,4 @@
-"""Under which site and kind a Tolerance has the floor of a value."""
+"""The site and kind under which a Tolerance has the floor of a value."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def site_key(value: Value) -> str:
 def floor_of(tolerance: Tolerance, mine: Value, theirs: Value, *, how: str = "statistics") -> float | None:
     """The difference to expect of two values by a Tolerance; None where it has neither their site nor their kind.
 
-    The site goes by the name of the reference, or by that of the run where the reference's was not calibrated. ``how``
-    the difference is measured that is to be judged: floors from statistics are too low for stored values (``tensor``),
-    so that there are none.
+    The site is looked up by the name in the reference, or by that in the run where the former was not calibrated.
+    ``how`` says what the difference was measured on: floors from statistics are too low for stored values (``tensor``)
+    and are not used for them.
     """
     if how == "tensor" and tolerance.how == "statistics":
         return None

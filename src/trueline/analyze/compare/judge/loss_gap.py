@@ -1,15 +1,17 @@
 """Does the gap between the losses of two runs grow faster than chaos explains?
 
-Training is chaotic: runs that differ in a last bit part as well, sooner or later, and by how much follows from no law.
-It is measured on Runs that should agree (``calibrate``). With R of them and the reference, all exchangeable, and the
-run as one more, each of these n is held against the others in the same way: at step s its gap is the distance of its
-loss from the median of theirs, and their spread the largest gap that any of them has had by then. How many times the
-spread the gap is at most over all steps is the run's *excess*. If the run is like the others, it has the largest excess
-of all n with a chance of 1/n, whatever chaos does; that is all that ranks can say, and it needs many Runs to say much.
-So the run is told of only where its excess is ``ALLOWED`` times that of any other: as ``compare`` allows of a measured
-floor.
+Training is chaotic: runs that differ in a last bit diverge as well, sooner or later, and no law says by how much. It is
+measured on Runs that should agree (``calibrate``). With R of them and the reference, all exchangeable, and the run as
+one more, each of these n is compared with the others in the same way: at step s its gap is the distance of its loss
+from the median of theirs, and their spread the largest gap that any of them has had by then, at least two units in the
+last place of float32. The largest ratio of gap to spread over all steps is the run's *excess*. If the run is like the
+others, it has the largest excess of all n with a probability of 1/n, whatever chaos does; no evidence however strong
+makes that number smaller. So the run is reported only where its excess is more than ``ALLOWED`` = 2 times that of any
+other: as ``first-divergence``, a warning, with the first such step, and with that probability as its
+``false_alarm_rate``. That the factor makes reports of healthy runs rarer still is measured (``benchmarks/compare``) and
+not proven.
 
-Without such Runs nothing bounds what chaos does. What can be told is how fast the gap grew.
+Without such Runs nothing bounds the effect of chaos. Only the growth of the gap can be described.
 
 Letters: R calibrated runs, T steps, n runs in all.
 """
@@ -35,24 +37,24 @@ ALLOWED = 2.0
 """Times the largest excess of the calibrated Runs that a run may have."""
 
 LEAST_SPREAD = 4 * UNIT_ROUNDOFF["float32"]
-"""Of the losses of any runs, relative: two units in the last place of what losses are kept in. That the first of some
-runs agree to the last bit says little."""
+"""The least relative spread of losses that is assumed: two units in the last place of float32, in which losses are
+recorded. That the losses of some runs agree to the last bit at first says little."""
 
 FIRST_STEP = 0.01
-"""Nothing is learned yet at step 0, so that a larger relative difference of the losses there is no chaos."""
+"""Nothing is learned yet at step 0, so a larger relative difference of the losses there is not chaos."""
 
 FEWEST_STEPS = 16
-"""Common steps of which it is told how a gap grows."""
+"""Common steps, at least, for a statement on how the gap grows."""
 
 GROWN = 10.0
-"""Times that a gap has to be of what it was in the beginning to be called growing."""
+"""Ratio of the last gap to the first, at least, for a gap that is called growing."""
 
 
 @dataclass(frozen=True)
 class LossGap:
-    """How the loss of a run parts from those of ``num_runs`` others: its excess, the largest of theirs, the step at
-    which it exceeds what is allowed first (None: it does not), and the chance that a run like them has an excess as
-    large, which is 1/(num_runs + 1) at least.
+    """How the loss of a run diverges from those of ``num_runs`` others: its excess, the largest of theirs, the first
+    step at which it exceeds what is allowed (None: it does not), and the probability that a run like them has an excess
+    as large, which is 1/(num_runs + 1) at least.
     """
 
     excess: float
@@ -63,7 +65,7 @@ class LossGap:
 
 
 def loss_curve(run: Run) -> dict[int, float]:
-    """The mean loss of the workers by step, where all that left a row have one; empty where none was recorded."""
+    """The mean loss of the workers by step, where all that recorded one have it; empty where none was recorded."""
     ranks = data_parallel_ranks(run)
     if not ranks:
         return {}
@@ -91,9 +93,7 @@ def judge_losses(
 
 
 def loss_gap_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> LossGap | None:
-    """How the run parts from the calibrated ones and the reference, which may be one of them; None without a step that
-    all have.
-    """
+    """How the run diverges from the calibrated ones and the reference; None without a step that all have."""
     others = list(calibrated) if any(_same(curve, ref) for curve in calibrated) else [*calibrated, ref]
     steps = sorted(set(run).intersection(*others))
     if not steps:
@@ -135,16 +135,16 @@ def _same(one: Curve, other: Curve) -> bool:
 def _finding(found: LossGap) -> Finding:
     least = 1 / (found.num_runs + 1)
     rate = (
-        f"of {found.num_runs + 1} Runs that agree, one has an excess as large with a chance of {found.chance:.0%}, and "
-        f"so few cannot show less than {least:.0%}"
+        f"among {found.num_runs + 1} Runs that agree, one is as far off with a probability of {found.chance:.0%}, and "
+        f"so few Runs cannot show less than {least:.0%}"
     )
-    others = f"any of {found.num_runs} Runs that should agree has at most {found.usual:.2g}"
-    measured = f"it is up to {found.excess:.2g} times as far from the others as they are apart, and {others}"
+    others = f"of the {found.num_runs} Runs that should agree none is more than {found.usual:.2g} times"
+    measured = f"it is up to {found.excess:.2g} times as far from the others as they are from each other; {others}"
     if found.since is None:
         return Finding(
             code="explained-by-rounding",
             severity="info",
-            claim=f"The loss parts no faster than chaos explains: {measured}.",
+            claim=f"The loss diverges no faster than chaos explains: {measured}.",
             measured=found.excess,
             expected=found.usual,
             unit="times the spread of the others",
@@ -153,7 +153,7 @@ def _finding(found: LossGap) -> Finding:
     return Finding(
         code="first-divergence",
         severity="warning",
-        claim=f"The loss parts faster than chaos explains, from step {found.since} on: {measured}; {rate}.",
+        claim=f"The loss diverges faster than chaos explains, from step {found.since} on: {measured}; {rate}.",
         step_first=found.since,
         measured=found.excess,
         expected=found.usual,
@@ -162,7 +162,7 @@ def _finding(found: LossGap) -> Finding:
         evidence={"chance": found.chance},
         next=(
             f"Record single steps up to step {found.since} in both runs, and compare them: the first that differs by "
-            "more than rounding tells where.",
+            "more than rounding shows where.",
         ),
     )
 
@@ -172,8 +172,8 @@ def _on_first_step(step: int, run: Curve, ref: Curve) -> list[str]:
     if step or rel <= FIRST_STEP:
         return []
     return [
-        f"The losses differ by {rel:.2%} at step 0 already. Nothing has been learned there, so it is no chaos: "
-        "something is computed otherwise, or on other samples or weights."
+        f"The losses already differ by {rel:.2%} at step 0. Nothing has been learned by then, so this is not chaos: "
+        "the computation, the samples or the weights differ."
     ]
 
 
@@ -190,9 +190,9 @@ def _on_growth(common: Sequence[int], run: Curve, ref: Curve) -> list[str]:
         return []
     doubled = num_steps * math.log(2) / math.log(after / before)
     return [
-        f"The gap between the losses grows from {before:.1e} to {after:.1e}, relative: it doubles every {doubled:.2g} "
+        f"The relative gap between the losses grows from {before:.1e} to {after:.1e}: it doubles every {doubled:.2g} "
         "steps. Whether that is faster than chaos cannot be told without Runs that should agree: measure some with "
-        "`trueline calibrate`, and pass them with --tolerance."
+        "`trueline calibrate`, and pass the file that it writes with --tolerance."
     ]
 
 

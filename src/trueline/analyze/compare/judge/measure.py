@@ -1,4 +1,4 @@
-"""The distance of two recorded values, by the most exact of what both sides have of them."""
+"""The distance of two recorded values, measured on the most exact data that both sides have."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from trueline.schema.stats import TensorStats
 
 
 def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Measure:
-    """The distance of two values: by their statistics where these say that they are equal or nothing more was stored,
-    else by the values themselves, whose elements need not be beside each other where they are ``UNORDERED`` or laid out
-    otherwise: then by what is nearer. Without ``fingerprints`` those of the two sides say nothing about each other.
+    """A function that gives the distance of two values: from statistics where fingerprints are equal or nothing more
+    was stored, else from the values themselves. Where these are ``UNORDERED`` or laid out differently, so that elements
+    of the same index do not belong together, the smaller distance counts. ``fingerprints`` False: those of the two
+    sides cannot be compared.
     """
 
     def measure(mine: Value, theirs: Value) -> Distance:
@@ -41,7 +42,7 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Measure:
 
 
 def checksum_distance(mine: TensorStats, theirs: TensorStats) -> Distance:
-    """What checksums alone tell: equal or not, and never by how much; nothing where one side has none."""
+    """The distance from checksums alone: equal or not, of unknown size; neither is known where one side has none."""
     prints = mine.fingerprint, theirs.fingerprint
     if mine.dtype != theirs.dtype or None in prints:
         return Distance(None, None, "fingerprint")
@@ -50,8 +51,8 @@ def checksum_distance(mine: TensorStats, theirs: TensorStats) -> Distance:
 
 
 def nearest(mine: Stored, theirs: Stored, *, max_bytes: int) -> tuple[Distance, Stored | None]:
-    """The distance of two stored values in the layout in which they are nearest, and the second one in that; None where
-    no layout of theirs is known to be that of the first.
+    """The distance of two stored values in the layout in which they are nearest, and the second one in that layout;
+    None where no layout of the second has the shape of the first.
     """
     twins = layouts(theirs, mine.shape)
     found = [tensor_distance(mine, each, max_bytes=max_bytes) for each in twins or [theirs]]

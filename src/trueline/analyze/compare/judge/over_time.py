@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trueline.analyze.compare.judge.arguments import (
     ChangedArguments,
@@ -24,9 +25,7 @@ from trueline.schema.words import counted, named_some
 
 @dataclass(frozen=True)
 class LateFault:
-    """Where a fault begins: ``at`` is which of the steps that were given, ``row`` the value there, judged as beyond
-    rounding.
-    """
+    """Where a fault begins: the index ``at`` of the step, and the value there, judged as beyond rounding."""
 
     at: int
     row: Compared
@@ -63,7 +62,7 @@ def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
         step = steps[outlier.at]
         row = next(each for each in step.rows if each.place == outlier.place)
         if row.expectation is not None:
-            note = f"expected from its past, {counted(outlier.num_steps, 'step')}, and from what it takes"
+            note = f"expected from its inputs and from {counted(outlier.num_steps, 'step')} of its own history"
             expectation = replace(row.expectation, rel=outlier.expected)
             row = replace(row, judgement="beyond", expectation=expectation, note=note)
             yield LateFault(outlier.at, row, _history_outlier(step, row, outlier))
@@ -71,7 +70,7 @@ def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
 
 
 def _param_row(step: Step, name: str) -> Compared | None:
-    """Where a parameter is first seen in a step, judged as beyond rounding."""
+    """The first sighting of a parameter in a step, judged as beyond rounding."""
     row = next((row for row in step.rows if row.param == name and row.root == row.place), None)
     if row is None:
         return None
@@ -79,29 +78,26 @@ def _param_row(step: Step, name: str) -> Compared | None:
 
 
 def _returned_row(step: Step, call: Call) -> Compared | None:
-    """What a call returns first, judged as beyond rounding."""
+    """The first result of a call, judged as beyond rounding."""
     inside = {id(value) for value in call.values}
     row = next((row for row in step.rows if id(row.mine) in inside and value_of(row).returned), None)
     if row is None:
         return None
-    return replace(row, judgement="beyond", expectation=None, note="given other arguments from this step on")
+    return replace(row, judgement="beyond", expectation=None, note="called with different arguments from this step on")
 
 
 def _arguments_changed(step: Step, other: ChangedArguments, row: Compared) -> Finding:
     value, at = value_of(row), step.frame(value_of(row))
     claim = (
-        f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is given other "
-        f"arguments than in the reference: {arguments_in_words(other.arguments)}. They agreed at each of "
+        f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is called with "
+        f"different arguments than in the reference: {arguments_in_words(other.arguments)}. They agreed at each of "
         f"{counted(other.num_steps, 'step')} before."
     )
     return Finding(
         code="structure-differs",
         severity="warning",
         claim=claim,
-        ranks=value.ranks,
-        step_first=step.step,
-        step_last=step.step,
-        sites=(str(value.site),),
+        **_where(step, row),
         false_alarm_rate=0.0,
         evidence={"where": at, "arguments": shown_arguments(other.arguments)},
         next=(
@@ -125,10 +121,7 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
         code="weight-differs",
         severity="error",
         claim=claim,
-        ranks=value_of(row).ranks,
-        step_first=step.step,
-        step_last=step.step,
-        sites=(str(value_of(row).site),),
+        **_where(step, row),
         measured=first.rel,
         expected=0.0,
         unit="relative L2 difference",
@@ -144,19 +137,16 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
 def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Finding:
     value, why, at = value_of(row), _why(step, row), step.frame(value_of(row))
     measured = row.distance.rel if row.distance is not None else None
-    times = "" if row.times is None else f", {row.times:.3g} times what its past lets expect"
+    times = "" if row.times is None else f", {row.times:.3g} times what earlier steps predict"
     claim = (
-        f"{value.site} ({value.api or value.kind}{', ' + at if at else ''}) is unlike its own past: it differs by "
-        f"at least about {measured or 0.0:.2g} of its norm{times}; {why}"
+        f"{value.site} ({value.api or value.kind}{', ' + at if at else ''}) departs from its own history: it differs "
+        f"by at least about {measured or 0.0:.2g} of its norm{times}; {why}"
     )
     return Finding(
         code="first-divergence",
         severity="error",
         claim=claim,
-        ranks=value.ranks,
-        step_first=step.step,
-        step_last=step.step,
-        sites=(str(value.site),),
+        **_where(step, row),
         measured=measured,
         expected=outlier.expected,
         unit="relative L2 difference",
@@ -169,14 +159,24 @@ def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Find
         },
         next=(
             command_for(step.run.path, value.site),
-            'Record this call in full in both runs at this step: names of it and depth = "tensor".',
+            'Record the values of this call in both runs at this step: its name under names, and depth = "tensor".',
         ),
     )
 
 
+def _where(step: Step, row: Compared) -> dict[str, Any]:
+    value = value_of(row)
+    return {
+        "ranks": value.ranks,
+        "step_first": step.step,
+        "step_last": step.step,
+        "sites": (str(value.site),),
+    }
+
+
 def _why(step: Step, row: Compared) -> str:
-    """What is left as the reason: what the call takes differs no more than before."""
+    """The reason as a sentence: the inputs of the call differ no more than before."""
     cause = cause_of(step, row)
     if cause.reason == "random" or differing_arguments(step, row):
-        return in_words(cause, agree="what it takes does not explain it")
-    return "what it takes does not explain it, so what it computes is another thing from this step on."
+        return in_words(cause, agree="its inputs do not explain it")
+    return "its inputs do not explain it, so its computation changes at this step."

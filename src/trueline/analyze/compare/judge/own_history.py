@@ -1,24 +1,26 @@
-"""Calls that become unlike their own past: faults that begin late, in runs that were not equal before.
+"""What a call adds to a difference hardly changes from step to step: calls that depart from their own history.
 
-Two runs that round otherwise part step by step, and soon no law says how far parameters, and all that is made of them,
-may be apart. What a call *adds* is another matter: the difference of what it returns over the differences of what it
-took hardly changes from step to step, however far both have grown. With m the relative difference of a value, i the
-root of the sum of the squares of those of what it was made from, and u what its call rounds,
+Two runs that round differently diverge step by step, and soon no law says how much parameters, and all that is computed
+from them, may differ. What a call *adds* is another matter: the difference of its result over the differences of its
+inputs hardly changes from step to step, however large both have become. With m the relative difference of a value, i
+the root of the sum of the squares of those of what it was made from, and u what its call rounds,
 
     d = ln(sqrt(m² + u²) / sqrt(i² + u²))
 
-is held against the same value's d at the steps before: a jump is d minus the logarithm of the root mean square of e^d
-there. How large jumps are while nothing is wrong, the pair of runs shows itself: each earlier step's d over that of
-the other earlier steps, of all values of the pass, and the jumps of those calls of this step that ran before, which
-cannot be the consequence of this one. (The first step is a past for the others and no jump: parameters are equal there
-or differ by a rounding, as never again.) If the next jump is exchangeable with these, ``peaks_over_threshold.log_tail``
-says how likely one as large is; and adding up over all values and steps that are judged bounds how often a healthy pair
-is blamed.
+is compared with the same value's d at the steps before: a jump is d minus the logarithm of the root mean square of e^d
+there. The pair of runs itself shows how large jumps are while nothing is wrong: each earlier step's d over that of the
+other earlier steps, for all values of the pass, and the jumps of calls that ran before in this step, which cannot be a
+consequence of this one. (The first step serves as history for the others and yields no jump: only there are parameters
+equal or differ by a rounding.) If the next jump is exchangeable with these, ``peaks_over_threshold.log_tail`` gives the
+probability p of one as large. With N values judged in a pass, over all steps and ranks, 2·N·p < ``FALSE_ALARMS`` = 0.01
+makes a value ``first-divergence``, and this number is its ``false_alarm_rate``: the number of such values, at most,
+that are expected in the whole comparison of a healthy pair. The earliest one is reported, unless an earlier value is
+beyond rounding.
 
-What is assumed and not proven is that jumps are exchangeable. ``benchmarks/compare/late`` measures what comes of it.
+That jumps are exchangeable is assumed and not proven; ``benchmarks/compare/late`` measures the consequences.
 
-Values of few elements are left out: the difference of one number may be next to nothing by chance, and then not. So
-are calls that only move numbers, and the optimizer, whose quotients make of small differences what is no ratio at all.
+Values of few elements are left out: the difference of a single number may be nearly zero by chance. So are calls that
+only move numbers, and the optimizer, in whose quotients small differences become arbitrarily large.
 
 Letters: K values of one pass, S steps.
 """
@@ -43,8 +45,8 @@ Floats = NDArray[np.float64]
 Key = tuple[int, str, str, int, str]
 
 FALSE_ALARMS = 0.01
-"""Values that are blamed by their past, expected at most of a comparison of two runs that differ by rounding alone:
-half of them in the forward pass, half in the backward."""
+"""Expected number of values, at most, that are reported in a comparison of two runs that differ by rounding alone: half
+of them in the forward pass, half in the backward."""
 
 FEWEST = 12
 """Jumps to compare with before the first value is judged."""
@@ -53,30 +55,29 @@ FEWEST_ELEMENTS = 16
 """Of a value that is judged."""
 
 LEAST_MEAN = 0.3
-"""The k largest jumps are taken to exceed the next one by so much on average at least, a factor of 1.35: a past that
-hardly moved, as one of views and of values that are all but equal, may yet. ``benchmarks/compare/late`` has how many
-healthy pairs are told of with it.
+"""The least mean by which the k largest jumps are taken to exceed the next one, a factor of 1.35: a history that hardly
+varied, as that of views and of nearly equal values, may vary later. ``benchmarks/compare/late`` has how many healthy
+pairs are reported with it.
 """
 
 VISIBLE = 16 * UNIT_ROUNDOFF["float32"]
-"""What statistics do not show of a difference, relative: by so much may sums that the recorder took be off
-(``distance``), and u is no less where a difference was measured by them."""
+"""The relative difference that statistics do not show, since sums that the recorder took may be off by as much
+(``distance``); u is at least this where a difference was measured on statistics."""
 
 _MOST = 10.0
-"""A relative difference is taken for no more than this; so are NaN and infinities that differ."""
+"""Relative differences, and NaN and infinities that differ, count as this at most."""
 
 _PASSES = {"fwd": "forward", "bwd": "backward", "grad": "backward"}
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOutlier:
-    """A value that is unlike its past: the row of that place in a step. ``expected`` is the relative difference that
-    its past lets expect, ``num_steps`` how many steps that is, ``false_alarm_rate`` how many values as unlike are
-    expected of a whole healthy comparison, at most.
+    """A value that departs from its own history: ``at`` is the index of the step, ``place`` that of the row.
+    ``expected`` is the relative difference that its history of ``num_steps`` steps predicts, ``false_alarm_rate`` the
+    number of such values, at most, that are expected in a whole healthy comparison.
     """
 
     at: int
-    """Which of the steps that were given."""
     place: int
     expected: float
     num_steps: int
@@ -85,7 +86,7 @@ class HistoryOutlier:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What the call of a value added to the differences of what it took: ``d``, and sqrt(i² + u²)."""
+    """What the call of a value added to the differences of its inputs: ``d``, and sqrt(i² + u²)."""
 
     key: Key
     place: int
@@ -94,7 +95,7 @@ class _Added:
 
 
 def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
-    """Values that are unlike their past, with a rate below ``FALSE_ALARMS``, in the order of steps and of execution."""
+    """Values that depart from their history, with a rate below ``FALSE_ALARMS``, by step and order of execution."""
     ranks: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, step in enumerate(steps):
         ranks[step.rank].append(index)
@@ -105,17 +106,17 @@ def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
         for of_pass, found in tested.items():
             table = _Table([[each for each in rows if _PASSES[each.key[1]] == of_pass] for rows in added], indices)
             counts[of_pass] += table.test(found)
-    told = [
-        replace(unlike, false_alarm_rate=rate)
+    outliers = [
+        replace(outlier, false_alarm_rate=rate)
         for of_pass, found in tested.items()
-        for log_p, unlike in found
+        for log_p, outlier in found
         if (rate := len(tested) * counts[of_pass] * math.exp(log_p)) < FALSE_ALARMS
     ]
-    return sorted(told, key=lambda each: (steps[each.at].step, each.place, each.at))
+    return sorted(outliers, key=lambda each: (steps[each.at].step, each.place, each.at))
 
 
 class _Table:
-    """What calls of one pass of one rank added, step by step; ``indices`` are of the steps."""
+    """What calls of one pass of one rank added, step by step; ``indices`` are those of the steps."""
 
     def __init__(self, added: Sequence[Sequence[_Added]], indices: Sequence[int]) -> None:
         keys = {each.key: None for rows in added for each in rows}
@@ -128,8 +129,8 @@ class _Table:
                 self._log_KS[k, s] = each.log_ratio
 
     def test(self, found: list[tuple[float, HistoryOutlier]]) -> int:
-        """How many values were judged; those that stand out at all are added to ``found``, with ln of how likely that
-        is of one value.
+        """The number of values that were judged; those in the tail are added to ``found``, with the logarithm of the
+        probability of such a jump of one value.
         """
         num_tests = 0
         square_KS = np.exp(2 * self._log_KS)
@@ -155,7 +156,7 @@ class _Table:
 
 
 def _jumps_of(log_KS: Floats, square_KS: Floats, known_K: NDArray[np.int64], total_K: Floats) -> Floats:
-    """[n] of each of these steps and values, the jump from the other steps, of which there are ``known_K`` - 1."""
+    """[n] the jump of each step and value from the other steps, of which there are ``known_K`` - 1."""
     several = known_K > 1
     others_KS = total_K[several, None] - np.nan_to_num(square_KS[several])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -164,7 +165,7 @@ def _jumps_of(log_KS: Floats, square_KS: Floats, known_K: NDArray[np.int64], tot
 
 
 class _Past:
-    """Jumps so far: how many, and the largest of them."""
+    """The number of jumps so far, and the largest of them."""
 
     def __init__(self, jumps: Floats) -> None:
         self.num = len(jumps)
@@ -175,7 +176,7 @@ class _Past:
         self._largest = sorted([*self._largest, jump])[-tail_size(10**6) - 1 :]
 
     def log_probability(self, jump: float) -> float:
-        """Of a jump as large: the natural log."""
+        """The natural logarithm of the probability of a jump as large."""
         largest = self._largest[-tail_size(self.num) - 1 :]
         if jump <= largest[0]:
             return 0.0

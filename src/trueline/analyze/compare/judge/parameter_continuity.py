@@ -1,13 +1,14 @@
-"""Parameters from one step to the next: what the update leaves is what the next step begins with, bit for bit.
+"""The next step starts with the result of the update, bit for bit: parameters that changed in between.
 
-That holds within each run by itself, whatever the other does and however far the two have come apart. Where a run
-records its updates operation by operation, the last value that one of them left of a parameter is known, and so is the
-value that the next step begins with. A parameter that is another one by then was changed by what is not recorded: a
-checkpoint that was loaded, a synchronisation, a write to memory.
+That holds within each run, whatever the other run does and however much the two differ. Where a run records its updates
+operation by operation (an optimizer with ``foreach=False``), the last result of a parameter's update is known, and so
+is the value at the start of the next step. If they differ, something that is not recorded changed the parameter: a
+loaded checkpoint, a synchronisation, a write to memory.
 
-Jobs that change their parameters between steps on purpose do so in both runs. And an optimizer whose last operation is
-not seen seems to change them between all steps. So a parameter is told of only where it changed in one run, not in the
-other, and in neither at another step.
+Jobs that change their parameters between steps on purpose do so in both runs, and an optimizer whose last operation is
+not recorded seems to change them between all steps. So a parameter is reported only where it changed in one run, not in
+the other, and in neither at another step: as ``weight-differs``, however small the change, with a false-alarm rate of
+0.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from trueline.analyze.recorded.step_values import Value
 from trueline.schema.stats import TensorStats
 
 _EXACT = ("numel", "dtype", "nan", "pos_inf", "neg_inf", "zero", "min", "max")
-"""Statistics that are the same of the same bits, in whatever order numbers are added up."""
+"""Statistics that equal bits have in common, in whatever order numbers are added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A parameter that is not what the update before left of it, in the run (or in the reference alone): ``at`` is
-    which of the steps that were given, ``rel`` the relative L2 difference to what was left, None where NaN or
-    infinities came or went.
+    """A parameter that changed since the update before, in the run (or only in the reference): ``at`` is the index of
+    the step, ``rel`` the relative L2 difference to the result of that update, None where NaN or infinities came or
+    went.
     """
 
     at: int
@@ -60,7 +61,7 @@ def changed_between_steps(steps: Sequence[Step]) -> list[Changed]:
 
 
 def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Changed | None]]:
-    """Of each parameter that both runs carry over in a way that is seen: None where both do as they should."""
+    """Each parameter whose continuity is known in both runs, and its change; None where neither changed."""
     sides = [
         (_after_update([row.mine for row in before.rows]), _at_start([row.mine for row in after.rows])),
         (_after_update([row.theirs for row in before.rows]), _at_start([row.theirs for row in after.rows])),
@@ -78,7 +79,7 @@ def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Chang
 
 
 def _after_update(side: Iterable[Value | None]) -> dict[str, TensorStats]:
-    """What the last recorded operation of an update left of each parameter that one wrote to."""
+    """The result of the last recorded operation of an update, for each parameter that one wrote to."""
     values = _ordered(side)
     current = {value.root: value.site.name for value in values if value.site.phase == "param"}
     left: dict[str, TensorStats] = {}
@@ -97,7 +98,7 @@ def _after_update(side: Iterable[Value | None]) -> dict[str, TensorStats]:
 
 
 def _at_start(side: Iterable[Value | None]) -> dict[str, TensorStats]:
-    """The parameters that a step begins with."""
+    """The parameters at the start of a step."""
     return {
         value.site.name: value.stats
         for value in _ordered(side)

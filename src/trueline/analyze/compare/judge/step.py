@@ -1,4 +1,4 @@
-"""One step of a run beside its twin of the reference, judged: where it first differs, and the lines of code it ran."""
+"""One judged step of a run: where it first differs from the reference, and the lines of code that it ran."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from trueline.schema.errors import RunError
 from trueline.store.reader import Run
 
 _OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
-"""Files that are not the user's; a frame of them is shown only where there is no other."""
+"""Parts of paths of files that are not the user's: their frames are not shown."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of one rank (None: merged), judged; ``run`` has the call stacks.
 
-    ``before`` is the step just before it, if parameters and gradients were equal there: those of this step are then
-    what two equal updates make of them.
+    ``before`` is the step just before it, if parameters and gradients were equal there: parameters of this step may
+    then differ only by what the update itself rounds.
     """
 
     run: Run
@@ -33,20 +33,20 @@ class Step:
 
     @cached_property
     def equal_before_update(self) -> bool:
-        """Whether the update has the same to work on in both runs: all parameters and their gradients are equal."""
+        """Whether the update starts from the same in both runs: all parameters and their gradients are equal."""
         params = [row for row in self.rows if value_of(row).kind == "param"]
         phases = {value_of(row).site.phase for row in params}
         return {"param", "grad"} <= phases and all(row.judgement == "equal" for row in params)
 
     @cached_property
     def first(self) -> Compared | None:
-        """The first value that rounding does not explain, nor what it was made from."""
+        """The first value whose difference neither rounding nor its inputs explain."""
         return next((row for row in self.rows if row.judgement == "beyond"), None)
 
     @cached_property
     def rewired_rows(self) -> Sequence[Compared]:
-        """Values that differ since their calls take others than in the reference, where no call could be blamed and
-        what comes out in the end differs too: the last value of the forward pass, else gradients of parameters.
+        """Values that differ because their calls take different inputs than in the reference. Empty where a call is to
+        blame, or where the final results agree: the last value of the forward pass, else gradients of parameters.
         """
         if self.first is not None:
             return ()
@@ -64,7 +64,7 @@ class Step:
         return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
 
     def beyond(self, *origins: str) -> Iterator[Compared]:
-        """Values that rounding does not explain, by where they come from."""
+        """Values beyond rounding that come from one of ``origins``."""
         for row in self.rows:
             if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
                 yield row

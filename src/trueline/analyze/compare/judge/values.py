@@ -1,7 +1,7 @@
-"""Each value of a step beside its twin: equal, within rounding, beyond it, or differing because its inputs do.
+"""Judges each value of a step against its twin: equal, within rounding, beyond it, or different because its inputs are.
 
-Values are gone through in the order of execution, on the side that recorded more: what it has and the other lacks still
-tells how differences are passed on. See ``expectation`` for what rounding explains.
+Values are judged in the order of execution of the side that recorded more: values without a twin still show how
+differences are passed on. See ``expectation`` for what rounding explains.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trueline.schema.fact import fact
 from trueline.schema.tolerance import Tolerance
 
 LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
-"""How many times the expected difference rounding explains, by how the difference was measured; ``benchmarks/compare``
-has the largest that healthy pairs of runs reach. Statistics tell a difference less exactly.
+"""Times the expected difference that rounding still explains, by how the difference was measured;
+``benchmarks/compare`` has the largest that healthy pairs of runs reach. Statistics measure less exactly.
 """
 
-NONFINITE = "NaN or infinities are where the other has none"
+NONFINITE = "NaN or infinities in one run where the other has none"
 
 UNCERTAIN = 100.0
-"""Roundings by which gradients are apart after a pass through a model, as a share of their size."""
+"""Unit roundoffs, relative to their size, by which gradients differ after a pass through a model."""
 
 WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put", "scatter", "masked_scatter"})
 """Functions whose first argument is written over, in whole or in part."""
@@ -49,10 +49,10 @@ class _Outcome:
 
 @fact(eq=False)
 class Compared:
-    """A pair of values, or a value without twin, in the order of execution: ``place`` counts from 0.
+    """A judged pair of values, or a value without a twin; ``place`` is its zero-based index in the order of execution.
 
-    ``root`` is that of the value on the side whose order it is, as ``Expectation.sources`` has them; None of a value
-    that only the other side has. ``param`` is the name of the parameter that the value is.
+    ``root`` is that of the value on the side whose order it is, as in ``Expectation.sources``; None for a value that
+    only the other side has. ``param`` is the name of the parameter that the value is.
     """
 
     place: int
@@ -65,7 +65,8 @@ class Compared:
     note: str = ""
     param: str | None = None
     rewired: bool = False
-    """Whether it is not comparable although rounding does not explain the difference: its call took other values."""
+    """Whether it is not comparable because its call took different inputs, and differs by more than rounding explains.
+    """
 
     @property
     def unmatched(self) -> bool:
@@ -74,23 +75,24 @@ class Compared:
 
     @property
     def times(self) -> float | None:
-        """The difference over the one that rounding explains; inf where none is expected."""
+        """The measured difference over the expected one; inf where none is expected."""
         if self.distance is None or self.distance.rel is None or self.expectation is None:
             return None
         if self.judgement == "not-comparable" or self.distance.nonfinite_differ:
             return None
         if self.judgement == "propagated" and self.distance.how != "tensor":
-            return None  # of a difference that is not rounding, statistics only guess the size
+            return None  # statistics do not give the size of a difference that is not rounding
         return _over(self.distance.rel, self.expectation.rel)
 
 
 class Divergence:
     """All judgements of one aligned step.
 
-    ``moved``: how far apart updates may have brought two elements of a parameter that began equal; parameters and the
-    optimizer's state are then taken as they are. None at the first step that is compared: none has moved. ``tainted``:
-    rounding did not explain a difference at a step before, so it need not explain those. ``same_update``: the update
-    just before had equal parameters and gradients to work on, so that only its own rounding explains what it left.
+    ``moved``: how far updates may have moved apart two elements of a parameter that were equal at first; parameters and
+    optimizer state are then not judged. None at the first step that is compared, before any update. ``tainted``: at an
+    earlier step there was a difference that rounding does not explain, so it need not explain those of parameters.
+    ``same_update``: the update just before started from equal parameters and gradients, so that only its own rounding
+    explains a difference of its results.
     """
 
     def __init__(
@@ -113,15 +115,15 @@ class Divergence:
         self.expected = Expected(guide, of_reference=not self._run_is_guide)
         self._by_root: dict[tuple[int, int], _Outcome] = {}
         self._unmeasured: dict[int, Expectation] = {}
-        """What is expected of values that had no twin so far, by root."""
+        """The expectation for values that had no twin so far, by root."""
         self._without_twin: set[int] = set()
         """Roots of values without a comparable twin."""
         self._incomparable_calls: set[CallKey] = set()
-        """Calls that took such values, or others than in the reference: what they return says nothing."""
+        """Calls that took such values, or different ones than in the reference: their results are not compared."""
         self.rows = list(self._run(guide, alignment))
 
     def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
-        """Rows of the guide in its order; what only the other side has follows at the end."""
+        """Rows of the guide in its order; values that only the other side has follow at the end."""
         others: dict[int, tuple[Value, str]] = {}
         reasons: dict[int, str] = {}
         alone: list[tuple[Value, str]] = []
@@ -161,7 +163,7 @@ class Divergence:
         return Compared(place, root, mine, theirs, *known, param, outcome.rewired)
 
     def _judge(self, value: Value, twin: Value | None) -> _Outcome | None:
-        """The judgement of a value; of a tensor that was seen before, the one of then."""
+        """The judgement of a value; that of its first sighting for a tensor that was seen before."""
         if not self.expected.knows(value.root):
             expectation = self.expected.of(value, twin)
             outcome = None if twin is None else self._compared(value, twin, expectation)
@@ -182,20 +184,22 @@ class Divergence:
         return outcome
 
     def _of_module(self, value: Value, twin: Value, outcome: _Outcome) -> _Outcome:
-        """What a module returns is its doing where it took what the reference's did, whatever its calls inside took."""
+        """The outcome for a module's result: where the module took the same as in the reference, the module is to
+        blame, whatever its calls inside took.
+        """
         key = key_of(value)
         if value.kind != "module" or not value.returned or value.site.phase != "fwd" or key in self._incomparable_calls:
             return outcome
         taken = self.expected.taken_by(key)
         expectation = replace(outcome.expectation, origin="call", call=key, sources=taken)
-        note = "calls inside it take other values than in the reference"
+        note = "calls inside it take different inputs than in the reference"
         judgement: Judgement = "propagated" if expectation.tainted else "beyond"
         outcome = _Outcome(judgement, outcome.distance, expectation, note)
         self._learn(value, twin, expectation, outcome)
         return outcome
 
     def _note_inputs(self, value: Value) -> None:
-        """Of a value without a comparable twin."""
+        """Mark the call that takes a value without a comparable twin."""
         if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
             self._incomparable_calls.add(key_of(value))
 
@@ -220,27 +224,27 @@ class Divergence:
         elif distance.how != "tensor":
             rel = max(rel, expectation.rel)
         if expectation.origin == "param" and judgement == "beyond":
-            # What the first call makes of a wrong weight is what names that call.
+            # The first call that uses a wrong weight is to be found by its result.
             self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False)
             return
         self.expected.learn(value, twin, rel, dtype=dtype, tainted=judgement in ("beyond", "propagated"))
 
     def _hidden_rel(self, distance: Distance, expectation: Expectation, dtype: str) -> float:
-        """The difference of a value that statistics say is equal: where those that it was made from are not, a few
-        elements may differ in their last bit without any statistic's showing it, which in all is less than a rounding.
+        """The difference that a value may have although its statistics are equal: where its inputs differ, a few
+        elements may differ in their last bit and no statistic shows it, which amounts to less than one rounding.
         """
         if distance.how != "statistics" or expectation.rel <= expectation.own:
             return 0.0
         return min(expectation.rel, rounding_rel(UNIT_ROUNDOFF.get(dtype, 0.0)))
 
     def _is_left_by_update(self, value: Value, expectation: Expectation) -> bool:
-        """Whether a value is what an update before left."""
+        """Whether a value is the result of an earlier update."""
         left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
         return self._moved is not None and left
 
     def _hidden_move(self, value: Value, distance: Distance, dtype: str) -> float:
-        """The difference of a parameter that its statistics need not show: an update by the sign of a gradient (Adam's
-        is, at first) has the other sign where the gradient is as near to zero as it is uncertain.
+        """The difference of a parameter that statistics need not show: an update by the sign of a gradient (as Adam's
+        first ones) may have either sign where the gradient is as small as its rounding error.
         """
         stats = value.stats
         if distance.how == "tensor" or stats is None or not stats.rms or not self._moved:
@@ -264,19 +268,19 @@ class Divergence:
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
             dtype = coarser(value.dtype, twin.dtype)
             left = replace(expectation, rel=max(distance.rel or 0.0, self._hidden_move(value, distance, dtype)))
-            return _Outcome(judgement, distance, left, "as the updates before this step left it")
+            return _Outcome(judgement, distance, left, "left by the updates before this step")
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
-            return _Outcome("not-comparable", distance, expectation, "held before the call that writes over it")
+            return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
         if judgement == "beyond" and self._is_incomparable(expectation):
-            note = "its call takes other values than the one in the reference"
+            note = "its call takes different inputs than in the reference"
             return _Outcome("not-comparable", distance, expectation, note, rewired=True)
         return _Outcome(judgement, distance, expectation)
 
     def _is_incomparable(self, expectation: Expectation) -> bool:
-        """Whether a value was made from values without a comparable twin, here or in the forward call; or is another
-        one than in the reference.
+        """Whether a value was made from values without a comparable twin, here or in the forward call; or the runs
+        connect it differently.
         """
         if expectation.origin == "wiring":
             return True
@@ -291,7 +295,7 @@ class Divergence:
     def _floor(
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
     ) -> tuple[Expectation, float]:
-        """What rounding explains and how many times that is still explained: as measured, where it was."""
+        """The expectation and its limit in times: those of the Tolerance, where it has this site or kind."""
         limit = LIMIT[distance.how]
         if self._tolerance is None or expectation.tainted:
             return expectation, limit
@@ -304,24 +308,24 @@ class Divergence:
 
     def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
         if expectation.tainted and distance.how != "tensor":
-            # With statistics alone the size of a difference that is not rounding is only guessed, and may seem small.
+            # Statistics do not give the size of a difference that is not rounding; it may seem small.
             return "propagated"
         beyond: Judgement = "propagated" if expectation.tainted else "beyond"
         if distance.nonfinite_differ or distance.rel is None:
             return beyond
         if _over(distance.rel, expectation.rel) <= limit:
-            # What a wrong input explains is not what rounding explains.
+            # A difference that a wrong input explains is not explained by rounding.
             return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
         return "beyond"
 
 
 def _update_rounding(dtype: str) -> float:
-    """Of a parameter that two kernels update from equal ones with equal gradients: some roundings on either side."""
+    """The relative difference of a parameter that two kernels update from equal values: some roundings each."""
     return math.sqrt(2) * op_rounding_rel("unknown", dtype, dtype) if dtype in UNIT_ROUNDOFF else 0.0
 
 
 def _written_over(value: Value) -> bool:
-    """Whether a call takes a value as the place to write to: memory that nothing was written to holds anything."""
+    """Whether the value is the destination that a call writes to: its former contents may be anything."""
     return value.site.slot == "in0" and function_of(value.api) in WRITERS
 
 

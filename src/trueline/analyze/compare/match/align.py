@@ -1,20 +1,22 @@
-"""The values of one step of two runs beside each other."""
+"""Which value of one run is which of the other, in one step of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, eq
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from trueline.analyze.compare.match.calls import Shapes, Side, Twins, matched, matched_values, own_shape
 from trueline.analyze.compare.match.names import NameMap, shared_names
 from trueline.analyze.compare.match.unmatched import Reasons, is_inside, nothing_aligned
 from trueline.analyze.recorded.step_values import Call, StepValues, Value
 
+Item = TypeVar("Item")
+
 
 class Pair(NamedTuple):
-    """A value beside its twin; where one is None, ``reason`` says why there is none."""
+    """A value and its twin in the other run; where one is None, ``reason`` says why there is none."""
 
     mine: Value | None
     theirs: Value | None
@@ -68,9 +70,9 @@ def align(
 
     Raises ``AlignmentError`` where nothing of the two models aligns.
     """
-    alike = _laid_out_alike(mine.values, theirs.values)
-    words, other_words = shared_names(mine.values, mine.values if alike else theirs.values, names)
-    if alike:
+    same_layout = _laid_out_alike(mine.values, theirs.values)
+    words, other_words = shared_names(mine.values, mine.values if same_layout else theirs.values, names)
+    if same_layout:
         calls: Twins = [*zip(mine.calls(), theirs.calls(), strict=True)]
         found = Alignment(mine, theirs, [*map(Pair, mine.values, theirs.values)], calls)
     else:
@@ -86,8 +88,8 @@ _LAYOUT = attrgetter(
 
 
 def _laid_out_alike(mine: Sequence[Value], theirs: Sequence[Value]) -> bool:
-    """Whether all that values are matched by is the same on both sides, value by value, as of one script that ran
-    twice: each is then beside the one of the same index, and nothing has to be matched.
+    """Whether both sides have, value by value, the same in all that values are matched by, as one script has that ran
+    twice: the twin of each value is then the one of the same index.
     """
     if len(mine) != len(theirs) or not all(map(eq, map(_LAYOUT, mine), map(_LAYOUT, theirs))):
         return False
@@ -98,7 +100,7 @@ def _laid_out_alike(mine: Sequence[Value], theirs: Sequence[Value]) -> bool:
 
 
 _OF_UPDATE = ("param", "grad", "opt")
-"""Phases in which calls are told by the parameter that they work on."""
+"""Phases in which calls are matched by the parameter that they work on."""
 
 
 def _is_of_one_model(found: Alignment, words: Callable[[str], str]) -> bool:
@@ -126,7 +128,7 @@ def _matched(mine: Side, theirs: Side) -> tuple[list[Pair], Twins]:
             continue
         pairs += [_pair(value, None, *reasons, called=False) for value in (call.values if call is not None else ())]
         pairs += [_pair(None, value, *reasons, called=False) for value in (twin.values if twin is not None else ())]
-    return _in_order(pairs), _calls_in_order(twins)
+    return _in_order(pairs, _indices_of_pair), _in_order(twins, _indices_of_call)
 
 
 def _pair(value: Value | None, other: Value | None, mine: Reasons, theirs: Reasons, *, called: bool) -> Pair:
@@ -135,29 +137,28 @@ def _pair(value: Value | None, other: Value | None, mine: Reasons, theirs: Reaso
     return Pair(value, other, theirs.of(other, called=called) if other is not None else "")
 
 
-def _in_order(pairs: list[Pair]) -> list[Pair]:
-    place = {pair.theirs.index: pair.mine.index for pair in pairs if pair.mine is not None and pair.theirs is not None}
-    after = _followed(place, [pair.theirs.index for pair in pairs if pair.theirs is not None])
+def _in_order(items: Sequence[Item], index: Callable[[Item], tuple[int | None, int | None]]) -> list[Item]:
+    """Items by ``index`` on the side of the run; those that only the other side has follow what they follow there."""
+    indices = [index(item) for item in items]
+    place = {other: own for own, other in indices if own is not None and other is not None}
+    after = _followed(place, [other for _, other in indices if other is not None])
 
-    def at(pair: Pair) -> tuple[int, int, int]:
-        if pair.mine is not None:
-            return pair.mine.index, 0, 0
-        return (after[pair.theirs.index], 1, pair.theirs.index) if pair.theirs is not None else (-1, 1, 0)
+    def at(item: Item) -> tuple[int, int, int]:
+        own, other = index(item)
+        if own is not None:
+            return own, 0, 0
+        return (after[other], 1, other) if other is not None else (-1, 1, 0)
 
-    return sorted(pairs, key=at)
+    return sorted(items, key=at)
 
 
-def _calls_in_order(twins: Twins) -> Twins:
-    place = {twin.first.index: call.first.index for call, twin in twins if call is not None and twin is not None}
-    after = _followed(place, [twin.first.index for _, twin in twins if twin is not None])
+def _indices_of_pair(pair: Pair) -> tuple[int | None, int | None]:
+    return pair.mine and pair.mine.index, pair.theirs and pair.theirs.index
 
-    def at(pair: tuple[Call | None, Call | None]) -> tuple[int, int, int]:
-        call, twin = pair
-        if call is not None:
-            return call.first.index, 0, 0
-        return (after[twin.first.index], 1, twin.first.index) if twin is not None else (-1, 1, 0)
 
-    return sorted(twins, key=at)
+def _indices_of_call(pair: tuple[Call | None, Call | None]) -> tuple[int | None, int | None]:
+    call, twin = pair
+    return call and call.first.index, twin and twin.first.index
 
 
 def _followed(place: dict[int, int], theirs: list[int]) -> dict[int, int]:

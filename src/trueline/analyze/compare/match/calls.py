@@ -1,4 +1,4 @@
-"""Which call of one run is which of the other: by name and order within a module, else by what was called with what."""
+"""Which call of one run is which of the other: by name and order within a module, else by function, shapes, inputs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Side:
         self._updated = updated(step.values, plain)
 
     def kind_of(self, call: Call) -> tuple[object, ...]:
-        """What a call has in common with those that it may be matched with: place and kind, in words of both runs."""
+        """What a call has in common with those that it may be matched with: place and kind, under the shared names."""
         micro = 0 if call.phase in _OF_STEP else call.micro
         first = call.first
         place = self.plain(first.module if first.kind == "op" else call.name)
@@ -80,7 +80,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What tells calls of one module apart: op, shapes, arguments, and the names of the calls that made the inputs."""
+    """What distinguishes calls of one module: op, shapes, arguments, and names of the calls that made the inputs."""
 
     op: str
     taken: tuple[frozenset[Shape], ...]
@@ -89,8 +89,8 @@ class CallTraits:
     makers: tuple[str, ...]
 
     def similarity(self, other: CallTraits) -> int:
-        """0 for another op; else the more, the more is the same. A call that only moves numbers is told by what it
-        moves: of two with other shapes from other makers, one has nothing to do with the other.
+        """0 for different ops; else more, the more of the traits are equal. Calls that only move numbers are identified
+        by what they move: two that take other shapes from other calls do not match.
         """
         if self.op != other.op:
             return 0
@@ -113,8 +113,8 @@ def _fit(one: Sequence[frozenset[Shape]], other: Sequence[frozenset[Shape]]) -> 
 
 def updated(values: Sequence[Value], plain: Callable[[str], str]) -> dict[int, str]:
     """The parameter that a call of the optimizer works on, by the index of the call's first value, as ``plain`` names
-    it: that which it takes, or whose gradient or state, which is of its shape. Single numbers (a count of steps) are
-    of what comes next. Calls that work on several parameters, or on what is not known, have none.
+    it: the one that the call takes, or whose gradient or state (of its shape) it takes. Single numbers, such as a count
+    of steps, belong to the parameter of the next call. Calls on several or on unknown parameters have none.
     """
     names = {value.root: plain(value.site.name) for value in values if value.site.phase in ("param", "grad")}
     found: dict[int, str] = {}
@@ -145,8 +145,8 @@ def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
 
 
 def op_of(call: Call) -> str:
-    """What a call computes, whichever way it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``. Of a
-    module that is said by its place, whatever FSDP or a subclass makes of its class.
+    """What a call computes, however it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``. Modules are
+    all ``module``: their place says what they are, while FSDP or a subclass may change their class.
     """
     if call.first.kind == "module":
         return "module"
@@ -155,7 +155,7 @@ def op_of(call: Call) -> str:
 
 
 def matched(mine: Side, theirs: Side) -> Twins:
-    """Every call once, beside its twin or None, in no particular order."""
+    """Every call once, with its twin or None, in no particular order."""
     twins = _matched_executed(mine, theirs)
     forward = {id(one): other for one, other in twins if one is not None and other is not None}
     return twins + _matched_gradients(mine, theirs, forward)
@@ -224,8 +224,8 @@ def _by_name(side: Side, call: Call) -> tuple[object, ...]:
 
 
 def _is_gradient(call: Call, forward: bool) -> bool:
-    """Whether a call of phase bwd is one of forward whose gradients arrived; what runs in backward has arguments.
-    Without the forward pass (``forward`` False) the first gradient of a call has them.
+    """Whether a call of phase bwd holds the gradients of a forward call; calls that run in backward have arguments.
+    Where the forward pass was not recorded (``forward`` False), the first gradient of a call has them.
     """
     return call.phase == "bwd" and (call.first.args is None or not forward)
 
@@ -233,9 +233,7 @@ def _is_gradient(call: Call, forward: bool) -> bool:
 def matched_values(
     mine: Call, theirs: Call, fit: Callable[[Value, Value], bool]
 ) -> list[tuple[Value | None, Value | None]]:
-    """The values of two matched calls by slot; inputs that one gave by position and the other by name in their order,
-    where their shapes ``fit``.
-    """
+    """The values of two matched calls by slot; inputs by position and by name in their order, where shapes ``fit``."""
     if [value.site.slot for value in mine.values] == [value.site.slot for value in theirs.values]:
         return list(zip(mine.values, theirs.values, strict=True))
     theirs_by_slot: dict[str, list[Value]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Modules that one run keeps apart (``q_proj, k_proj, v_proj``) and the other has as one (``qkv_proj``), made one."""
+"""Fuses modules that are separate in one run (``q_proj, k_proj, v_proj``) and one in the other (``qkv_proj``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WEIGHTS = frozenset({"in1", "in2", "weight", "bias"})
 """Slots of a linear layer that are cut as its output is, along the first dim."""
 
 _FUSED = ("fwd", "bwd", "param", "grad", "save")
-"""Phases that are merged; the optimizer works on one parameter after the other, whatever they are called."""
+"""Phases in which values are fused; the optimizer works on each parameter by itself."""
 
 Key = tuple[object, ...]
 Sides = tuple[StepValues, StepValues]
@@ -46,7 +46,7 @@ class Fusion:
         self.sides: Sides = (sides[0], sides[1])
 
     def of(self, mine: StepValues, theirs: StepValues) -> Sides:
-        """The same merges made in two sides that are the former ones but for their numbers."""
+        """The same merges made in two sides that have the same values as the former ones, with other numbers."""
         sides = [mine, theirs]
         for which, merge in self._made:
             sides[which], _ = _merged(sides[which], merge, self._names, whole=True)
@@ -95,7 +95,7 @@ def _merged(step: StepValues, merge: Merge, names: NameMap, *, whole: bool) -> t
 
 
 def _complete(parts: Sequence[Value], merge: Merge, names: NameMap) -> bool:
-    """Whether each part is there once."""
+    """Whether each part occurs once."""
     places = [part[0] for value in parts if (part := merge.part_of(names.plain(value.site.name))) is not None]
     return sorted(places) == list(range(len(merge.parts)))
 
@@ -109,7 +109,7 @@ def _in_order(parts: Sequence[Value], merge: Merge, names: NameMap) -> list[Valu
 
 
 def _head_size(step: StepValues, merge: Merge, names: NameMap) -> int | None:
-    """Rows of one head, as the shape says that the output of the last part is brought into; None where none does."""
+    """Rows of one head, from the shape to which the output of the last part is reshaped; None if not recorded."""
     if merge.head_size is not None or not merge.grouped:
         return merge.head_size
     outs: dict[int, int] = {}
@@ -122,7 +122,7 @@ def _head_size(step: StepValues, merge: Merge, names: NameMap) -> int | None:
 
 
 def _num_groups(merge: Merge, rows: int, head_size: int | None, *, whole: bool) -> int | None:
-    """How many groups the rows of the last part are in; 1 where they are in none, None where it is not known."""
+    """The number of groups that the rows of the last part form; 1 without groups, None where it is not known."""
     if not merge.grouped:
         return 1
     if head_size and not rows % head_size:

@@ -1,4 +1,4 @@
-"""The values of one step on all ranks of a run, those that belong together beside each other.
+"""Gathers the values of one step from all ranks of a run: which values of different ranks are one.
 
 Ranks that hold one model together are a *team*; teams share the batch, and so do the micro-batches of a step.
 """
@@ -22,7 +22,7 @@ _PHASES = ("fwd", "save", "bwd", "comm", "param", "grad", "opt")
 
 
 class Owner(NamedTuple):
-    """Which share of the batch a value is of (team and micro-batch), and which member of the team saw it."""
+    """The share of the batch that a value belongs to (team and micro-batch), and the member of the team that saw it."""
 
     team: int
     micro: int
@@ -40,8 +40,8 @@ class Part:
 
 @dataclass(eq=False, slots=True)
 class Gathered:
-    """One value of the step as all ranks saw it. ``first`` stands for it until it is merged; its ``index`` and
-    ``root`` are places in ``Gathering.gathered``.
+    """One value of the step as all ranks saw it. ``first`` represents it until it is merged; its ``index`` and
+    ``root`` are indices of ``Gathering.gathered``.
     """
 
     first: Value
@@ -50,9 +50,9 @@ class Gathered:
 
 @dataclass(frozen=True, eq=False)
 class Gathering:
-    """All values of a step of one run. ``num_teams`` shared the batch, each in ``num_micro`` pieces (1 where they are
-    kept apart), whether or not all of them recorded it. ``whole`` is False where only the first rows of values were
-    stored. ``params`` are the numbers of each rank's parameters, as ``numbers_of`` gives them.
+    """All values of a step of one run. ``num_teams`` teams shared the batch, each in ``num_micro`` pieces (1 where
+    these are compared one by one), whether or not all of them recorded it. ``whole`` is False where only the first rows
+    of values were stored. ``params`` identifies each rank's parameters by their numbers, see ``numbers_of``.
     """
 
     label: str
@@ -67,7 +67,7 @@ class Gathering:
 
     @property
     def values(self) -> StepValues:
-        """What stands for each value."""
+        """One value for each entry: the one that represents it."""
         return StepValues(self.label, self.step, self.ranks, [entry.first for entry in self.gathered], self.compiled)
 
 
@@ -85,8 +85,8 @@ def num_micro(steps: Mapping[int, RankStep]) -> int:
 
 def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: bool, alone: bool = False) -> Gathering:
     """The values of all ranks by where they were seen, in the order of the first rank; what only others saw follows
-    what it follows there. With ``micros_apart`` those of each micro-batch stay apart; ``alone``: it is about the share
-    of these ranks only, not about that of all which share the batch.
+    what it follows there. With ``micros_apart`` the values of each micro-batch stay separate; ``alone``: only the share
+    of these ranks is meant, not the whole batch.
 
     Raises ``CannotTell`` where it is not known which ranks are a team.
     """
@@ -123,16 +123,16 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
 
 
 def numbers_of(value: Value) -> tuple[object, ...]:
-    """What tells a value of a rank from others by its numbers, where it was seen matters not."""
+    """A key that identifies a value of a rank by its numbers, wherever it was seen."""
     stats = value.stats
-    told = () if stats is None else (stats.fingerprint, stats.min, stats.max, stats.sum, stats.sum_sq)
-    return (value.ranks, value.shape, *told)
+    known = () if stats is None else (stats.fingerprint, stats.min, stats.max, stats.sum, stats.sum_sq)
+    return (value.ranks, value.shape, *known)
 
 
 def teams_of(run: Run, steps: Mapping[int, RankStep]) -> dict[int, tuple[int, int]]:
-    """By rank: its team, and its place within the team. Activations that are DTensors tell; else the manifest does.
+    """By rank: its team, and its index within the team, from activations that are DTensors, else from the manifest.
 
-    Raises ``CannotTell`` where neither does.
+    Raises ``CannotTell`` where neither says so.
     """
     coordinates = {rank: _coordinates(rank_step) for rank, rank_step in steps.items()}
     if not any(coordinates.values()):
@@ -174,7 +174,7 @@ def _teams_by_manifest(run: Run, ranks: list[int]) -> dict[int, tuple[int, int]]
 def _key(
     value: Value, seen: Counter[tuple[object, ...]], *, micros_apart: bool, pieces: int
 ) -> tuple[tuple[object, ...], int | None]:
-    """What a value is seen under by all ranks, and the micro-batch that it is of; None where it repeats another one."""
+    """The key of a value on all ranks, and the micro-batch that it belongs to; None where it repeats another value."""
     site = value.site
     of_batch = site.phase in OF_BATCH
     key = (site.phase, site.name, site.call, site.slot, value.kind)
@@ -190,8 +190,8 @@ def _key(
 
 
 class _Updates:
-    """Calls of the optimizer by number, one for all ranks. Where ranks hold other parameters, as the stages of a
-    pipeline do, the same number is of another one on each.
+    """Numbers the calls of the optimizer in one way for all ranks. Where ranks hold different parameters, as the stages
+    of a pipeline do, one number is a call on another parameter on each rank.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class _Updates:
         self._used: dict[str, set[int]] = {}
 
     def numbered(self, values: Sequence[Value]) -> Sequence[Value]:
-        """The values of a rank, calls that work on a parameter which others lack under numbers of their own."""
+        """The values of a rank; calls on parameters that other ranks do not have get numbers of their own."""
         params = updated(values, plain_name)
         met: Counter[tuple[str, str]] = Counter()
         moved: dict[tuple[int, str, int], int] = {}
@@ -241,7 +241,7 @@ class _Order:
         self._last: dict[str, int] = {}
 
     def begin(self, rank: int) -> None:
-        """The values of ``rank`` follow."""
+        """Start with the values of ``rank``."""
         self._first = self._first and not self._entries
         self._rank, self._last = rank, {}
 
@@ -265,7 +265,7 @@ class _Order:
         self._at[self._rank, value.index] = id(entry)
 
     def finish(self) -> list[Gathered]:
-        """All entries in order, what stands for them renumbered."""
+        """All entries in order, the values that represent them renumbered."""
         entries = [self._entries[key] for key in sorted(self._entries, key=lambda key: self._place[key])]
         index = {id(entry): place for place, entry in enumerate(entries)}
         for place, entry in enumerate(entries):

@@ -15,10 +15,10 @@ REGEX = "re:"
 
 @dataclass(frozen=True)
 class Rename:
-    """``old`` in a name becomes ``new``: whole parts of it, anywhere; with a dot at the end, in front of the rest only.
+    """``old`` in a name becomes ``new``: whole parts, anywhere in the name; with a dot at the end, at its front only.
 
-    ``*`` stands for any letters within one part, and in ``new`` for those that the ``*`` in its place stood for. After
-    ``re:`` comes a regular expression as ``re.sub`` takes it. Raises ``InputError`` for one that is none.
+    ``*`` matches any letters within one part, and in ``new`` stands for what the ``*`` of that number matched. After
+    ``re:`` comes a regular expression for ``re.sub``. Raises ``InputError`` for one that cannot be compiled.
     """
 
     old: str
@@ -26,7 +26,7 @@ class Rename:
 
     def __post_init__(self) -> None:
         if not self.old.strip(". "):
-            raise InputError(f"A rename of '{self.old}' to '{self.new}' names nothing on its left side.")
+            raise InputError(f"A rename of '{self.old}' to '{self.new}' has no name on its left side.")
         try:
             pattern, new = self._pattern
             re.compile(pattern.pattern + "|").sub(new, "")
@@ -39,7 +39,7 @@ class Rename:
         return re.sub(r"\.{2,}", ".", pattern.sub(new, name)).strip(".")
 
     def fits(self, name: str) -> bool:
-        """Whether it has a say in ``name``."""
+        """Whether the rule changes ``name``."""
         return self._pattern[0].search(name) is not None
 
     @functools.cached_property
@@ -61,11 +61,12 @@ class Rename:
 
 @dataclass(frozen=True)
 class Merge:
-    """Modules that stand beside each other in one framework (``parts``) and are one in the other (``whole``).
+    """Modules that are separate in one framework (``parts``) and one in the other (``whole``).
 
-    Their outputs, one behind the other along the last dim, are that of the whole; with ``grouped``, group by group: for
-    each head of the last part what the first ones have of it, in groups of ``head_size`` rows of the last part. That is
-    read off the shapes that heads are brought into where it is None; where there are none, only statistics compare.
+    The output of the whole is the concatenation of theirs along the last dim; with ``grouped``, group by group: for
+    each head of the last part, which has ``head_size`` rows, first the rows of the other parts that belong to it. Where
+    ``head_size`` is None, it is read off the shape that heads are reshaped to; where that is not recorded, only
+    statistics are compared.
     """
 
     parts: tuple[str, ...]
@@ -81,7 +82,7 @@ class Merge:
             )
 
     def part_of(self, name: str) -> tuple[int, str] | None:
-        """Which part ``name`` is of, and what the whole is called; None where it is of none."""
+        """The index of the part that ``name`` belongs to, and the name of the whole; None where it belongs to none."""
         pieces = name.split(".")
         for place, piece in enumerate(pieces):
             if piece in self.parts:

@@ -1,4 +1,4 @@
-"""One name for one thing, whatever wrappers or frameworks call it."""
+"""One name for each module and parameter, whatever wrappers or frameworks call it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class NameMap:
-    """What one framework calls what another calls otherwise. Applied to the names of both runs alike.
+    """How names of one framework become those of another. Applied to the names of both runs.
 
-    ``given`` says where it comes from, in messages. Each of the rules ``checked`` is to fit some name of either run.
+    ``given`` says in messages where it comes from. Each of the rules ``checked`` must fit some name of either run.
     """
 
     renames: tuple[Rename, ...] = ()
@@ -40,9 +40,9 @@ class NameMap:
 
     @classmethod
     def load(cls, given: str | os.PathLike[str]) -> NameMap:
-        """The map in a TOML or JSON file, a built-in one by name, or what a text such as ``'module.='`` says.
+        """The map in a TOML or JSON file, a built-in map by its name, or the rules of a text such as ``'module.='``.
 
-        Raises ``InputError`` for what is none of these, with what would be.
+        Raises ``InputError``, which says what was expected, for anything else.
         """
         with reading(f"Map '{shortened(os.fspath(given))}'", "Expected TOML, or JSON in a .json file."):
             return cls._loaded(os.fspath(given))
@@ -70,11 +70,11 @@ class NameMap:
         return cls((*renames, *more[0]), (*merges, *more[1]), given=f"map '{text}'", checked=(renames, merges))
 
     def plain(self, name: str) -> str:
-        """``name`` as both runs are to call it, but for merges."""
+        """The name that ``name`` has in both runs, merges left aside."""
         return functools.reduce(lambda done, rename: rename(done), self.renames, plain_name(name)) or name
 
     def require_use(self, names: Collection[str]) -> None:
-        """Raise ``InputError`` for a rule that fits none of ``names``, those of both runs: it was spelt wrongly."""
+        """Raise ``InputError`` for a rule that fits none of ``names``, those of both runs: it is probably misspelt."""
         if not names:
             return
         plain = [plain_name(name) for name in names]
@@ -106,7 +106,7 @@ def _of_text(text: str) -> tuple[tuple[Rename, ...], tuple[Merge, ...]]:
     for rule in filter(None, (rule.strip() for rule in text.split(";"))):
         old, equals, new = (part.strip() for part in rule.partition("="))
         if not equals:
-            raise InputError(f"'{rule}' in the map '{text}' says nothing: expected OLD=NEW, such as 'module.='.")
+            raise InputError(f"'{rule}' in the map '{text}' has no effect: expected OLD=NEW, such as 'module.='.")
         if "," in old and not old.startswith(REGEX):
             merges.append(_merge(old, new))
         else:
@@ -161,14 +161,14 @@ ROOT = "(model)"
 """What both runs call the model itself, which each recorded under the name of its class."""
 
 _DEPTH = 3
-"""Parts of a name in front of all others that are looked for."""
+"""Parts of a name, at most, that a common front of all names may have."""
 
 
 def shared_names(
     mine: Sequence[Value], theirs: Sequence[Value], names: NameMap
 ) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """What turns the names of each side into those that both share: the model itself has one name, and what only one
-    side has in front of the names of most of its modules and parameters (``model.``) goes away.
+    """Functions that turn the names of each side into shared ones: the model itself has one name, and a front that only
+    one side has on most names of its modules and parameters (``model.``) is dropped.
     """
     one = _Names(mine, names)
     other = one if theirs is mine else _Names(theirs, names)
@@ -193,14 +193,14 @@ class _Names:
         self.own = self._plain_places()
 
     def plain(self, name: str) -> str:
-        """``name`` in the words of both sides."""
+        """The shared name of ``name``."""
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = self._translated(name)
         return known
 
     def drop_front(self, theirs: set[str]) -> bool:
-        """Whether what is in front of most names was dropped, as more than twice as many are then among ``theirs``."""
+        """Whether the common front of names was dropped, as more than twice as many names are then among ``theirs``."""
         shared = 2 * len(self.own & theirs)
         for front in _fronts(self.own):
             found = {name.removeprefix(front) for name in self.own}
@@ -221,7 +221,7 @@ class _Names:
 
 
 _NAMED = attrgetter("site.name", "kind", "module", "api", "site.phase")
-"""What of a value tells what its name is of; many values share it."""
+"""What of a value says what its name belongs to; many values share it."""
 
 
 def _is_root(name: str, kind: str, module: str, api: str, *_: str) -> bool:
@@ -230,7 +230,7 @@ def _is_root(name: str, kind: str, module: str, api: str, *_: str) -> bool:
 
 
 def _fronts(names: Collection[str]) -> Iterator[str]:
-    """What at least half of the names begin with, of one part, then of more."""
+    """Fronts that at least half of the names have, of one part, then of more."""
     for depth in range(1, _DEPTH + 1):
         fronts = Counter(".".join(parts[:depth]) for name in names if len(parts := name.split(".")) > depth)
         front, times = next(iter(fronts.most_common(1)), ("", 0))

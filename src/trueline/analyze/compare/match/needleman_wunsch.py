@@ -1,4 +1,4 @@
-"""Two sequences beside each other, in order: what is missing or extra leaves a gap."""
+"""Aligns two sequences in order, with gaps where items are missing or extra."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Item = TypeVar("Item")
 IndexPairs = list[tuple[int | None, int | None]]
 
 MAX_CELLS = 250_000
-"""Of the table of one alignment; of longer sequences only pairs near the diagonal are tried."""
+"""Cells of the table of one alignment; for longer sequences only pairs near the diagonal are tried."""
 
 _MIN_BAND = 16
 
 
 def aligned(mine: Sequence[Item], theirs: Sequence[Item], score: Callable[[Item, Item], int]) -> IndexPairs:
-    """Indices beside each other, ascending on both sides, so that the sum of ``score`` over all pairs is the largest;
-    None beside what has no twin. A score of 0 or less forbids a pair.
+    """Pairs of indices, ascending on both sides, whose sum of ``score`` is the largest; None stands for a missing
+    partner. A score of 0 or less forbids a pair.
 
     The global alignment of Needleman and Wunsch (1970) with free gaps. Of alignments that score alike, one that pairs
     the earlier items. Takes time and memory in proportion to the product of the lengths, up to ``MAX_CELLS``.

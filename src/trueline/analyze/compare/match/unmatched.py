@@ -1,4 +1,4 @@
-"""Why a value of one run has no twin in the other, in words that many values share."""
+"""Why a value of one run has no twin in the other, in texts that many values share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trueline.schema.errors import AlignmentError
 
 
 class Reasons:
-    """Why values of one side (``own``, called ``name`` in words) have no twin on the other side."""
+    """Why values of one side (``own``, shown as ``name``) have no twin on the other side."""
 
     def __init__(self, own: Side, other: Side, name: str, other_name: str) -> None:
         self._own = own
@@ -26,7 +26,7 @@ class Reasons:
         self._gradients = {value.index for call in own.gradients for value in call.values}
 
     def of(self, value: Value, *, called: bool) -> str:
-        """In words. ``called``: the call that the value is of has a twin."""
+        """The reason as a text. ``called``: the call that the value belongs to has a twin."""
         return f"{self._where}: {self._why(value, called=called)}"
 
     def _why(self, value: Value, *, called: bool) -> str:
@@ -55,7 +55,7 @@ class Reasons:
         return f"a call that {other} does not make"
 
     def _is_compiled(self, place: str, phase: str) -> bool:
-        """Whether a place lies within what the other side compiled; all of the model, where that is."""
+        """Whether a place lies within what the other side compiled: some module, or the whole model."""
         if place and phase in OF_BATCH and ROOT in self._compiled:
             return True
         return any(place == name or place.startswith(f"{name}.") for name in self._compiled)
@@ -87,7 +87,7 @@ def nothing_aligned(
 
 
 def _places(step: StepValues, plain: Callable[[str], str]) -> dict[str, str]:
-    """The names of modules and parameters as recorded, by what they are in words of both sides."""
+    """The names of modules and parameters as recorded, by their shared names."""
     found = {plain(value.site.name): value.site.name for value in step.values if value.kind in ("module", "param")}
     found |= {
         plain(value.module): value.module
@@ -98,7 +98,7 @@ def _places(step: StepValues, plain: Callable[[str], str]) -> dict[str, str]:
 
 
 def _nearest(own: dict[str, str], other: dict[str, str]) -> tuple[str, str]:
-    """One name of each side, of those that end alike where there are such."""
+    """One name of each side, of two that have the same end where there are such."""
     by_end: dict[str, str] = {}
     for name in other:
         by_end.setdefault(name.rpartition(".")[2], name)
@@ -112,7 +112,7 @@ def _nearest(own: dict[str, str], other: dict[str, str]) -> tuple[str, str]:
 
 
 def _renaming(one: str, other: str) -> str:
-    """The map that makes ``one`` the name ``other``, without what both end with."""
+    """The map that turns the name ``one`` into ``other``, without the end that they share."""
     a, b = one.split("."), other.split(".")
     while len(a) > 1 and len(b) > 1 and a[-1] == b[-1]:
         a, b = a[:-1], b[:-1]

@@ -1,7 +1,7 @@
-"""How the shares of a batch interleave in a value whose shape does not show it any more.
+"""How the shares of a batch interleave in a value whose shape no longer shows it.
 
 Where ranks share the sequence, [B, L] is cut along its second dim: each share has a run of every sample. Once the two
-dims are taken together to tokens, [B·L], the runs of all shares take turns along one dim.
+dims are flattened to tokens, [B·L], the runs of all shares alternate along one dim.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from trueline.analyze.recorded.step_values import Value
 _EXECUTED = ("fwd", "save")
 
 Turns = tuple[int, int]
-"""How many runs each share has of a value, and how many rows all runs of the first share have together."""
+"""The number of runs that each share has of a value, and the number of rows in all runs of the first share."""
 
 
 def interleaved(entries: Sequence[Gathered], layouts: Mapping[int, MergeLayout]) -> dict[int, MergeLayout]:
-    """``layouts`` by index of their entries, those of values that were made from runs with the number of these."""
+    """``layouts`` by index of their entries, with the number of runs where values were made from runs."""
     known: dict[int, Turns] = {}
     taken: dict[tuple[object, ...], list[int]] = {}
     sites: dict[tuple[object, ...], Turns] = {}
@@ -47,7 +47,7 @@ def _of(
     taken: Mapping[tuple[object, ...], list[int]],
     sites: Mapping[tuple[object, ...], Turns],
 ) -> Sequence[Turns]:
-    """Those of what a value may have them from: the same memory, what its call took, or what it is the gradient of."""
+    """Runs that a value may have taken over: from its memory, its call's inputs, or the value it is the gradient of."""
     if value.site.phase == "bwd":
         return [sites[_place(value)]] if _place(value) in sites else []
     if value.root in known:
@@ -57,8 +57,8 @@ def _of(
 
 
 def _turns(shape: tuple[int, ...], dim: int, sources: Sequence[Turns]) -> Turns:
-    """Those of a share of ``shape`` that is cut along ``dim``; where that is the first one, which has as many rows as a
-    source has, they are the source's.
+    """The runs of a share of ``shape`` that is cut along ``dim``; those of a source where ``dim`` is 0 and the share
+    has as many rows as that source.
     """
     own = math.prod(shape[:dim]), math.prod(shape[: dim + 1])
     if dim:

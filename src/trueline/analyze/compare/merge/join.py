@@ -1,10 +1,11 @@
-"""One step of two runs on different ranks, or in different micro-batches, each merged into one: as if there were one
-rank that sees the whole batch at once.
+"""Merges one step of two runs over ranks, or over micro-batches, each to the values that one rank would have that sees
+the whole batch at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -55,7 +56,7 @@ def _is_same(value: Value, twin: Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A way to merge a single number, and what it gives."""
+    """A layout of a single number, and the number that it gives."""
 
     layout: MergeLayout
     number: float | None
@@ -139,17 +140,17 @@ class Parts:
         site = entry.first.site
         layout = self.layout[index]
         if site.phase == "comm":
-            return _unmeasured(entry, "what ranks send each other is not merged")
+            return _unmeasured(entry, "messages between ranks are not merged")
         if site.phase != "bwd":
             return merged_value(self.gathering, entry, layout)
         if scale != 1.0 and (site.name, site.call) in self._executed:
-            return _unmeasured(entry, "what runs inside the backward pass is not merged")
+            return _unmeasured(entry, "calls that run during the backward pass are not merged")
         return merged_value(self.gathering, entry, layout, scale=scale)
 
 
 def _seen_later(mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int, int]]) -> StepValues:
-    """``mine``, in which a value that waits for a collective is what it was seen to be after it: the twin of what
-    ``theirs`` has as one tensor with the twin of the value.
+    """``mine``, in which a value that waits for a collective has the numbers that were seen after it. ``theirs`` shows
+    which ones: its twins of both are one tensor.
     """
     seen: dict[tuple[int, str], Value] = {}
     for i, j in twins:
@@ -162,7 +163,7 @@ def _seen_later(mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int,
         found = seen.get((twin.root, value.site.phase))
         waits = "pending_sum" in value.flags or value.note == UNDER_WAY
         if value.stats is None and waits and found is not None and found.shape == value.shape:
-            note = f"as it was seen after the collective, in {found.site.name}"
+            note = f"the value after the collective, as seen in {found.site.name}"
             known = {"stats": found.stats, "load": found.load, "scale": found.scale}
             values[i] = replace(value, **known, flags=value.flags - {"pending_sum"}, note=note)
     return replace(mine, values=values)
@@ -173,7 +174,7 @@ def _unmeasured(entry: Gathered, note: str) -> Value:
 
 
 def _mean_or_sum(mine: Sequence[_Option], theirs: Sequence[_Option]) -> tuple[MergeLayout, MergeLayout]:
-    """Which of mean and sum makes single numbers of shares of a batch, such as losses, agree best."""
+    """The layouts, mean or sum, with which single numbers of shares of a batch, such as losses, agree best."""
 
     def apart(pair: tuple[_Option, _Option]) -> float:
         one, other = pair[0].number, pair[1].number
@@ -183,3 +184,49 @@ def _mean_or_sum(mine: Sequence[_Option], theirs: Sequence[_Option]) -> tuple[Me
 
     one, other = min(((a, b) for a in mine for b in theirs), key=apart)
     return one.layout, other.layout
+
+
+_WITH = ("param", "grad", "opt")
+"""Phases in which a parameter is seen at the update."""
+
+
+def with_parameters(step: StepValues) -> StepValues:
+    """The step, in which a parameter at the update has as its first sighting the call that used it: one of its own
+    module, of its shape and with its numbers or, where there is none, the only one anywhere with its numbers.
+
+    With several ranks the recorder measures parameters again at the update, since a reduction in C++ leaves their
+    version counters as they were; and FSDP2 hands calls another tensor than the one that the optimizer changes.
+    """
+    used: dict[tuple[int, ...], list[Value]] = defaultdict(list)
+    for value in step.values:
+        if value.site.phase == "fwd" and value.kind == "op" and not value.returned and value.root == value.index:
+            used[value.shape].append(value)
+    roots: dict[int, int] = {}
+    for value in step.values:
+        if value.site.phase == "param" and value.root == value.index:
+            first = _first_use(value, used.get(value.shape, []))
+            if first is not None:
+                roots[value.index] = first.index
+    if not roots:
+        return step
+    values = [
+        replace(value, root=roots[value.root]) if value.site.phase in _WITH and value.root in roots else value
+        for value in step.values
+    ]
+    return replace(step, values=values)
+
+
+def _first_use(param: Value, used: list[Value]) -> Value | None:
+    stats = param.stats
+    if stats is None:
+        return None
+    module = param.site.name.rpartition(".")[0]
+    own = next((value for value in used if value.module == module and _same_parameter(param, value)), None)
+    if own is not None or stats.min == stats.max:  # all zeros or all ones identify nothing
+        return own
+    others = [value for value in used if _same_parameter(param, value)]
+    return others[0] if len(others) == 1 else None
+
+
+def _same_parameter(param: Value, value: Value) -> bool:
+    return value.stats is not None and value.dtype == param.dtype and same_value([param.stats, value.stats])

@@ -1,8 +1,8 @@
-"""Positions in a batch that was merged from shares: each share counts from its own beginning, so that put together they
-are none of the whole; and what such positions bring into an order, each share by itself.
+"""Positions in a batch that was merged from shares: each share numbers its elements from its own beginning, so that
+the numbers are wrong for the whole; and values that such positions sort, each share by itself.
 
 Tokens that are sorted by their expert are the usual case: the order is a list of positions, the tokens that it picks
-are those of the whole batch in another order, and statistics, which know no order, still compare.
+are those of the whole batch in another order, and statistics, which do not depend on the order, can still be compared.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.schema.formats import FORMATS
 
 UNORDERED = "unordered"
-"""The flag of a value whose rows are those of the whole, in an order that each share had by itself."""
+"""The flag of a value that has the rows of the whole, in an order that each share chose by itself."""
 
-OF_SHARES = "counted within each share of the batch, and not within the whole"
+OF_SHARES = "numbered within each share of the batch, and not within the whole batch"
 
 _COUNTING = frozenset({"arange", "range", "randperm", "nonzero", "argwhere", "unique", "unique_consecutive"})
 """Functions that count what they return, or what they find, from the beginning of what they see."""
@@ -51,7 +51,7 @@ def _marked(value: Value, kind: Kind | None) -> Value:
 
 
 class _Kinds:
-    """What is known of values that were seen so far; ask for each in the order of execution."""
+    """The kind of each value; to be asked in the order of execution."""
 
     def __init__(self, dims: Mapping[int, int], agreeing: Collection[int]) -> None:
         self._dims, self._marked = dims, agreeing
@@ -61,7 +61,7 @@ class _Kinds:
         self._written: set[tuple[object, ...]] = set()
 
     def of(self, value: Value) -> Kind | None:
-        """What a value holds; None where it is as in the whole."""
+        """The kind of a value; None where it is as in the whole."""
         site = value.site
         place = (site.micro, site.name, site.call, site.slot)
         if site.phase == "bwd" and value.args is None:  # of the gradient of what holds positions there is none
@@ -115,9 +115,7 @@ class _Kinds:
 
 
 def _dim(args: str | None, function: str) -> int:
-    """The dim that a call works along, by its arguments as they were recorded; the last one if it was
-    not said.
-    """
+    """The dim that a call works along, from its recorded arguments; the default of the function if it is not given."""
     given: dict[str, Any] = {} if args is None else json.loads(args)
     named = given.get("kwargs", {}).get("dim")
     place = 2 if function == "topk" else 1

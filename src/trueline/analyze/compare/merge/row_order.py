@@ -1,5 +1,5 @@
 """The order of samples in a batch that several ranks shared: a DistributedSampler deals them out in turn, so that the
-batches of all ranks, one behind the other, are in another order than that of one rank.
+concatenated batches of all ranks are in another order than the batch of one rank.
 
 N rows of a value along the dim that its batch lies along.
 """
@@ -22,11 +22,13 @@ _MAX_BYTES = 256 * 2**20
 def reordered(
     mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int, int]], dims: Mapping[int, int]
 ) -> StepValues:
-    """``mine`` with stored values in the order of rows that ``theirs`` has, as the first value that a model takes shows
-    it; as it is where rows are not the same, or not distinct. ``dims`` says along which dim the batch of a value lies,
-    for those that were put together from shares of it.
+    """``mine`` with stored values in the row order of ``theirs``, which the first input of the model shows; unchanged
+    where rows are not the same, or not distinct. ``dims`` has the dim of the batch for each value that was put together
+    from shares of it.
     """
-    order_N = next((_order(mine.values[i], theirs.values[j], dims[i]) for i, j in twins if _tells(mine, i, dims)), None)
+    order_N = next(
+        (_order(mine.values[i], theirs.values[j], dims[i]) for i, j in twins if _shows_order(mine, i, dims)), None
+    )
     if order_N is None or np.array_equal(order_N, np.arange(len(order_N))):
         return mine
     values = list(mine.values)
@@ -37,13 +39,13 @@ def reordered(
     return replace(mine, values=values)
 
 
-def _tells(mine: StepValues, index: int, dims: Mapping[int, int]) -> bool:
+def _shows_order(mine: StepValues, index: int, dims: Mapping[int, int]) -> bool:
     value = mine.values[index]
     return index in dims and value.site.phase == "fwd" and not value.returned and value.load is not None
 
 
 def _order(mine: Value, theirs: Value, dim: int) -> NDArray[np.int64] | None:
-    """[N] for each row of ``theirs`` where it is in ``mine``; None where that cannot be told."""
+    """[N] for each row of ``theirs`` its index in ``mine``; None where that is not known."""
     if mine.load is None or theirs.load is None or mine.shape != theirs.shape or not mine.shape[dim]:
         return None
     if mine.stats is None or mine.stats.numel * 8 > _MAX_BYTES:

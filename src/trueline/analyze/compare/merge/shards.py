@@ -1,8 +1,8 @@
-"""One value from the parts that ranks and micro-batches have of it, by what the other run says it looks like whole.
+"""Merges the parts that ranks and micro-batches have of a value; the shape in the other run shows how.
 
-Within a team, parts of a DTensor say where they lie; other parts are the same on all members, or cut along a dim.
-Between teams and micro-batches, parts are the same (parameters, what the optimizer does), lie side by side
-(activations and their gradients), or are terms of a mean or sum (losses, and gradients of what all share).
+Within a team, parts of a DTensor have known offsets; other parts are equal on all members, or cut along a dim. Between
+teams and micro-batches, parts are equal (parameters, values of the optimizer), are concatenated (activations and their
+gradients), or are terms of a mean or sum (losses, and gradients of what all share).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trueline.store.records.whole import whole_of
 How = Literal["same", "placed", "split", "sum", "mean", "own"]
 
 _SUM_REL = 1e-9
-"""How far sums may be apart, relative to the norm, of values that are the same: they are added up in float64, in an
-order that may depend on the number of threads."""
+"""How much sums of equal values may differ, relative to the norm: they are added up in float64, in an order that may
+depend on the number of threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """How parts become one value of ``shape``; ``dim`` is the one that they are cut along. Each has ``runs`` there that
-    take turns with those of the others, as many as the dims before have elements, or more (see ``batch_layout``).
+    """How parts become one value of ``shape``; ``dim`` is the one that they are cut along. Each has ``runs`` runs there
+    that alternate with those of the others: as many as the dims before have elements, or more (see ``batch_layout``).
     """
 
     how: How
@@ -55,7 +55,7 @@ class MergeLayout:
 
 
 def possible_layouts(gathering: Gathering, entry: Gathered) -> list[MergeLayout]:
-    """Every layout in which the parts of a value may belong together, the likeliest first."""
+    """Every layout that the parts of a value may have, the likeliest first."""
     shares = _shares(entry)
     found: list[MergeLayout] = []
     for team in _layouts_of_team(shares[0]):
@@ -68,7 +68,7 @@ def possible_layouts(gathering: Gathering, entry: Gathered) -> list[MergeLayout]
 
 
 def layouts_in_common(mine: Sequence[MergeLayout], theirs: Sequence[MergeLayout]) -> tuple[MergeLayout, MergeLayout]:
-    """Of the plans of twins, the likeliest with which both have one shape; where none fit, the likeliest of each."""
+    """The likeliest layouts of two twins that give both the same shape; the likeliest of each where none do."""
     at = {layout.shape: place for place, layout in reversed(list(enumerate(theirs)))}
     fits = [
         (place + at[layout.shape], place, at[layout.shape]) for place, layout in enumerate(mine) if layout.shape in at
@@ -80,7 +80,7 @@ def layouts_in_common(mine: Sequence[MergeLayout], theirs: Sequence[MergeLayout]
 
 
 def share_shape(entry: Gathered, layout: MergeLayout) -> Shape:
-    """The shape of what the first share of the batch has of a value."""
+    """The shape of the first share of a value."""
     first = _shares(entry)[0]
     return _shape_of(layout.team, first) or first[0].value.shape
 
@@ -113,8 +113,8 @@ def merged_value(gathering: Gathering, entry: Gathered, layout: MergeLayout, *, 
 
 
 def _shares(entry: Gathered) -> list[list[Part]]:
-    """The parts of each team and micro-batch, in that order; those of a share in the order of its members. Where a mesh
-    spans several teams, as FSDP's does, all parts of one DTensor are a share.
+    """The parts of each team and micro-batch, in that order; within a share in the order of its members. Where a mesh
+    spans several teams, as FSDP's does, all parts of one DTensor are one share.
     """
     parts = sorted(entry.parts, key=lambda part: part.owner)
     met: Counter[tuple[object, ...]] = Counter()
@@ -142,7 +142,7 @@ def _layouts_of_team(share: Sequence[Part]) -> list[PartLayout]:
 
 
 def _shape_of(layout: PartLayout, share: Sequence[Part]) -> Shape | None:
-    """What a share becomes in this way; None where its parts do not fit each other."""
+    """The shape of a share in this layout; None where its parts do not fit each other."""
     if layout.how == "placed":
         return share[0].place.shape if share[0].place is not None else None
     shapes = [part.value.shape for part in share]
@@ -150,7 +150,7 @@ def _shape_of(layout: PartLayout, share: Sequence[Part]) -> Shape | None:
 
 
 def _joined(shapes: Sequence[Shape], dim: int) -> Shape | None:
-    """The shape of arrays put one behind the other along ``dim``; None where they differ along another one."""
+    """The shape of arrays concatenated along ``dim``; None where they differ along another one."""
     first = shapes[0]
     if any(len(shape) != len(first) or dim >= len(shape) for shape in shapes):
         return None
@@ -183,7 +183,7 @@ def _layouts_of_batch(
 
 
 def same_value(parts: Sequence[TensorStats | None]) -> bool:
-    """Whether all parts are the same value, as far as statistics tell. What was not measured is taken to be."""
+    """Whether all parts are the same value, as far as statistics show; parts without statistics count as the same."""
     measured = [part for part in parts if part is not None]
     return all(_equal(measured[0], part) for part in measured[1:])
 
@@ -205,7 +205,7 @@ _EXACT = attrgetter("numel", "min", "max", "shape", "dtype", "nan", "pos_inf", "
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What is known of a value, or of a part of it."""
+    """Statistics and stored numbers of a value, or of a part of it."""
 
     stats: TensorStats | None
     load: Loader | None
@@ -220,8 +220,8 @@ def _whole_of_team(share: Sequence[Part], layout: PartLayout, gathering: Gatheri
         return _side_by_side([_Whole(value.stats, value.load, value.note) for value in values], layout.dim, gathering)
     if layout.how == "own":
         raise MergeError(
-            f"ranks {_listed(values)} hold one model together and have different values here: terms of a sum that is "
-            "not yet taken, or what should be the same"
+            f"ranks {_listed(values)} hold one model together and have different values here: terms of a sum that has "
+            "not been taken yet, or values that should be equal"
         )
     return _Whole(values[0].stats, values[0].load, values[0].note)
 
@@ -241,7 +241,7 @@ def _placed(share: Sequence[Part], gathering: Gathering) -> _Whole:
 
 
 def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _Whole:
-    """Parts that are cut along ``dim``. Their fingerprints say nothing of that of the whole."""
+    """Parts that are cut along ``dim``, concatenated. The fingerprint of the whole does not follow from theirs."""
     measured = [part.stats for part in parts if part.stats is not None]
     loads = [part.load for part in parts if part.load is not None]
     stats = functools.reduce(operator.add, measured) if len(measured) == len(parts) else None
@@ -254,7 +254,7 @@ def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _W
 
 
 def _in_turns(wholes: Sequence[_Whole], layout: PartLayout, gathering: Gathering) -> _Whole:
-    """Shares side by side; where their runs take turns along the first dim, run by run."""
+    """Shares concatenated; where their runs alternate along the first dim, run by run."""
     whole = _side_by_side(wholes, layout.dim, gathering)
     if layout.dim or layout.runs == 1 or whole.load is None:
         return whole
@@ -273,16 +273,16 @@ def _whole_of_batch(
         return _one_of(entry, wholes)
     if layout.how == "own":
         raise MergeError(
-            f"ranks {_listed([part.value for part in _first_parts(entry)])} each have a value of their own here"
+            f"ranks {_listed([part.value for part in _first_parts(entry)])} each have a different value here"
         )
     missing = gathering.num_teams * gathering.num_micro - len(wholes)
     if missing > 0:
-        raise MergeError(f"{missing} of {len(wholes) + missing} shares of the batch did not record it")
+        raise MergeError(f"{missing} of {len(wholes) + missing} shares of the batch have no record of it")
     return _summed(wholes, scale / len(wholes) if layout.how == "mean" else scale)
 
 
 def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
-    """One of replicas; where they differ, the first one that is not as most are, with a note."""
+    """One of the replicas; where they differ, the first one that is not equal to most others, with a note."""
     kinds: list[list[int]] = []
     for place, whole in enumerate(wholes):
         same = next((kind for kind in kinds if same_value([wholes[kind[0]].stats, whole.stats])), None)
@@ -296,7 +296,7 @@ def _one_of(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
     odd = next(kind for kind in kinds if kind is not most)
     firsts = [part.value for part in _first_parts(entry)]
     shown, others = (_listed([firsts[place] for place in kind]) for kind in (odd, most))
-    return replace(wholes[odd[0]], note=f"replicas differ: rank {shown}, which is shown, from rank {others}")
+    return replace(wholes[odd[0]], note=f"replicas differ: rank {shown} (shown) from rank {others}")
 
 
 def _first_parts(entry: Gathered) -> list[Part]:
@@ -328,13 +328,13 @@ def _scaled_stats(stats: TensorStats, scale: float) -> TensorStats:
 
 
 def _summed(wholes: Sequence[_Whole], scale: float) -> _Whole:
-    """The sum of terms, times ``scale``. Statistics tell what it is of single numbers only."""
+    """The sum of terms, times ``scale``. From statistics it is known for single numbers only."""
     loads = [whole.load for whole in wholes if whole.load is not None]
     load = (lambda: Scaled(Sum([load() for load in loads]), scale)) if len(loads) == len(wholes) else None
     measured = [whole.stats for whole in wholes if whole.stats is not None]
     if len(measured) == len(wholes) and all(stats.numel == 1 for stats in measured):
         return _Whole(_number(measured[0], sum(map(number_of, measured)) * scale), load)
-    return _Whole(None, load, f"a sum of {len(wholes)} terms, of which only the values tell, not their statistics")
+    return _Whole(None, load, f"a sum of {len(wholes)} terms, which follows from stored values and not from statistics")
 
 
 def number_of(stats: TensorStats) -> float:

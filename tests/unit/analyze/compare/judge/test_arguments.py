@@ -1,4 +1,4 @@
-"""Calls that are given other arguments from a step on: which are told, and which may differ by rounding."""
+"""Calls whose arguments differ from a step on: which are reported, and which may differ by rounding."""
 
 from __future__ import annotations
 

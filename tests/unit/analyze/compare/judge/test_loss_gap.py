@@ -81,7 +81,7 @@ def test_a_run_that_parts_faster_is_told_from_the_step_on() -> None:
     assert finding.expected is not None
     assert finding.measured > ALLOWED * finding.expected
     assert finding.false_alarm_rate == pytest.approx(1 / 6)
-    assert "with a chance of 17%, and so few cannot show less than 17%" in finding.claim
+    assert "with a probability of 17%, and so few Runs cannot show less than 17%" in finding.claim
     assert notes == []
     assert judge_losses(run, ref, tolerance_of(calibrated), has_errors=True) == ([], [finding.claim])
 
@@ -122,7 +122,7 @@ def test_without_such_runs_only_the_growth_is_told() -> None:
 
 def test_a_first_step_that_is_far_off_is_no_chaos() -> None:
     _, (note,) = judge_losses({0: 1.02}, {0: 1.0}, None, has_errors=False)
-    assert note.startswith("The losses differ by 2.00% at step 0 already.")
+    assert note.startswith("The losses already differ by 2.00% at step 0.")
     assert judge_losses({0: 1.005}, {0: 1.0}, None, has_errors=False) == ([], [])
     assert judge_losses({5: 1.5}, {5: 1.0}, None, has_errors=False) == ([], [])
 
@@ -135,6 +135,6 @@ def test_a_tolerance_keeps_the_losses_and_compare_uses_them(tmp_path: Path) -> N
     assert measured.losses[0] == tuple(loss_curve(Run(paths["a"])).values())
     like = trueline.compare(paths["like"], paths["a"], tolerance=measured)
     assert like.exit_code == 0
-    assert any(finding.claim.startswith("The loss parts no faster") for finding in like.findings)
+    assert any(finding.claim.startswith("The loss diverges no faster") for finding in like.findings)
     one = trueline.compare(paths["like"], paths["a"], tolerance=measured, steps=[0])
     assert not any("The loss" in finding.claim for finding in one.findings)

@@ -151,7 +151,7 @@ def test_a_kernel_that_goes_wrong_late_is_named_first(compared: Callable[..., Co
     assert finding.sites == ("4.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0",)
     assert finding.false_alarm_rate is not None
     assert 0 < finding.false_alarm_rate < 0.01
-    assert "unlike its own past" in finding.claim
+    assert "departs from its own history" in finding.claim
     assert bad.first is not None
     assert (bad.first.judgement, bad.first.site) == ("beyond", finding.sites[0])
     assert bad.first.times == pytest.approx(finding.measured / finding.expected)  # type: ignore[operator]

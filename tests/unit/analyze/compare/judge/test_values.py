@@ -55,7 +55,7 @@ def test_a_number_that_is_finite_on_one_side_only_is_beyond() -> None:
 
 def test_parameters_after_an_update_are_taken_as_it_left_them() -> None:
     row = rows_of({"w": 1e-3}, moved=1e-3)["param/weight:param"]
-    assert (row.judgement, row.note) == ("within", "as the updates before this step left it")
+    assert (row.judgement, row.note) == ("within", "left by the updates before this step")
     assert rows_of({"w": 1e-3}, moved=1e-3, tainted=True)["param/weight:param"].judgement == "propagated"
 
 

@@ -1,4 +1,4 @@
-"""Values of two runs beside each other: whatever the names, with calls missing, extra, or done again."""
+"""Values of two runs matched: whatever the names, with calls missing, extra, or done again."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_map_may_start_from_a_built_in_one(tmp_path):
         ('[merge]\n"q, k" = {into = "qk", head_size = 0}', "for rows that are grouped by head {{into ="),
         ('[rename]\n"re:(" = "b"', "The rename of 're:(' to 'b' cannot be read: "),
         ('[rename]\n"a" = "*"', "has more '*' on its right side"),
-        ('[rename]\n"" = "x"', "names nothing on its left side"),
+        ('[rename]\n"" = "x"', "has no name on its left side"),
     ],
 )
 def test_a_file_that_is_no_map_is_refused(tmp_path, content, said):
