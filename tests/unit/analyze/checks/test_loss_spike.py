@@ -134,7 +134,7 @@ def test_a_run_without_steps_cannot_tell(tmp_path):
 
 def test_too_few_steps_and_no_positive_loss_cannot_tell():
     with pytest.raises(
-        CannotTell, match=r"it takes 48 steps before one can be held against them, and this Run has 48$"
+        CannotTell, match=r"it takes 48 steps before one can be compared with them, and this Run has 48$"
     ):
         judge(series(losses(num_steps=48)))
     with pytest.raises(CannotTell, match="last changed at step 30"):
