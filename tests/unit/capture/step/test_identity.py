@@ -24,4 +24,4 @@ def test_the_line_is_the_users_own(raises):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         raises()
     identity.note_raised(caught.value)
-    assert identity.env.raised == f"{caught.type.__name__} at test_raised.py:{raises.__code__.co_firstlineno + 1}"
+    assert identity.env.raised == f"{caught.type.__name__} at test_identity.py:{raises.__code__.co_firstlineno + 1}"
