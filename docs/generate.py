@@ -1,7 +1,8 @@
 """mkdocs hook: pages and tables that are made from the source, so that they cannot disagree with it.
 
-A check's page is the docstring of its file; a table or a law of `compare` replaces
-its `<!-- generated: NAME -->` marker.
+A check's page is the docstring of its file; a table or a law of `compare` replaces what stands between its
+`<!-- generated: NAME -->` marker and `<!-- end -->`, which is what readers of the sources see, as on GitHub. Links to
+the file of a check, or to a figure of a benchmark, become links to its page here.
 Check files are read, not imported.
 """
 
@@ -66,7 +67,9 @@ API = {
     "SeedReport": ("capture/seeding.py", ("streams", "settings", "not_covered", "loader_generator")),
 }
 """What the public functions return: the file of each class, and those of its members that may be relied on."""
-MARKER = re.compile(r"<!-- generated: (\w+) -->")
+MARKER = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
+CHECK_FILE = re.compile(r"\.\./src/trueline/analyze/checks/(\w+)\.py")
+FIGURE = re.compile(r"\.\./benchmarks/(\w+)/([\w-]+\.svg)")
 BASES = {"Run": {"RecordedSteps": "store/records/recorded_steps.py"}}
 """Of a class, those that it inherits members from, with the file of each."""
 
@@ -263,8 +266,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put every table in the place of its marker."""
-    return MARKER.sub(lambda found: TABLES[found[1]](), markdown)
+    """Put every table in the place of its marker, and link to pages of the site where the text links to sources."""
+    markdown = MARKER.sub(lambda found: TABLES[found[1]](), markdown)
+    markdown = CHECK_FILE.sub(lambda found: f"checks/{found[1].replace('_', '-')}.md", markdown)
+    return FIGURE.sub(r"img/\1-\2", markdown)
 
 
 def _sections(nav: list[Any], title: str) -> Iterator[list[Any]]:

@@ -19,8 +19,9 @@ it is follows from their tail, the largest 10 of them: if steps are exchangeable
 excesses of a logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it),
 the probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The budget is
 `false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for
-this one; the checks that compare workers have a budget of the same size of their own. Steps of a run are not quite
-exchangeable: `benchmarks/spikes` measures how many alarms healthy trainings raise.
+this one; the checks that compare workers have another budget of the same size, and each exact check that counts adds at
+most 1e-6 a Run. Steps of a run are not quite exchangeable: `benchmarks/spikes` measures how many alarms healthy
+trainings raise.
 
 The history restarts where the learning rate rises by more than a quarter at once, or the number of micro-batches
 changes for good: what follows is intended. Not judged are steps with less than half of the usual number of tokens, and

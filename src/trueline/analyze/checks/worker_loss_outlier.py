@@ -16,10 +16,11 @@ How it decides
 Healthy workers draw their batches from one pool, so at each step every order of the workers is equally likely, however
 the losses are distributed and whatever all of them do together (warm-up, spikes, curriculum). Trueline bets against
 that at every step, for each worker, and adds up what the bets win from every possible start (an e-detector: exact, for
-any distribution and any number of steps). The threshold is set so that all statistical checks together raise at most
-`false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The Finding bounds
-the probability that a healthy run looks like this. Since when: the step that best divides the differences to the others
-into some around 0 and some around another level, with a 95 % interval
+any distribution and any number of steps). The threshold is set so that all checks that compare workers together raise
+at most `false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps; this one has a sixth of it. The checks
+of jumps over time have a second budget of the same size, and each exact check that counts adds at most 1e-6 a Run. The
+Finding bounds the probability that a healthy run looks like this. Since when: the step that best divides the
+differences to the others into some around 0 and some around another level, with a 95 % interval
 (`analyze/stats/change_point.py`; benchmarks/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift
 began).
 
