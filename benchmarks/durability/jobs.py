@@ -120,7 +120,7 @@ def untold_in(path: Path, *, lost: int | None, logged: str, records: bool) -> li
     told += [f"{file.file} is damaged: {file.why}" for file in found.files if file.state == "damaged"]
     if found.missing and lost is None and "could not be" not in logged:
         told.append(f"{found.missing} are missing, and nothing was logged")
-    return told + [text for text in run.problems if not text.startswith("rank 0: it left")]
+    return told + [text for text in run.problems if not text.startswith("rank 0: it wrote")]
 
 
 def run_with_failure(

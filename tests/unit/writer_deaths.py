@@ -115,4 +115,4 @@ def killed_at_each_call(code: str, folder: Path) -> list[tuple[Path, int]]:
 
 def damage(run) -> list[str]:
     """Problems of the Run but for the frame in flight, and for the environment that these ranks do not describe."""
-    return [text for text in run.problems if "incomplete frame" not in text and not text.startswith("rank 0: it left")]
+    return [problem for problem in run.problems if not problem.torn and not problem.startswith("rank 0: it wrote")]

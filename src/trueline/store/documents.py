@@ -17,24 +17,26 @@ from trueline.schema.documents import decode
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv, unknown_keys
 from trueline.store import layout
+from trueline.store.layout import Problem
 from trueline.store.log.listing import names_in
 
 _FINDING_KEYS = frozenset(field.name for field in fields(Finding))
 
 
-def read_env(fs: AbstractFileSystem, root: str, problems: list[str]) -> dict[int, RankEnv]:
+def read_env(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> dict[int, RankEnv]:
     """What each rank said about itself; ``problems`` names files that are damaged and keys that are unknown."""
     env: dict[int, RankEnv] = {}
     for name in names_in(fs, posixpath.join(root, layout.ENV_DIR)):
         rank = layout.env_rank(name)
         if rank is None:
             continue
+        file = posixpath.join(layout.ENV_DIR, name)
         try:
-            env[rank] = env_of(fs.cat_file(posixpath.join(root, layout.ENV_DIR, name)))
+            env[rank] = env_of(fs.cat_file(posixpath.join(root, file)))
         except (OSError, ValueError) as error:
-            problems.append(f"env/{name}: it is damaged ({error}) and was skipped")
+            problems.append(Problem(f"it is damaged ({error}) and was skipped", file=file))
         else:
-            problems += name_unknown(f"env/{name}", unknown_keys(env[rank]))
+            problems += name_unknown(file, unknown_keys(env[rank]))
     return env
 
 
@@ -47,28 +49,30 @@ def env_of(data: bytes) -> RankEnv:
         raise ValueError(f"'{'.'.join(map(str, first['loc']))}': {first['msg'].lower()}") from None
 
 
-def read_findings(fs: AbstractFileSystem, root: str, problems: list[str]) -> list[Finding]:
+def read_findings(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> list[Finding]:
     """What live checks said, in order per rank; lines that are damaged are named in ``problems``."""
     findings: list[Finding] = []
     for name in filter(lambda name: layout.findings_rank(name) is not None, names_in(fs, root)):
         try:
             data = fs.cat_file(posixpath.join(root, name))
         except OSError as error:
-            problems.append(f"{name}: it cannot be read ({error}) and was skipped")
+            problems.append(Problem(f"it cannot be read ({error}) and was skipped", file=name))
             continue
         found, damage = findings_of(data)
         findings += found
-        problems += [f"{name}: {problem}" for problem in damage]
+        problems += [problem.of(name) for problem in damage]
     return findings
 
 
-def findings_of(data: bytes) -> tuple[list[Finding], list[str]]:
+def findings_of(data: bytes) -> tuple[list[Finding], list[Problem]]:
     """The Findings in a file, and what had to be skipped. A line without its end was being written."""
     findings: list[Finding] = []
-    problems = [] if data else ["it is empty, and is written with its first line: what it held is gone"]
+    problems: list[Problem] = []
+    if not data:
+        problems.append(Problem("it is empty, and is written with its first line: what it held is gone"))
     *lines, rest = data.split(b"\n")
     if rest:
-        problems.append(f"its last line is incomplete {layout.INTERRUPTED} and was skipped")
+        problems.append(Problem(f"its last line is incomplete {layout.INTERRUPTED} and was skipped", torn=True))
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
@@ -76,13 +80,15 @@ def findings_of(data: bytes) -> tuple[list[Finding], list[str]]:
             document, _ = decode(line)
             findings.append(Finding.from_json(document))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            problems.append(f"line {number} is damaged ({error}) and was skipped")
+            problems.append(Problem(f"line {number} is damaged ({error}) and was skipped"))
         else:
-            problems += name_unknown(f"line {number}", sorted(set(document) - _FINDING_KEYS))
+            unknown = sorted(set(document) - _FINDING_KEYS)
+            problems += [Problem(f"line {number}: {problem.text}") for problem in name_unknown("", unknown)]
     return findings, problems
 
 
-def name_unknown(where: str, keys: Collection[str]) -> list[str]:
+def name_unknown(file: str, keys: Collection[str]) -> list[Problem]:
     """A line on keys that this version has no word for, if there are any."""
     names = ", ".join(f"'{key}'" for key in keys)
-    return [f"{where}: this version does not know {names} (of a newer Trueline, or damage)"] if keys else []
+    said = f"this version does not know {names} (of a newer Trueline, or damage)"
+    return [Problem(said, file=file)] if keys else []

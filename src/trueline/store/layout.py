@@ -33,6 +33,24 @@ _TOP_LEVEL = re.compile(
 )
 
 
+class Problem(str):
+    """One line on what is not whole in a Run, in words: "FILE: TEXT". ``file`` is its path within the Run, '' where the
+    line is of no file or its reader does not know the name; ``torn`` where a process stopped there, or writes just now.
+    """
+
+    __slots__ = ("file", "text", "torn")
+
+    def __new__(cls, text: str, *, file: str = "", torn: bool = False) -> Problem:
+        """The line on ``text``, which is without the name of the file."""
+        line = super().__new__(cls, f"{file}: {text}" if file else text)
+        line.file, line.text, line.torn = file, text, torn
+        return line
+
+    def of(self, file: str) -> Problem:
+        """The same of ``file``, said by who knows its name."""
+        return Problem(self.text, file=file, torn=self.torn)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
     """What the name of a sealed part says: the rank, the zero-based index of the part

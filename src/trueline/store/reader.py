@@ -25,6 +25,7 @@ from trueline.schema.workers import PARAM_COLUMNS
 from trueline.store import layout
 from trueline.store.documents import name_unknown, read_env, read_findings
 from trueline.store.filesystem import filesystem_of
+from trueline.store.layout import Problem
 from trueline.store.log.listing import names_in
 from trueline.store.log.pieces import Pieces, read_pieces
 from trueline.store.manifest import open_manifest
@@ -54,7 +55,7 @@ class Run(RecordedSteps, Shown):
     """Global ranks that wrote rows or an environment, ascending: the columns of ``pivot`` and ``stack``."""
     steps: np.ndarray
     """[T] int64, distinct and ascending."""
-    problems: list[str]
+    problems: list[Problem]
     """One line for each thing that was skipped or is missing."""
     unclosed: list[int]
     """Ranks that have not closed their files: they are still writing, or were killed."""
@@ -309,11 +310,12 @@ class Run(RecordedSteps, Shown):
         for rank, env in self.env.items():
             if self._main_lists < len(env.lists):
                 self.env[rank] = env.model_copy(update=env.lists[self._main_lists].named())
-        self.problems.append(
+        said = (
             f"other parameters were trained from step {', '.join(map(str, self._lists_since[1:]))} on: gradients and "
             f"parameters are judged for the {int(np.sum(which_T == self._main_lists))} steps in which "
             f"{len(every[self._main_lists].params)} were"
         )
+        self.problems.append(Problem(said))
 
     def _of_main_lists(self, column: str) -> np.ndarray | bool:
         """[R] which rows of a column are about the parameters that ``env`` names."""
@@ -326,9 +328,9 @@ class Run(RecordedSteps, Shown):
     def _name_missing_ranks(self) -> None:
         for rank in range(self.world_size):
             if rank not in self.ranks:
-                self.problems.append(f"rank {rank}: it wrote nothing in this Run of {self.world_size} ranks")
+                self.problems.append(Problem(f"rank {rank}: it wrote nothing in this Run of {self.world_size} ranks"))
             elif rank not in self.env:
-                self.problems.append(f"rank {rank}: it wrote rows but no environment file")
+                self.problems.append(Problem(f"rank {rank}: it wrote rows but no environment file"))
 
 
 def _flat(lists: pa.Array) -> np.ndarray:

@@ -23,7 +23,7 @@ from trueline.schema.secrets import without_credentials
 from trueline.store import layout
 from trueline.store.documents import env_of, findings_of
 from trueline.store.filesystem import filesystem_of
-from trueline.store.layout import PartName
+from trueline.store.layout import PartName, Problem
 from trueline.store.log.journal import read_journal
 from trueline.store.log.listing import names_in
 from trueline.store.log.parts import decode_part
@@ -189,10 +189,12 @@ def _findings(fs: AbstractFileSystem, path: str, base: str) -> Found:
     data = fs.cat_file(path)
     problems = findings_of(data)[1]
     if problems:
-        return ("torn" if all(layout.INTERRUPTED in problem for problem in problems) else "damaged"), "; ".join(
-            problems
-        )
+        return _unsound(problems), "; ".join(problems)
     return _sealed(all(decode(line)[1] for line in data.split(b"\n") if line), [])
+
+
+def _unsound(problems: list[Problem]) -> State:
+    return "torn" if all(problem.torn for problem in problems) else "damaged"
 
 
 def _part(schema: pa.Schema) -> Check:
@@ -208,9 +210,7 @@ def _part(schema: pa.Schema) -> Check:
 def _journal(schema: pa.Schema) -> Check:
     def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
         problems = read_journal(fs.cat_file(path), schema).problems
-        torn = all(layout.INTERRUPTED in problem for problem in problems)
-        found = "; ".join(problems) or f"it is not sealed {layout.INTERRUPTED}; its frames are whole"
-        return ("torn" if torn else "damaged"), found
+        return _unsound(problems), "; ".join(problems) or f"it is not sealed {layout.INTERRUPTED}; its frames are whole"
 
     return check
 
@@ -234,7 +234,7 @@ def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Found:
 def _missing(run: Run, named: set[str]) -> list[str]:
     """What other files say there must have been."""
     if not run.has_records:  # reading them names what is missing of them
-        return [problem for problem in run.problems if problem.partition(": ")[0] not in named]
+        return [problem for problem in run.problems if problem.file not in named]
     rows = run.records(columns=["rank", "step", "tensor", "stack"], resolve=False)
     wanted: dict[tuple[int, int], set[str]] = {}
     stacks: dict[int, set[int]] = {}
@@ -246,12 +246,11 @@ def _missing(run: Run, named: set[str]) -> list[str]:
     problems = list(run.problems)
     for (rank, step), keys in wanted.items():
         absent = keys - run.stored.keys(rank, step, problems)
-        problems += (
-            [f"rank {rank}: of step {step} some values are not stored ({len(absent)}), such as '{min(absent)}'"]
-            if absent
-            else []
-        )
+        if absent:
+            said = f"of step {step} some values are not stored ({len(absent)}), such as '{min(absent)}'"
+            problems.append(Problem(f"rank {rank}: {said}"))
     for rank, numbers in stacks.items():
         absent = [number for number in numbers if not run.has_stack(rank, number)]
-        problems += [f"rank {rank}: {len(absent)} call stacks that rows refer to are not there"] if absent else []
-    return [problem for problem in problems if problem.partition(": ")[0] not in named]
+        if absent:
+            problems.append(Problem(f"rank {rank}: {len(absent)} call stacks that rows refer to are not there"))
+    return [problem for problem in problems if problem.file not in named]

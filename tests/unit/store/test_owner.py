@@ -161,6 +161,6 @@ def test_a_job_whose_run_was_taken_away_says_so_and_touches_nothing(tmp_path, mo
     if by != "removal":
         later.close()
         run = Run(path)
-        assert run.problems == [text for text in run.problems if text.startswith("rank 0: it left")]
+        assert run.problems == [text for text in run.problems if text.startswith("rank 0: it wrote")]
         assert 7 in run.steps
         assert 7 in run.record_steps

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from trueline.schema.errors import InputError
 from trueline.schema.reading import why
-from trueline.store.layout import INTERRUPTED, PARTS_PER_ATTEMPT, PartName
+from trueline.store.layout import INTERRUPTED, PARTS_PER_ATTEMPT, PartName, Problem
 from trueline.store.log.durable import append, open_replacement
 from trueline.store.records.arrays import from_values
 
@@ -144,7 +144,7 @@ class JournalContent:
 
     sequence: int | None = None
     batches: list[pa.RecordBatch] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list[Problem])
 
     def attempt(self, parts: Iterable[PartName]) -> int:
         """The start of the job that wrote it; where the header is unreadable, that of the last of the rank's parts."""
@@ -167,7 +167,8 @@ def read_journal(data: bytes, schema: pa.Schema) -> JournalContent:
         try:
             content.batches.append(codec.decode(body))
         except Exception as error:  # Arrow has errors of its own, and raises Python's as well
-            content.problems.append(f"the frame at byte {offset} cannot be decoded ({why(error)}) and was skipped")
+            said = f"the frame at byte {offset} cannot be decoded ({why(error)}) and was skipped"
+            content.problems.append(Problem(said))
     return content
 
 
@@ -186,7 +187,7 @@ def _open(data: bytes, schema: pa.Schema, content: JournalContent) -> tuple[Fram
                 _require_types(found, schema)
                 content.sequence = sequence
                 return FrameCodec(found), _FILE_HEADER.size + length
-    content.problems.append("its header is damaged; the columns of this version were assumed")
+    content.problems.append(Problem("its header is damaged; the columns of this version were assumed"))
     first = data.find(_FRAME_MAGIC)
     return FrameCodec(schema), first if first >= 0 else len(data)
 
@@ -232,11 +233,11 @@ def _body_at(data: bytes, position: int, seed: int) -> bytes | None:
     return body
 
 
-def _describe_gap(data: bytes, offset: int, end: int) -> str:
+def _describe_gap(data: bytes, offset: int, end: int) -> Problem:
     num_bytes = end - offset
     if end == len(data) and _is_torn(data, offset):
-        return f"its last {num_bytes} bytes are an incomplete frame {INTERRUPTED} and were skipped"
-    return f"bytes {offset} to {end - 1} are damaged and were skipped"
+        return Problem(f"its last {num_bytes} bytes are an incomplete frame {INTERRUPTED} and were skipped", torn=True)
+    return Problem(f"bytes {offset} to {end - 1} are damaged and were skipped")
 
 
 def _is_torn(data: bytes, offset: int) -> bool:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from trueline.store import layout
-from trueline.store.layout import PartName
+from trueline.store.layout import PartName, Problem
 from trueline.store.log.journal import JournalContent, read_journal
 
 
@@ -25,7 +25,7 @@ def names_in(fs: AbstractFileSystem, folder: str) -> list[str]:
 def read_journals(
     fs: AbstractFileSystem,
     root: str,
-    problems: list[str],
+    problems: list[Problem],
     *,
     rank_of: Callable[[str], int | None],
     schema: pa.Schema,
@@ -37,18 +37,19 @@ def read_journals(
         rank = rank_of(name)
         if rank is None:
             continue
+        file = posixpath.join(layout.JOURNAL_DIR, name)
         try:
             journals[rank] = read_journal(fs.cat_file(posixpath.join(folder, name)), schema)
         except FileNotFoundError:
             continue  # It was sealed since it was listed: its rows are in a part, and parts are listed later.
         except OSError as error:
-            problems.append(f"journal/{name}: it cannot be read ({error}) and was skipped")
+            problems.append(Problem(f"it cannot be read ({error}) and was skipped", file=file))
             continue
-        problems += [f"journal/{name}: {problem}" for problem in journals[rank].problems]
+        problems += [problem.of(file) for problem in journals[rank].problems]
     return journals
 
 
-def list_parts(fs: AbstractFileSystem, root: str, folder: str, problems: list[str]) -> dict[int, list[PartName]]:
+def list_parts(fs: AbstractFileSystem, root: str, folder: str, problems: list[Problem]) -> dict[int, list[PartName]]:
     """The sealed parts in a folder of the Run by rank."""
     parts: dict[int, list[PartName]] = {}
     for name in names_in(fs, posixpath.join(root, folder)):
@@ -56,12 +57,13 @@ def list_parts(fs: AbstractFileSystem, root: str, folder: str, problems: list[st
         if part is not None:
             parts.setdefault(part.rank, []).append(part)
         elif not name.endswith(layout.TEMPORARY_SUFFIX):
-            problems.append(f"{folder}/{name}: it is not named like a part of a Run and was skipped")
+            file = posixpath.join(folder, name)
+            problems.append(Problem("it is not named like a part of a Run and was skipped", file=file))
     return parts
 
 
 def name_missing_parts(
-    folder: str, rank: int, parts: list[PartName], journal: JournalContent | None, problems: list[str]
+    folder: str, rank: int, parts: list[PartName], journal: JournalContent | None, problems: list[Problem]
 ) -> None:
     """Say which parts of a rank there must have been that are not there."""
     present = layout.numbers_of(parts)
@@ -75,4 +77,4 @@ def name_missing_parts(
     ]
     if missing:
         numbers = ", ".join(map(str, missing))
-        problems.append(f"{folder}: part {numbers} of rank {rank} is missing, and the rows in it with it")
+        problems.append(Problem(f"part {numbers} of rank {rank} is missing, and the rows in it with it", file=folder))

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.schema.reading import why
-from trueline.store.layout import PartName
+from trueline.store.layout import PartName, Problem
 from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_part, footer_crc, read_columns
@@ -36,19 +36,19 @@ class PartFiles:
     _footers: dict[PartName, int] = field(default_factory=dict[PartName, int], repr=False, compare=False)
     """Of the parts that were read whole."""
 
-    def first(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[tuple[pa.Table | None, str]]:
-        """Columns of each part that was found just now; None for a damaged one, with what is wrong with it.
+    def first(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[pa.Table | Problem]:
+        """Columns of each part that was found just now, or what is wrong with it.
 
         Several are read at once: checksums and Parquet are worked out of Python's lock.
         """
         with ThreadPoolExecutor(max_workers=READERS) as pool:
             yield from pool.map(functools.partial(self._first, names), parts)
 
-    def _first(self, names: Sequence[str], part: PartName) -> tuple[pa.Table | None, str]:
+    def _first(self, names: Sequence[str], part: PartName) -> pa.Table | Problem:
         try:
-            return self._read(part, names, self._decoded), ""
+            return self._read(part, names, self._decoded)
         except (DamagedPart, OSError, pa.ArrowException) as error:
-            return None, f"{self._path(part)}: {why(error)}; the part was skipped"
+            return Problem(f"{why(error)}; the part was skipped", file=self._path(part))
 
     def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
         """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""

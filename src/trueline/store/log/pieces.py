@@ -17,7 +17,7 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.store import layout
-from trueline.store.layout import PartName
+from trueline.store.layout import PartName, Problem
 from trueline.store.log.journal import JournalContent
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.log.part_files import PartFiles
@@ -50,7 +50,7 @@ class Pieces:
 
     _files: PartFiles
     timeline: Timeline = field(default_factory=Timeline)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list[Problem])
     unclosed: list[int] = field(default_factory=list)
     _pieces: list[_Piece] = field(default_factory=list)
 
@@ -109,11 +109,11 @@ class Pieces:
         read: set[int] = set()
         merged: set[int] = set()
         ordered = sorted(parts, key=lambda part: (part.sequence, -part.last))
-        for part, (rows, problem) in zip(ordered, self._files.first(ordered, SCALAR_NAMES), strict=True):
+        for part, rows in zip(ordered, self._files.first(ordered, SCALAR_NAMES), strict=True):
             if merged.issuperset(part.numbers):
                 continue
-            if rows is None:
-                self.problems.append(problem)
+            if isinstance(rows, Problem):
+                self.problems.append(rows)
             else:
                 self._take(rows, part.attempt, part)
                 read.update(part.numbers)

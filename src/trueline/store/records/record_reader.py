@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.site import Site
 from trueline.store import layout
-from trueline.store.layout import PartName
+from trueline.store.layout import PartName, Problem
 from trueline.store.log.listing import list_parts, name_missing_parts, names_in, read_journals
 from trueline.store.log.part_files import PartFiles
 from trueline.store.migrate import to_current
@@ -51,7 +51,7 @@ class RecordReader:
     """
 
     def __init__(
-        self, fs: AbstractFileSystem, root: str, problems: list[str], timeline: Timeline | None = None
+        self, fs: AbstractFileSystem, root: str, problems: list[Problem], timeline: Timeline | None = None
     ) -> None:
         timeline = timeline or Timeline()
         self._files = PartFiles(fs, root, lambda part: _folder(part.rank), RECORD_SCHEMA)
@@ -63,9 +63,9 @@ class RecordReader:
             folder = _folder(rank)
             parts = sorted(list_parts(fs, root, folder, problems).get(rank, []))
             pieces: list[_Piece] = []
-            for part, (rows, problem) in zip(parts, self._files.first(parts, ["step"]), strict=True):
-                if rows is None:
-                    problems.append(problem)
+            for part, rows in zip(parts, self._files.first(parts, ["step"]), strict=True):
+                if isinstance(rows, Problem):
+                    problems.append(rows)
                 else:
                     pieces.append(_Piece(rank, _own(_steps(rows), part.attempt, timeline), part))
             journal = journals.get(rank)

@@ -57,7 +57,7 @@ def summarize_records(run: Run) -> dict[str, Any] | None:
 
 def damaged_records(run: Run) -> str:
     """Which files of recorded steps are damaged, and how; "" where none is."""
-    found = [line for line in run.problems if _is_of_records(line.partition(":")[0])]
+    found = [problem for problem in run.problems if _is_of_records(problem.file)]
     more = f" (and {len(found) - _MAX_DAMAGED} more)" if len(found) > _MAX_DAMAGED else ""
     return "; ".join(found[:_MAX_DAMAGED]) + more
 

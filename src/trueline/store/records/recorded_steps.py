@@ -15,6 +15,7 @@ from trueline.schema.errors import RunError
 from trueline.schema.reading import reading, shortened
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
+from trueline.store.layout import Problem
 from trueline.store.records.record_reader import RecordReader, site_of
 from trueline.store.records.stacks import read_stacks
 from trueline.store.records.tensor_reader import TensorReader
@@ -30,7 +31,7 @@ class RecordedSteps:
     """The part of a ``Run`` that is about recorded steps. Each file is read when it is first asked for."""
 
     path: str
-    problems: list[str]
+    problems: list[Problem]
     _fs: AbstractFileSystem
     _root: str
     _timeline: Timeline
@@ -108,7 +109,7 @@ class RecordedSteps:
         value = self.stored.read(rows[0]["rank"], rows[0]["step"], rows[0]["tensor"])
         return value.shaped(tuple(rows[0]["shape"]))
 
-    def tensor_problems(self) -> list[str]:
+    def tensor_problems(self) -> list[Problem]:
         """One line for each file of stored values that is not whole; damage within one shows when it is read."""
         return self.stored.problems()
 

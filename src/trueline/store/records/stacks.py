@@ -14,6 +14,7 @@ from fsspec import AbstractFileSystem
 from trueline.schema.reading import why
 from trueline.schema.records import StackRecord
 from trueline.store import layout
+from trueline.store.layout import Problem
 from trueline.store.log.durable import replace_file
 from trueline.store.log.listing import names_in
 from trueline.store.log.parts import MOST_ROWS, encode_part
@@ -101,7 +102,7 @@ def _checksum(frames: Mapping[int, tuple[str, ...]]) -> bytes:
     return f"{zlib.crc32(text.encode()):08x}".encode()
 
 
-def read_stacks(fs: AbstractFileSystem, root: str, problems: list[str]) -> dict[int, dict[int, tuple[str, ...]]]:
+def read_stacks(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> dict[int, dict[int, tuple[str, ...]]]:
     """Stacks by rank and id of the Run at ``root``; files that cannot be read are named in ``problems``."""
     stacks: dict[int, dict[int, tuple[str, ...]]] = {}
     folder = posixpath.join(root, layout.STACKS_DIR)
@@ -112,5 +113,6 @@ def read_stacks(fs: AbstractFileSystem, root: str, problems: list[str]) -> dict[
         try:
             stacks[rank] = decode_stacks(fs.cat_file(posixpath.join(folder, name)))
         except (DamagedStacks, OSError) as error:
-            problems.append(f"{layout.STACKS_DIR}/{name}: {error}; the call stacks were skipped")
+            file = posixpath.join(layout.STACKS_DIR, name)
+            problems.append(Problem(f"{error}; the call stacks were skipped", file=file))
     return stacks

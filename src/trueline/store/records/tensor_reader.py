@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.store import layout
+from trueline.store.layout import Problem
 from trueline.store.log.listing import names_in
 from trueline.store.records.tensors import DamagedTensors, TensorContents, TensorValue, explained, read_header
 
@@ -39,22 +40,22 @@ class TensorReader:
                     f"{name} is not in the Run, and the values of step {step} of rank {rank} with it."
                 ) from None
 
-    def keys(self, rank: int, step: int, problems: list[str]) -> set[str]:
+    def keys(self, rank: int, step: int, problems: list[Problem]) -> set[str]:
         """The keys of the values of a step; where they cannot be read ``problems`` gets a line, once."""
         if not self.opens(rank, step, problems):
             return set()
         name = posixpath.join(self._root, layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
         return set(self._opened(name, local=isinstance(self._fs, LocalFileSystem)).keys)
 
-    def opens(self, rank: int, step: int, problems: list[str]) -> bool:
+    def opens(self, rank: int, step: int, problems: list[Problem]) -> bool:
         """Whether values of a step can be read, but for damage within one; else ``problems`` gets a line, once."""
         name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
         try:
             self._opened(posixpath.join(self._root, name), local=isinstance(self._fs, LocalFileSystem))
         except FileNotFoundError:
-            problem = f"{name}: it is gone, and the values of step {step} with it"
+            problem = Problem(f"it is gone, and the values of step {step} with it", file=name)
         except (DamagedTensors, OSError, ValueError) as error:
-            problem = f"{name}: {error}; its values cannot be read"
+            problem = Problem(f"{error}; its values cannot be read", file=name)
         else:
             return True
         if problem not in problems:
@@ -79,14 +80,14 @@ class TensorReader:
             self._open.popitem(last=False)
         return known
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Problem]:
         """One line for each file that is not whole, or not that of a step that ended."""
-        problems: list[str] = []
+        problems: list[Problem] = []
         for folder in names_in(self._fs, posixpath.join(self._root, layout.TENSORS_DIR)):
             for name in names_in(self._fs, posixpath.join(self._root, layout.TENSORS_DIR, folder)):
                 problem = self._problem(posixpath.join(self._root, layout.TENSORS_DIR, folder, name), name)
                 if problem:
-                    problems.append(f"{layout.TENSORS_DIR}/{folder}/{name}: {problem}")
+                    problems.append(Problem(problem, file=posixpath.join(layout.TENSORS_DIR, folder, name)))
         return problems
 
     def _problem(self, path: str, name: str) -> str:
