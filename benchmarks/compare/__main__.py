@@ -16,13 +16,13 @@ from benchmarks.page import arguments, facts
 
 PAGE = Path(__file__).parent / "README.md"
 PARTS = {
-    "faults": ("Eight planted faults, beside msProbe", "faults"),
+    "faults": ("Eight planted faults, compared with msProbe", "faults"),
     "ranks": ("Other ranks", "ranks --seeds 20 --steps 2"),
     "contrasts": ("Another precision, order of sums or compiler", "contrasts --seeds 20"),
     "late": ("Faults that begin late", "late"),
     "drift": ("Losses that part", "drift --seeds 6 --steps 100"),
     "models": ("Models computed another way", "models"),
-    "speed": ("Time and memory, beside msProbe", "speed --rounds 3"),
+    "speed": ("Time and memory, compared with msProbe", "speed --rounds 3"),
 }
 
 

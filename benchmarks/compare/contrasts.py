@@ -141,9 +141,9 @@ def compiled(model: nn.Module) -> nn.Module:
 
 CONTRASTS = (
     Contrast("none"),
-    Contrast("bfloat16 beside float32", dtype=torch.bfloat16, coarse=True),
+    Contrast("bfloat16 against float32", dtype=torch.bfloat16, coarse=True),
     Contrast("bfloat16 autocast", inside=lambda: torch.autocast("cpu", torch.bfloat16), coarse=True),
-    Contrast("float64 beside float32", dtype=torch.float64),
+    Contrast("float64 against float32", dtype=torch.float64),
     Contrast("two threads", inside=two_threads),
     Contrast("no oneDNN", inside=lambda: torch.backends.mkldnn.flags(enabled=False)),
     Contrast("linears in halves", change=halved),

@@ -70,7 +70,7 @@ def main() -> None:
                 drifts.setdefault((change.name, num), []).append(drift)
     head = [f"from step {chosen.since} on", "runs"]
     for num in CALIBRATED:
-        head += [f"told with {num} calibrated", "step, median", f"furthest of {num + 2} by rank"]
+        head += [f"reported with {num} calibrated", "step, median", f"furthest of {num + 2} by rank"]
     rows = [
         [change.name, chosen.seeds, *(cell for num in CALIBRATED for cell in _cells(drifts[change.name, num]))]
         for change in CHANGES

@@ -27,7 +27,7 @@ from trueline.testing.ranks import Ranks
 
 SINCE = (1, 3, 6)
 HEAD = (
-    *("beside float32 on one thread", "healthy pairs", "silent", "faults at each step", "right from step 1"),
+    *("compared with float32 on one thread", "healthy pairs", "silent", "faults at each step", "right from step 1"),
     *("from 3", "from 6", "wrong", "silent", "right by laws alone"),
 )
 

@@ -1,4 +1,4 @@
-"""Real models beside themselves computed another way, healthy and with a fault planted: what `compare` says of each.
+"""Real models compared with themselves computed another way, healthy and with a fault: what `compare` says of each.
 
     python -m benchmarks.compare.models [--preset mix] [--depth stats] [--seeds 1] [--only NAME] [--contrast NAME]
 
@@ -31,7 +31,10 @@ from trueline.analyze.compare.result import Comparison
 from trueline.testing.changed_kernel import ChangedKernel
 
 STEPS = 3
-HEAD = ("the run beside float32, one thread, AdamW in a loop", "models", "silent", "largest times", "faults", "first")
+HEAD = (
+    *("the run compared with float32, one thread, AdamW in a loop", "models", "silent"),
+    *("largest times", "faults", "first"),
+)
 
 
 class Replaced(ChangedKernel):

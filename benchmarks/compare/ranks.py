@@ -1,4 +1,4 @@
-"""Runs on several ranks beside runs on others, healthy and with a fault planted: what `trueline compare` says of each.
+"""Runs on several ranks compared with runs on others, healthy and with a fault: what `trueline compare` says of each.
 
     python -m benchmarks.compare.ranks [--seeds 20] [--steps 3] [--depth fingerprint] [--only ddp]
 
@@ -24,7 +24,7 @@ from trueline.analyze.compare.result import Comparison
 from trueline.testing.ranks import Ranks
 
 HEAD = (
-    *("beside one rank", "pairs", "silent", "largest times, first step", "later"),
+    *("compared with one rank", "pairs", "silent", "largest times, first step", "later"),
     *("fault on all ranks found first", "on the last rank alone"),
 )
 FAULT = "/fwd/blocks.1.scaled_dot_product_attention#0:out0"
@@ -44,8 +44,8 @@ PAIRS = (
     Pair("DDP on 4", ("ddp", 4)),
     Pair("FSDP2 on 2", ("fsdp2", 2)),
     Pair("TP on 2", ("tp", 2)),
-    Pair("DDP on 4 beside DDP on 2", ("ddp", 4), ("ddp", 2)),
-    Pair("FSDP2 on 2 beside DDP on 2", ("fsdp2", 2), ("ddp", 2)),
+    Pair("DDP on 4 against DDP on 2", ("ddp", 4), ("ddp", 2)),
+    Pair("FSDP2 on 2 against DDP on 2", ("fsdp2", 2), ("ddp", 2)),
 )
 
 

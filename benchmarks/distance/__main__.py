@@ -1,4 +1,4 @@
-"""Measure how differences are told and how sure floors are, and rewrite README.md beside this.
+"""Measure how differences are measured and how reliable floors are, and rewrite README.md beside this.
 
     python -m benchmarks.distance [--elements 30000000] [--runs 6]
 
@@ -22,15 +22,15 @@ and the peak of memory taken for the first {speed.PIECE:,} elements."""
 
 ABOUT_ESTIMATES = """\
 A small causal LM, two steps, every value recorded with statistics and stored. Estimate from statistics over the \
-distance of the stored values, for values that differ: 1 is exact, less is too low. "None told" is the share of values \
-for which statistics tell no difference beyond what they are uncertain by. "Bound broken" counts values for which the \
+distance of the stored values, for values that differ: 1 is exact, less is too low. "None seen" is the share of values \
+for which statistics show no difference beyond what they are uncertain by. "Bound broken" counts values for which the \
 certain lower bound is above the truth."""
 
 ABOUT_FLOORS = f"""\
 Runs of that model in float32 whose weights were nudged by a step each, at random: exchangeable ones. {floors.DRAWS} \
-draws of which Runs calibrate; up to four further ones are held against the floor of each site at each step. "At most" \
-is what the Tolerance states. "Most times" is the largest quotient of a difference and the floor of its own site, \
-without that of its kind. `compare` exits with 1 where it sees more than rounding in a further Run."""
+draws of which Runs calibrate; up to four further ones are compared with the floor of each site at each step. "At \
+most" is what the Tolerance states. "Most times" is the largest quotient of a difference and the floor of its own \
+site, without that of its kind. `compare` exits with 1 where it sees more than rounding in a further Run."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     title = head(
-        "How differences are told",
+        "How differences are measured",
         command=f"python -m benchmarks.distance --elements {chosen.elements} --runs {chosen.runs}",
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def main() -> None:
             "## Distances of large arrays",
             ABOUT_SPEED,
             speed.table(Path(folder), num_elements=chosen.elements, max_bytes=MAX_BYTES),
-            "## What statistics tell",
+            "## What statistics show",
             ABOUT_ESTIMATES,
             estimates.table(Path(folder)),
             "## Floors",

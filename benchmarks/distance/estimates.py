@@ -40,7 +40,7 @@ def table(folder: Path) -> str:
             cells = [f"{value:.2f}" for value in np.quantile(found, [0.5, 0.9, 0.99, 1.0])]
             none = f"{np.mean(np.array(found) == 0):.0%}"
             rows.append([name, phase, f"{len(found):,}", none, *cells, broken[phase]])
-    head = ["runs", "phase", "values", "none told", "median", "90 %", "99 %", "largest", "bound broken"]
+    head = ["runs", "phase", "values", "none seen", "median", "90 %", "99 %", "largest", "bound broken"]
     return page.table(head, rows)
 
 

@@ -86,7 +86,7 @@ def failures(chosen: argparse.Namespace) -> str:
             rows.append([f"{what}, {written}", tried, len(wrong)])
             for line, times in Counter(wrong).items():
                 print(times, line)
-    return page.table(["what", "tried", "false or untold"], rows)
+    return page.table(["what", "tried", "false or unreported"], rows)
 
 
 def long_runs(chosen: argparse.Namespace) -> str:

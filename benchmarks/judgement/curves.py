@@ -1,7 +1,7 @@
 """Delay against the size of a shift and the number of workers, simulated, beside the limits of information.
 
 One worker of N is shifted by d spreads from the first step on, the noise is normal; the statistic has the share of the
-promise that the loss has. Two limits: no procedure that alarms once in 100,000 healthy steps, the default promise, can
+budget that the loss has. Two limits: no procedure that alarms once in 100,000 healthy steps, the default budget, can
 on average be faster than ln(100,000) / KL, with KL = d²/2 (N - 1)/N nats a step for a normal shift against N - 1
 others whose mean is unknown (Lorden 1971); and no test of exchangeability gains more than ln N a step. Letters: T
 steps, R runs, N workers.

@@ -65,7 +65,7 @@ def _empty(kind: str, workers: int) -> dict[str, Any]:
 
 
 def _said(job: Job, folder: Path) -> dict[str, Any]:
-    """Alarms under every promise: where the loosest has none, no other can have any."""
+    """Alarms under every budget: where the loosest has none, no other can have any."""
     recorded = job.recorded(folder)
     series = series_of(recorded)
     told: list[Told] = []

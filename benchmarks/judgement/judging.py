@@ -83,7 +83,7 @@ def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeri
 
 
 def judged(series: WorkerSeries, *, checks: tuple[str, ...] = CHECKS, false_alarms: float = FALSE_ALARMS) -> list[Told]:
-    """What the checks say under a promise of ``false_alarms`` per 10,000 healthy steps, in order of crossing."""
+    """What the checks say under a budget of ``false_alarms`` per 10,000 healthy steps, in order of crossing."""
     found: list[Told] = []
     for judge in judges(checks).values():
         with contextlib.suppress(CannotTell):

@@ -1,4 +1,4 @@
-"""Workers that remember: false alarms and delays where what a worker reads next depends on what it has just read.
+"""Autocorrelated ranks: false alarms and delays where what a worker reads next depends on what it has just read.
 
 Trainings on documents in order, healthy and with faults, and simulated noise with memory, each judged by all that was
 recorded. Letters: T steps, R runs, N workers.
@@ -72,7 +72,7 @@ NOISE: dict[str, Callable[[Draw, tuple[int, int, int]], Floats]] = {
 
 
 def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Alarms in healthy trainings in order and in simulations, delays of faults, and how long workers remember."""
+    """Alarms in healthy trainings in order and in simulations, delays of faults, and how long values correlate."""
     trainings = healthy.alarms_in(healthy.jobs(OUTSIDE, quick=quick), folder)
     sizes = ((8, 200),) if quick else SIZES
     rows = [
@@ -86,7 +86,7 @@ def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def cut(folder: Path, *, quick: bool) -> list[dict[str, int]]:
-    """Alarms under the default promise in what there is of the healthy trainings in order after ``CUTS`` steps."""
+    """Alarms under the default budget in what there is of the healthy trainings in order after ``CUTS`` steps."""
     jobs = healthy.jobs(OUTSIDE, quick=quick)
     return [
         {
@@ -99,7 +99,7 @@ def cut(folder: Path, *, quick: bool) -> list[dict[str, int]]:
 
 
 def _count(name: str, workers: int, length: int, num_steps: int, *, seed: int) -> dict[str, Any]:
-    """Alarms under three promises of runs of ``length`` steps, with the ratio that was measured on each."""
+    """Alarms under three budgets of runs of ``length`` steps, with the ratio that was measured on each."""
     draw = np.random.default_rng([seed, workers, length])
     runs = max(1, min(1_500_000 // (workers * length), num_steps // length))
     lines = {f"{budget:g}": log_threshold(false_alarms=budget, weight=1 / workers) for budget in healthy.PROMISES}

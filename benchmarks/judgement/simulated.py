@@ -1,7 +1,7 @@
 """False alarms of one statistic over millions of simulated healthy steps, up to 1,024 workers, by the code of the
 checks.
 
-Each row gives the whole promise to one statistic, evenly over its workers: an alarm is a worker whose detector passes
+Each row gives the whole budget to one statistic, evenly over its workers: an alarm is a worker whose detector passes
 ln(10,000 N) within a run, so at most one may be expected in 10,000 steps. Letters: T steps, R runs, N workers.
 """
 

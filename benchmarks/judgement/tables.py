@@ -78,7 +78,7 @@ def healthy(found: Found) -> str:
     tables = [by_kind, by_workers]
     if listed:
         tables += [
-            "What alarmed under the default promise:",
+            "What alarmed under the default budget:",
             table(["code", "severity", "training", "workers", "alarms"], listed),
         ]
     return _section("False alarms in healthy trainings", HEALTHY, found, "\n\n".join(tables))
@@ -101,7 +101,7 @@ def simulated(found: Found) -> str:
 
 
 def memory(found: Found) -> str:
-    """Workers that remember: trainings in order, simulations, and delays of faults."""
+    """Autocorrelated ranks: trainings in order, simulations, and delays of faults."""
     rows = []
     for row in found["simulated"]:
         ratio = "{1:.1f} ({0:.1f} – {2:.1f})".format(*row["ratios"])
@@ -110,12 +110,12 @@ def memory(found: Found) -> str:
             for promise in reversed(row["alarms"])
         ]
         rows.append([row["noise"], row["workers"], row["length"], _short(row["steps"]), ratio, *cells])
-    head = ["memory", "N", "steps of a run", "steps", "divided by", "promise 0.1", "promise 1", "promise 10"]
+    head = ["memory", "N", "steps of a run", "steps", "divided by", "budget 0.1", "budget 1", "budget 10"]
     delays = table(["fault", "delays", "name rank 1", "name others"], [_remembered(row) for row in found["power"]])
-    early = table(["steps so far", "runs", "alarms, promise 0.1"], [list(row.values()) for row in found["cut"]])
+    early = table(["steps so far", "runs", "alarms, budget 0.1"], [list(row.values()) for row in found["cut"]])
     body = [_alarm_table(found["rows"], "workers", "workers"), MEMORY_CUT, early]
     body += [MEMORY_SIMULATED, table(head, rows), MEMORY_POWER.format(**found["setting"]), delays]
-    return _section("Workers that remember", MEMORY, found, "\n\n".join(body))
+    return _section("Autocorrelated ranks", MEMORY, found, "\n\n".join(body))
 
 
 def _remembered(row: Found) -> list[Any]:
@@ -183,7 +183,7 @@ def _scales(rows: Sequence[Found]) -> str:
             told = f"{_hits(scale)} of {len(scale['delays'])}"
             delay = _delays(scale["delays"], row["watched"])
             cells.append([*_setting(row), told, delay, middle, scale["covered"]])
-    return table([*SETTING, "told", "steps until told", "factor (range)", "interval holds it"], cells)
+    return table([*SETTING, "reported", "steps until reported", "factor (range)", "interval holds it"], cells)
 
 
 def curves(found: Found) -> str:
@@ -290,42 +290,42 @@ OURS = (
 HEAD = """# The judgement of workers: false alarms and power
 
 The seven checks that compare workers (`worker-loss-outlier`, `worker-grad-norm-outlier`, `worker-direction-outlier`,
-`worker-scale`, `dispersion-high`, `dispersion-low`, `token-imbalance`) promise together at most `Plan.false_alarms`
-expected alarms in 10,000 healthy steps, 0.1 by default. This page holds them to it, and shows what they find.
+`worker-scale`, `dispersion-high`, `dispersion-low`, `token-imbalance`) together have a budget of `Plan.false_alarms`
+expected alarms in 10,000 healthy steps, 0.1 by default. This page measures whether they keep it, and what they find.
 `python -m benchmarks.judgement` measures everything and writes this page; `--quick` shows a small piece in a minute
 or two."""
 
-AGREEMENT = """The trainings below compute N workers one beside the other in one process: every worker has its own
+AGREEMENT = """The trainings below compute N workers one after the other in one process: every worker has its own
 batch, forward, backward and gradient, the gradients are averaged, one optimizer takes one step. Two real processes
 under DDP and gloo, watched by the recorder, see the same numbers up to rounding (cosines: up to the sketch's error)."""
 
-HEALTHY = """All checks of the family together, under the default promise (0.1 alarms per 10,000 steps) and under two
+HEALTHY = """All checks of the family together, under the default budget (0.1 alarms per 10,000 steps) and under two
 looser ones, at which there is more to be counted. One alarm is one finding in one run. Cells: alarms, then alarms per
-10,000 steps with the exact 95 % interval of a Poisson count, which must not lie above the promise. The last columns are
+10,000 steps with the exact 95 % interval of a Poisson count, which must not lie above the budget. The last columns are
 rules that people use (`rivals.py`), alarms per 10,000 steps, those within 50 steps of each other counted once."""
 
-MEMORY = """Healthy workers that each read documents in order. How long they remember is measured on each run
-(`analyze/stats/autocorrelation.py`), and evidence is divided by it; the promise is then approximate. A language
+MEMORY = """Healthy workers that each read documents in order. How long their values stay correlated is measured on each
+run (`analyze/stats/autocorrelation.py`), and evidence is divided by it; the budget is then approximate. A language
 model:"""
 
-MEMORY_CUT = "The same when fewer steps were recorded, which do not show yet how long workers remember:"
+MEMORY_CUT = "The same when fewer steps were recorded, which do not show yet how long values stay correlated:"
 
-MEMORY_SIMULATED = """Simulated, one statistic with the whole promise for itself. Workers remember their own last value
-(an autoregression), or part of the variance stays for a document. Divided by: median (10 % – 90 %) over the runs.
+MEMORY_SIMULATED = """Simulated, one statistic with the whole budget for itself. The values of a worker are an
+autoregression, or part of the variance stays for a document. Divided by: median (10 % – 90 %) over the runs.
 Cells: alarms per 10,000 steps, and in brackets those that there would be if nothing were divided."""
 
 MEMORY_POWER = """Faults of one worker (rank 1) of {workers} that read documents in order, from step {start} on.
 Delay: steps from the start to the first alarm of the run so far, on whatever rank (seen after 4, 5, 6, 7, 8, 10 …
 steps). Findings: of all runs, at their ends; those that name others are false."""
 
-SIMULATED = """One statistic by the code of the checks, with the whole promise for itself: {millions:.1f} million
+SIMULATED = """One statistic by the code of the checks, with the whole budget for itself: {millions:.1f} million
 steps. An alarm is a worker whose detector passes ln(10,000 N) within a run of at most 10,000 steps."""
 
 POWER = """One worker (rank 1) of N is made wrong from step 100 on, in {seeds} seeds each. Delay: steps from the
 start of the fault to the alarm, median (90 % point); "–" is beyond the steps watched (300, or 1,000 for weak faults
 in the MLP). Named, at the alarm: the findings of the run cut at its alarm name right ranks alone, "both" of two
 workers, or no one in particular ("all"). Limit: ln(100,000) / KL for a normal shift of the measured size in the
-statistic that shifts most (loss, norm or cosine): no procedure with the same promise that looks at this statistic
+statistic that shifts most (loss, norm or cosine): no procedure with the same budget that looks at this statistic
 alone can on average be faster (parameter groups, and shifts that are larger at first, can). Cap: ln(threshold) / ln
 N, the fastest that any test of exchangeability of one statistic can be."""
 
@@ -341,7 +341,7 @@ interval is of steps selected for it, widened by 1.5. Plain: over all steps of t
 alarm among them, and not widened."""
 
 CURVES = """One worker of N is shifted by so many spreads, normal noise, 40 runs each (20 at N = 128, 10 at 1,024);
-the statistic has the share of the promise that the loss has. Cells: median delay in steps (90 % point), then the
+the statistic has the share of the budget that the loss has. Cells: median delay in steps (90 % point), then the
 information limit ln(100,000) / KL. Cap: ln(threshold) / ln N. With more than two workers the right one crossed first
 in {right} of {found} runs."""
 
@@ -353,14 +353,14 @@ def _alarm_table(rows: Sequence[Found], by: str, label: str) -> str:
     ]
     for name, mine in [*groups, ("all", list(rows))]:
         steps = sum(row["steps"] for row in mine)
-        promised = [sum(row["alarms"][budget] for row in mine) for budget in reversed(mine[0]["alarms"])]
+        alarms_of = [sum(row["alarms"][budget] for row in mine) for budget in reversed(mine[0]["alarms"])]
         worker_steps = sum(row["steps"] * row["workers"] for row in mine)
         rates = [f"{10_000 * sum(row['rules'][rule] for row in mine) / steps:.1f}" for rule in RULES]
         runs = sum(row["runs"] for row in mine)
-        counts = [f"{alarms}: {rate(alarms, steps)}" for alarms in promised]
+        counts = [f"{alarms}: {rate(alarms, steps)}" for alarms in alarms_of]
         cells.append([name, runs, f"{steps:,}", f"{worker_steps:,}", *counts, *rates])
-    promises = [f"promise {promise}" for promise in reversed(rows[0]["alarms"])]
-    head = [label, "runs", "steps", "worker-steps", *promises, *RULES]
+    budgets = [f"budget {budget}" for budget in reversed(rows[0]["alarms"])]
+    head = [label, "runs", "steps", "worker-steps", *budgets, *RULES]
     return table(head, cells)
 
 

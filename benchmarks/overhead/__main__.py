@@ -4,8 +4,8 @@
 
 Steps: one process group trains one copy of a model per mode, and every round takes one step of every mode in rotating
 order, between barriers, so that whatever else the machine does hits all modes alike. A mode's ratio is the median
-over rounds of its step time over the bare step time of the same round; likewise of CPU time, which other work on the
-machine disturbs less. On 2 cores that do nothing else all parts take about 10 minutes.
+over rounds of its step time over the unmonitored step time of the same round; likewise of CPU time, which other work on
+the machine disturbs less. On 2 cores that do nothing else all parts take about 10 minutes.
 """
 
 from __future__ import annotations

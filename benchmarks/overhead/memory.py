@@ -42,13 +42,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
 INTRODUCTION = (
     f"Peak resident memory of the largest of 2 ranks, {STEPS[WIDTH]} steps ({min(STEPS.values())} of the largest "
     "model). By default glibc learns to keep what is freed on its heap, where a few small blocks in between stop it "
-    "from being used again: the peak of a bare run, too, then depends on the order of allocations. Where the heap "
-    "gives back at once (`MALLOC_MMAP_THRESHOLD_=262144 "
+    "from being used again: the peak of an unmonitored run, too, then depends on the order of allocations. Where the "
+    "heap gives back at once (`MALLOC_MMAP_THRESHOLD_=262144 "
     "MALLOC_TRIM_THRESHOLD_=131072`), what is left is what is really held. Code is pages of files, which the ranks of "
     "one machine share and each is charged for in full: of the same ranks, the private column is what no other process "
     "shares (unique set size), and the proportional one charges each of those that share a page with its part of it. "
-    "Both are the largest of what is seen after each backward pass, after each update and at the end. A bare rank is "
-    "forked from a process that has torch imported, part of which is not private to it. "
+    "Both are the largest of what is seen after each backward pass, after each update and at the end. An unmonitored "
+    "rank is forked from a process that has torch imported, part of which is not private to it. "
     "Libraries are pyarrow, pydantic and fsspec."
 )
 
@@ -73,12 +73,12 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
         numel = sum(param.numel() for param in LanguageModel(width).parameters())
         case = [f"{numel / 1e6:.1f}M", heap, f"{_mib(4.0 * numel)} MiB"]
         rows += [case + cells for cells in _cells(bare, imported, watched)]
-    head = ["parameters", "heap", "gradients", "memory", "bare", "libraries imported", "every step watched"]
+    head = ["parameters", "heap", "gradients", "memory", "unmonitored", "libraries imported", "every step watched"]
     return "\n\n".join(["## Memory", INTRODUCTION, page.table([*head, "by watching itself"], rows)])
 
 
 def _cells(bare: Peak, imported: Peak, watched: Peak) -> list[list[str]]:
-    """The cells of each kind of memory. Ratios are to its own bare value; code has no peak of its own to compare."""
+    """The cells of each kind of memory. Ratios are to its own unmonitored value; code has no peak to compare."""
     rows: list[list[str]] = []
     for kind, of in (
         ("resident", lambda peak: peak.resident),
@@ -93,7 +93,7 @@ def _cells(bare: Peak, imported: Peak, watched: Peak) -> list[list[str]]:
                 f"{_mib(base)} MiB",
                 f"+{_mib(with_libraries - base)} MiB ({with_libraries / base:.3f})",
                 f"+{_mib(all_ - base)} MiB ({all_ / base:.3f})",
-                f"+{_mib(all_ - with_libraries)} MiB ({(all_ - with_libraries) / base:.1%} of bare)",
+                f"+{_mib(all_ - with_libraries)} MiB ({(all_ - with_libraries) / base:.1%} of unmonitored)",
             ]
         )
     return rows

@@ -22,9 +22,9 @@ VOCABULARIES = (4_096, 32_000)
 
 INTRODUCTION = (
     f"One process, {BATCH} x {LENGTH} tokens, four linear layers {WIDTH} wide and a head over the vocabulary; "
-    "medians over rounds that take the bare step and the losses in turn. This is paid at the first four steps and at "
-    f"those whose sketches are kept, for models that return their logits; beside what training holds it takes at most "
-    f"{CHUNK * 8 // 2**20} MiB. A deeper body makes the share smaller."
+    "medians over rounds that take the unmonitored step and the losses in turn. This is paid at the first four steps "
+    f"and at those whose sketches are kept, for models that return their logits; in addition to what training holds it "
+    f"takes at most {CHUNK * 8 // 2**20} MiB. A deeper body makes the share smaller."
 )
 
 

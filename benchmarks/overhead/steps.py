@@ -23,7 +23,7 @@ from trueline.store.writer import RunWriter
 from trueline.testing.ranks import Ranks
 
 MODES = (
-    *("bare", "bare once more", "default plan", "every step"),
+    *("bare", "unmonitored once more", "default plan", "every step"),
     *("exact cosine by an extra all-reduce", "exact cosine by a brute gather"),
 )
 WARMUP = 3
@@ -40,14 +40,14 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     }
     cpu = {mode: [sum(result["cpu"][mode][index] for result in results) for index in range(rounds)] for mode in MODES}
     introduction = (
-        f"{results[0]['numel'] / 1e6:.1f}M parameters, 512 tokens a rank, {ranks} ranks, {rounds} rounds; a bare step "
-        f"took {statistics.median(times['bare']):.3f} s and {statistics.median(cpu['bare']):.3f} s of CPU on all ranks "
-        f"together (medians). The default plan is timed once it has settled, after {results[0]['settling']} steps: it "
-        f"then sampled every {results[0]['interval']} steps. Ratios are to the bare step of the same round. CPU time "
-        "is that of all threads of all ranks, which other work on the machine disturbs far less than step time, and "
-        "which leaves out what a step waits for. The bare step once more, of a model of its own, shows how far from 1 "
-        "the machine alone takes a ratio. Each mode has a share of the wall time only, so its Run is sealed "
-        f"every {SEAL_S * len(MODES):.0f} s of it."
+        f"{results[0]['numel'] / 1e6:.1f}M parameters, 512 tokens a rank, {ranks} ranks, {rounds} rounds; an "
+        f"unmonitored step took {statistics.median(times['bare']):.3f} s and {statistics.median(cpu['bare']):.3f} s of "
+        "CPU on all ranks together (medians). The default plan is timed once it has settled, after "
+        f"{results[0]['settling']} steps: it then sampled every {results[0]['interval']} steps. Ratios are to the "
+        "unmonitored step of the same round. CPU time is that of all threads of all ranks, which other work on the "
+        "machine disturbs far less than step time, and which leaves out what a step waits for. The unmonitored step "
+        "once more, of a model of its own, shows how far from 1 the machine alone takes a ratio. Each mode has a share "
+        f"of the wall time only, so its Run is sealed every {SEAL_S * len(MODES):.0f} s of it."
     )
     spread = ("quartiles", "ratio of the sums")
     head = ["mode", "step time, median ratio", *spread, "CPU time, median ratio", *spread]
@@ -60,7 +60,7 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
 
 
 def ratio(seconds: dict[str, list[float]], mode: str) -> str:
-    """Cells: median of the ratios to the bare step of each round, their quartiles, and the ratio of the sums."""
+    """Cells: median of the ratios to the unmonitored step of each round, their quartiles, and the ratio of the sums."""
     low, middle, high = statistics.quantiles(
         [one / bare for one, bare in zip(seconds[mode], seconds["bare"], strict=True)], n=4
     )
@@ -115,7 +115,7 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
 
 def in_turn(round_: int) -> list[str]:
     """All modes in the order of this round, the same on all ranks: shuffled, as a step is not alike after a gather of
-    all gradients and after a bare one, and in a rotation each mode would have its neighbour for good.
+    all gradients and after an unmonitored one, and in a rotation each mode would have its neighbour for good.
     """
     return random.Random(round_).sample(MODES, len(MODES))
 

@@ -27,10 +27,10 @@ STEPS_NOT_SELECTED = dict.fromkeys(STEPS, 5)
 ROUNDS_NOT_SELECTED = 3
 """Times as many rounds there: a hundredth is to be told from none."""
 
-ADDED = """Median over rounds of the step time over that of the bare step of the same round, on the clock and of CPU \
-time (which has what threads do until the process is idle again). What Trueline adds to the bare step is given as a \
-share of what msProbe adds, with quartiles; the aim is met where the larger of both shares is within it. In it are \
-the signals of gradients that Trueline also takes at every one of these steps, as at the start of any run."""
+ADDED = """Median over rounds of the step time over that of the unmonitored step of the same round, on the clock and \
+of CPU time (which has what threads do until the process is idle again). What Trueline adds to the unmonitored step is \
+given as a share of what msProbe adds, with quartiles; the aim is met where the larger of both shares is within it. In \
+it are the signals of gradients that Trueline also takes at every one of these steps, as at the start of any run."""
 
 LEFT = """Everything that was written, over the steps that were recorded. A value is a tensor that has an entry of \
 its own, and each tool decides which ones those are: of structure msProbe writes none, and otherwise it leaves out \
@@ -38,7 +38,7 @@ reshapes and the like (`risk_level` is `FOCUS` unless set)."""
 
 MEMORY = "Peak resident memory of the process, with the libraries that each tool imports."
 
-AWAY = "Both tools are attached with modules and ops, at steps that they are not told to record. The aim is 1.01."
+AWAY = "Both tools are attached with modules and ops, at steps that are not selected. The aim is 1.01."
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ MIB = 2**20
 
 
 def added_time(measured: Sequence[Measured]) -> str:
-    """Step times over the bare step, and what Trueline adds over what msProbe adds."""
-    head = ["recorded", "msProbe, times the bare step", "Trueline, times the bare step"]
+    """Step times over the unmonitored step, and what Trueline adds over what msProbe adds."""
+    head = ["recorded", "msProbe, times the unmonitored step", "Trueline, times the unmonitored step"]
     head += ["Trueline adds, of what msProbe adds", "aim", "met"]
     rows = []
     for one in measured:
@@ -53,7 +53,7 @@ def memory(measured: Sequence[Measured]) -> str:
         peaks = {name: one.left[name].peak_bytes for name in NAMES}
         met = "yes" if peaks["trueline"] <= peaks["msprobe"] else "no"
         rows.append([one.part.name, *(f"{peaks[name] / MIB:,.0f} MiB" for name in NAMES), met])
-    return table(["recorded", "bare", "msProbe", "Trueline", "no more than msProbe"], rows)
+    return table(["recorded", "unmonitored", "msProbe", "Trueline", "no more than msProbe"], rows)
 
 
 def not_selected(measured: Measured) -> str:
@@ -65,15 +65,15 @@ def not_selected(measured: Measured) -> str:
             low, middle, high = quartiles(measured.ratios(name, clock))
             cells.append(f"{middle:.3f} ({low:.3f} – {high:.3f})")
         rows.append([title, *cells])
-    return table(["tool", "times the bare step (quartiles)", "of CPU time (quartiles)"], rows)
+    return table(["tool", "times the unmonitored step (quartiles)", "of CPU time (quartiles)"], rows)
 
 
 def bare_step(measured: Sequence[Measured]) -> str:
-    """How long the bare step took, as half a sentence."""
+    """How long the unmonitored step took, as half a sentence."""
     wall_s, cpu_s = (
         statistics.median(getattr(turn, clock) for one in measured for turn in one.turns["bare"]) for clock in CLOCKS
     )
-    return f"a bare step took {1000 * wall_s:.0f} ms and {1000 * cpu_s:.0f} ms of CPU (medians)"
+    return f"an unmonitored step took {1000 * wall_s:.0f} ms and {1000 * cpu_s:.0f} ms of CPU (medians)"
 
 
 def _ratios(one: Measured, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Count the jumps that are told in healthy runs, and how large one must be; rewrite README.md beside this.
+"""Count the jumps that are reported in healthy runs, and how large one must be; rewrite README.md beside this.
 
     python -m benchmarks.spikes [--cache DIR] [--runs 50] [--quick]
 
@@ -16,21 +16,21 @@ from benchmarks.spikes import false_alarms, laws, models, power
 TITLE = "Jumps along time: false alarms and power"
 
 ABOUT = """\
-`loss-spike` and `grad-spike` promise together at most `Plan.false_alarms` expected alarms in 10,000 healthy steps, 0.1
+`loss-spike` and `grad-spike` together have a budget of `Plan.false_alarms` expected alarms in 10,000 healthy steps, 0.1
 by default. The law behind it (`trueline/analyze/stats/peaks_over_threshold.py`) is exact where scores are exchangeable
-and their logarithms have exponential tails; no training is quite like that. Tables count jumps that were told under the
-default promise and two looser ones, at which there is more to be counted. Cells: jumps, then jumps per 10,000 steps
+and their logarithms have exponential tails; no training is quite like that. Tables count jumps that were reported under
+the default budget and two looser ones, at which there is more to be counted. Cells: jumps, then jumps per 10,000 steps
 with the exact 95 %
-interval of a Poisson count, which should not lie above the promise."""
+interval of a Poisson count, which should not lie above the budget."""
 
 ABOUT_LAWS = f"""\
 Runs of {false_alarms.RUN_STEPS:,} steps. The loss, the norm of the gradient, and the norms of {false_alarms.GROUPS}
 groups follow the law, each by itself."""
 
 ABOUT_BEYOND = """\
-The same for series in which nothing is wrong and that are not what the law assumes. They are told more often than
-promised: a batch that is far harder than all before is a jump until some have been seen, and so is a stage of a
-curriculum that is far above the last."""
+The same for series in which nothing is wrong and that are not what the law assumes. They are reported more often than
+the budget allows: a batch that is far harder than all before is a jump until some have been seen, and so is a stage of
+a curriculum that is far above the last."""
 
 ABOUT_TRAININGS = """\
 The healthy trainings of `benchmarks/judgement`, each once with all its workers together and once with the first worker

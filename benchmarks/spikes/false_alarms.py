@@ -1,4 +1,4 @@
-"""How many jumps are told in series that are healthy, simulated and from real trainings."""
+"""How many jumps are reported in series that are healthy, simulated and from real trainings."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def _trained(chosen: Iterable[Job], folder: Path) -> Iterator[WholeRun]:
 
 
 def _table(label: str, kinds: Iterable[tuple[str, Iterator[WholeRun]]]) -> str:
-    """One line a kind of run: its jumps under each promise, and which check they are of under the last."""
+    """One line a kind of run: its jumps under each budget, and which check they are of under the last."""
     rows = {name: _counted(series) for name, series in kinds}
     steady = [row for name, row in rows.items() if name not in JUMPING]
     sums = {"all": sum(rows.values(), Counter())}
     if len(steady) < len(rows):
         sums["all but the curriculum and those that memorise"] = sum(steady, Counter())
-    head = [label, "runs", "steps", *(f"promise {promise:g}" for promise in PROMISES), "of these"]
+    head = [label, "runs", "steps", *(f"budget {promise:g}" for promise in PROMISES), "of these"]
     return page.table(head, [_cells(name, row) for name, row in (rows | sums).items()])
 
 

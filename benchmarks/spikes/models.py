@@ -55,7 +55,7 @@ def table() -> str:
         (grown, room, told), (grown_half, room_half, told_half) = (_measured(make, half=half) for half in (False, True))
         cells = [_text(grown), _text(room), _text(grown_half), _text(room_half), str(told + told_half)]
         rows.append([name, *cells])
-    head = ["model", "float32: growth", "room", "autocast float16: growth", "room", "told"]
+    head = ["model", "float32: growth", "room", "autocast float16: growth", "room", "reported"]
     return f"{about}\n\n{page.table(head, rows)}"
 
 

@@ -1,4 +1,4 @@
-"""How large a jump must be to be told, in real trainings."""
+"""How large a jump must be to be reported, in real trainings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def table(folder: Path, *, quick: bool) -> str:
     train_all(wanted, folder)
     runs = [as_run(job.recorded(folder), job) for job in wanted]
     about = (
-        f"{len(runs)} trainings. At one step the loss, or the norm of the gradient, is multiplied; what is told must "
-        "begin there."
+        f"{len(runs)} trainings. At one step the loss, or the norm of the gradient, is multiplied; what is reported "
+        "must begin there."
     )
     rows = []
     for name, kind, least in (("loss", "loss", loss_spike.LEAST), ("norm", "norm", grad_spike.LEAST)):

@@ -1,13 +1,13 @@
 """Does the gap between the losses of two runs grow faster than chaos explains?
 
-Training is chaotic: runs that differ in a last bit diverge as well, sooner or later, and no law says by how much. It is
-measured on Runs that should agree (``calibrate``). With R of them and the reference, all exchangeable, and the run as
-one more, each of these n is compared with the others in the same way: at step s its gap is the distance of its loss
-from the median of theirs, and their spread the largest gap that any of them has had by then, at least two units in the
-last place of float32. The largest ratio of gap to spread over all steps is the run's *excess*. If the run is like the
-others, it has the largest excess of all n with a probability of 1/n, whatever chaos does; no evidence however strong
-makes that number smaller. So the run is reported only where its excess is more than ``ALLOWED`` = 2 times that of any
-other: as ``first-divergence``, a warning, with the first such step, and with that probability as its
+Training is chaotic: runs that differ in a last bit diverge as well, sooner or later, and no error model says by how
+much. It is measured on Runs that should agree (``calibrate``). With R of them and the reference, all exchangeable, and
+the run as one more, each of these n is compared with the others in the same way: at step s its gap is the distance of
+its loss from the median of theirs, and their spread the largest gap that any of them has had by then, at least two
+units in the last place of float32. The largest ratio of gap to spread over all steps is the run's *excess*. If the run
+is like the others, it has the largest excess of all n with a probability of 1/n, whatever chaos does; no evidence
+however strong makes that number smaller. So the run is reported only where its excess is more than ``ALLOWED`` = 2
+times that of any other: as ``first-divergence``, a warning, with the first such step, and with that probability as its
 ``false_alarm_rate``. That the factor makes reports of healthy runs rarer still is measured (``benchmarks/compare``) and
 not proven.
 

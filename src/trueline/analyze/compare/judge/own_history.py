@@ -1,21 +1,21 @@
 """What a call adds to a difference hardly changes from step to step: calls that depart from their own history.
 
-Two runs that round differently diverge step by step, and soon no law says how much parameters, and all that is computed
-from them, may differ. What a call *adds* is another matter: the difference of its result over the differences of its
-inputs hardly changes from step to step, however large both have become. With m the relative difference of a value, i
-the root of the sum of the squares of those of what it was made from, and u what its call rounds,
+Two runs that round differently diverge step by step, and soon no error model says how much parameters, and all that is
+computed from them, may differ. What a call *adds* is another matter: the difference of its result over the differences
+of its inputs hardly changes from step to step, however large both have become. With m the relative difference of a
+value, i the root of the sum of the squares of those of what it was made from, and u what its call rounds,
 
     d = ln(sqrt(m² + u²) / sqrt(i² + u²))
 
 is compared with the same value's d at the steps before: a jump is d minus the logarithm of the root mean square of e^d
-there. The pair of runs itself shows how large jumps are while nothing is wrong: each earlier step's d over that of the
-other earlier steps, for all values of the pass, and the jumps of calls that ran before in this step, which cannot be a
-consequence of this one. (The first step serves as history for the others and yields no jump: only there are parameters
-equal or differ by a rounding.) If the next jump is exchangeable with these, ``peaks_over_threshold.log_tail`` gives the
-probability p of one as large. With N values judged in a pass, over all steps and ranks, 2·N·p < ``FALSE_ALARMS`` = 0.01
-makes a value ``first-divergence``, and this number is its ``false_alarm_rate``: the number of such values, at most,
-that are expected in the whole comparison of a healthy pair. The earliest one is reported, unless an earlier value is
-beyond rounding.
+there. The pair of runs itself shows how large jumps are while nothing is wrong: leave-one-out, each earlier step's d
+over that of the other earlier steps, for all values of the pass, and the jumps of calls that ran before in this step,
+which cannot be a consequence of this one. (The first step serves as history for the others and yields no jump: only
+there are parameters equal or differ by a rounding.) If the next jump is exchangeable with these,
+``peaks_over_threshold.log_tail`` gives the probability p of one as large. With N values judged in a pass, over all
+steps and ranks, 2·N·p < ``FALSE_ALARMS`` = 0.01 makes a value ``first-divergence``, and this number is its
+``false_alarm_rate``: the number of such values, at most, that are expected in the whole comparison of a healthy pair.
+The earliest one is reported, unless an earlier value is beyond rounding.
 
 That jumps are exchangeable is assumed and not proven; ``benchmarks/compare/late`` measures the consequences.
 
