@@ -89,17 +89,22 @@ def begin(
     outlet, contributions = Outlet(sink, rank=team.rank), Contributions()
     parts = WorkingParts(outlet.degraded)
     probes = StandardProbes(model, adapter=adapter, team=team, guard=parts.guarded, contributions=contributions)
-    recorder = Recorder(
-        model,
-        adapter=adapter,
-        probes=probes.each,
-        contributions=contributions,
-        outlet=outlet,
-        parts=parts,
-        plan=plan,
-        team=team,
-        start=start,
-    )
+    try:
+        recorder = Recorder(
+            model,
+            adapter=adapter,
+            probes=probes.each,
+            contributions=contributions,
+            outlet=outlet,
+            parts=parts,
+            plan=plan,
+            team=team,
+            start=start,
+        )
+    except BaseException:
+        for leave in (parts.close, adapter.detach, probes.detach, outlet.close, team.give_back):
+            leave()
+        raise
     return Begun(recorder, probes, adapter.notes)
 
 

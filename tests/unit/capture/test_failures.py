@@ -12,6 +12,8 @@ from torch import nn
 import trueline
 from trueline.capture.job.outlet import Outlet
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.probes.loss import LossProbe
+from trueline.capture.step import working_parts
 from trueline.schema.errors import CaptureError, InputError, PlanError
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
@@ -81,6 +83,36 @@ def test_a_broken_probe_leaves_one_finding_and_the_rest_goes_on(tmp_path, monkey
     assert len(run.steps) == 4
     assert run.pivot("loss")[1].all()
     assert not run.pivot("grad_norm")[1].any()
+
+
+def test_a_loss_probe_that_failed_collects_nothing_more(tmp_path, monkeypatch):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1})
+    probe = watch._probes.loss
+    monkeypatch.setattr(LossProbe, "result", lambda *_: 1 / 0)
+    for _ in range(5):
+        model(torch.ones(1, 2)).sum().backward()
+        watch.loss(1.0)
+        optimizer.step()
+    assert [*probe._given, *probe._backward] == [], "for ever, as nobody forgets them any more"
+    watch.close()
+    (finding,) = trueline.open_run(tmp_path / "run").live_findings
+    assert finding.claim.startswith("Watching of loss stopped on rank 0 at step 0: ZeroDivisionError")
+
+
+def test_watching_that_cannot_begin_leaves_torch_as_it_was(tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise CaptureError("no parameter is trained by all ranks")
+
+    backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
+    others = len(working_parts._here)
+    monkeypatch.setattr("trueline.capture.step.recorder.make_layout", fail)
+    with pytest.raises(CaptureError, match="trained by all ranks"):
+        train(tmp_path / "run")
+    assert torch.autograd.backward is backward
+    assert torch.amp.GradScaler.scale is scale
+    assert len(working_parts._here) == others, "sessions of other models are not paused for it"
 
 
 def test_a_nan_loss_is_recorded_as_it_is(tmp_path):

@@ -68,6 +68,7 @@ class LossProbe:
         self._workers = workers
         self._rel = 1e-5
         self._window = 0
+        self._collects = True
         self._given: list[tuple[Pass, Given]] = []
         self._output: list[tuple[Pass, Tensor]] = []
         self._backward: list[tuple[Pass, Tensor]] = []
@@ -77,8 +78,9 @@ class LossProbe:
         patches.scale.add(self._at_scale)
 
     def begin(self, step: Step) -> bool:
-        """Forget the step before."""
+        """Forget the step before. What listens to ``backward`` collects nothing in a step that is not watched."""
         self._given, self._output, self._backward = [], [], []
+        self._collects = step.watched
         return step.watched
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -104,7 +106,7 @@ class LossProbe:
         )
         is_one = x.dim() == 0 or x.numel() == 0
         given = Given(x.mean(), _on(x.device, tokens), None) if is_one else _several(x.reshape(len(x), -1), tokens)
-        if not self._contributions.is_over:
+        if self._collects and not self._contributions.is_over:
             self._given.append((self._contributions.now(), given))
 
     def from_output(self, output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> None:
@@ -170,7 +172,7 @@ class LossProbe:
         with self._guard("loss"):
             unscaled, self._unscaled = self._unscaled, None
             one = self._contributions.backward_begins(args[3] if len(args) > 3 else kwargs.get("inputs"))
-            if one is None:
+            if one is None or not self._collects:
                 return
             losses = losses_in(tensors, grad_tensors) if unscaled is None else []
             rows = [self._row(loss) for loss in losses] if unscaled is None else [unscaled]

@@ -58,7 +58,7 @@ class Probing:
     def columns(self, probes: Iterable[Probe], host: Mapping[str, Tensor], step: Step, row: dict[str, Any]) -> None:
         """Add to ``row`` of ``step`` what ``probes`` make of the tensors that have arrived."""
         with self._parts.timed():
-            for probe in probes:
+            for probe in (each for each in probes if self._parts.works(each.name)):
                 with self._losing(probe):
                     row |= _known(probe.columns(host, step, row))
 

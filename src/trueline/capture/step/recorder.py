@@ -24,7 +24,7 @@ from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Probe
 from trueline.capture.step import exchange
 from trueline.capture.step.backlog import Backlog
-from trueline.capture.step.contributions import Contributions
+from trueline.capture.step.contributions import Contributions, CountedPasses
 from trueline.capture.step.exchange import Team
 from trueline.capture.step.identity import Identity
 from trueline.capture.step.next_step import NextStep
@@ -202,7 +202,9 @@ class Recorder:
                 self.drain(patience_s=exchange.PATIENCE_S, decides_at=self._now)
 
     def _gather(self, *, seen: bool = True) -> None:
-        counted, copy = self.contributions.counted(), HostCopy({})
+        counted, copy = CountedPasses(), HostCopy({})
+        with self.parts.guarded("passes"):
+            counted = self.contributions.counted()
         self._probing.ask("gradients", gradients_known=seen, counted=counted)
         with self.parts.guarded("row"):
             copy = HostCopy(self._probing.hand_over() | counted.result())
