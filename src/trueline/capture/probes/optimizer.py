@@ -18,10 +18,6 @@ class OptimizerProbe(FactProbe):
     name = "optimizer"
     moments = ("update",)
 
-    def begin(self, step: Step) -> bool:
-        """In every step that is watched."""
-        return step.watched
-
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``hyper_parameters``."""
         return {} if step.optimizer is None else hyper_parameters(step.optimizer)

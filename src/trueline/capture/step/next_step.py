@@ -12,8 +12,8 @@ from trueline.capture.job.outlet import Outlet
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
 from trueline.capture.record.start import Idle, make_session, require_fitting
+from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
-from trueline.capture.step.identity import Identity
 from trueline.capture.step.schedule import Recheck, Schedule
 from trueline.capture.step.working_parts import WorkingParts
 from trueline.schema.plan import Plan
@@ -21,7 +21,9 @@ from trueline.schema.start import Start
 
 
 class NextStep:
-    """Decides it step by step; ``recheck`` learns from the sums what became of the reduction."""
+    """Decides it step by step. ``SharedSum`` has what it decides by, and changes it by what it reads: of the Plan
+    (``live``), of cost (``schedule``), of the reduction (``recheck``) and of ``parameters``.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class NextStep:
         outlet: Outlet,
         parts: WorkingParts,
         parameters: Parameters,
-        identity: Identity,
+        description: Description,
     ) -> None:
         self.live = Live(
             plan,
@@ -48,11 +50,11 @@ class NextStep:
         self.schedule = Schedule(plan, first=start.step)
         self.recheck = Recheck()
         self._plan = plan
-        self._alone = team.size == 1
-        self._outlet = outlet
-        self._parts = parts
-        self._parameters = parameters
-        self._identity = identity
+        self.team = team
+        self.outlet = outlet
+        self.parts = parts
+        self.parameters = parameters
+        self.description = description
         self._facts: dict[str, Any] = {}
         failed = partial(parts.end, "recording")
         self._make_session = partial(make_session, model, write=outlet.write, failed=failed, notes=notes)
@@ -60,16 +62,16 @@ class NextStep:
 
     def decide(self, number: int) -> Step:
         """What holds in step ``number``. Ask before every step, in order."""
-        if self._parts.works("plan"):
-            with self._parts.guarded("plan"):
+        if self.parts.works("plan"):
+            with self.parts.guarded("plan"):
                 self._look(number)
         schedule = self.schedule
         sampled = schedule.samples(number)
-        with self._parts.guarded("parameters"):
-            self._parameters.due(number, alone=self._alone)
+        with self.parts.guarded("parameters"):
+            self.parameters.due(number, alone=self.team.size == 1)
         return Step(
             number,
-            self._parameters.layout,
+            self.parameters.layout,
             self._plan,
             self._facts,
             age=number - schedule.first,
@@ -82,7 +84,7 @@ class NextStep:
 
     def _look(self, number: int) -> None:
         """Look for another Plan, and follow what all ranks agreed on to hold from this step on."""
-        self.live.look(number, agrees=self._parts.works("exchange"))
+        self.live.look(number, agrees=self.parts.works("exchange"))
         change = self.live.due(number)
         if self.live.triggers.news_at == number:
             self.schedule.look_again(number)
@@ -93,9 +95,8 @@ class NextStep:
         if change.revision is not None:
             self._plan = change.plan
             self.schedule.follow(change.plan, step=number)
-            if self._identity.note_plan(change.plan, change.revision, step=number):
-                self._outlet.describe(self._identity.manifest, self._identity.env)
-        if isinstance(self._parts.session, Idle):
-            self._parts.session = self._make_session(plan=change.records)
+            self.description.note_plan(change.plan, change.revision, step=number)
+        if isinstance(self.parts.session, Idle):
+            self.parts.session = self._make_session(plan=change.records)
         else:
-            self._parts.session.follow(change.records)
+            self.parts.session.follow(change.records)

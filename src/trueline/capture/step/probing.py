@@ -15,9 +15,6 @@ from trueline.schema.workers import WORKER_COLUMNS
 
 _COLUMNS = {column.name for column in WORKER_COLUMNS}
 
-Taken = dict[str, dict[str, Tensor]]
-"""Tensors by the name of the probe that took them."""
-
 
 class Probing:
     """Collects what ``probes`` take in a step: ``row`` are the columns that are known at once."""
@@ -45,10 +42,11 @@ class Probing:
                     self._taken |= self._take(probe, moment)
         self._step.args, self._step.kwargs, self._step.output = (), {}, None  # they are large, and not ours to keep
 
-    def ask_last(self) -> Taken:
-        """What all probes take as watching ends."""
-        asked = [probe for probe in self._probes if "closed" in probe.moments]
-        return {probe.name: tensors for probe in asked if (tensors := self._take(probe, "closed"))}
+    def ask_last(self) -> dict[str, Tensor]:
+        """The tensors that probes take as watching ends, asked or not before; ``due`` are then those that took any."""
+        asked = [(probe, self._take(probe, "closed")) for probe in self._probes if "closed" in probe.moments]
+        self.due = [probe for probe, tensors in asked if tensors]
+        return {name: tensor for _, tensors in asked for name, tensor in tensors.items()}
 
     def hand_over(self) -> dict[str, Tensor]:
         """The tensors that were taken since this was called before."""
@@ -61,10 +59,6 @@ class Probing:
             for probe in (each for each in probes if self._parts.works(each.name)):
                 with self._losing(probe):
                     row |= _known(probe.columns(host, step, row))
-
-    def last_columns(self, taken: Taken, host: Mapping[str, Tensor], row: dict[str, Any]) -> None:
-        """``columns`` of what ``ask_last`` returned."""
-        self.columns([probe for probe in self._probes if probe.name in taken], host, self._step, row)
 
     def _begins(self, probe: Probe) -> bool:
         with self._losing(probe):

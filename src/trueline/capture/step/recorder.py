@@ -25,8 +25,8 @@ from trueline.capture.probes.base import Probe
 from trueline.capture.step import exchange
 from trueline.capture.step.backlog import Backlog
 from trueline.capture.step.contributions import Contributions, CountedPasses
+from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
-from trueline.capture.step.identity import Identity
 from trueline.capture.step.next_step import NextStep
 from trueline.capture.step.passes import Passes
 from trueline.capture.step.probing import Probing
@@ -62,16 +62,19 @@ class Recorder:
         self._adapter = adapter
         make = partial(make_layout, model, patterns=plan.param_names, max_groups=plan.max_groups, mesh=adapter.mesh)
         self._parameters = Parameters(model, make=lambda apart: make(apart=apart), apart=team.apart or ALIKE)
-        self._identity = Identity(start.manifest, adapter=adapter, team=team)
-        shared: dict[str, Any] = {
-            "team": team,
-            "outlet": outlet,
-            "parts": parts,
-            "parameters": self._parameters,
-            "identity": self._identity,
-        }
-        self._next = NextStep(model, plan=plan, start=start, notes=adapter.notes, **shared)
-        self._sum = SharedSum(adapter=adapter, next_step=self._next, **shared)
+        self._description = Description(start.manifest, adapter=adapter, team=team, outlet=outlet)
+        self._next = NextStep(
+            model,
+            plan=plan,
+            start=start,
+            team=team,
+            notes=adapter.notes,
+            outlet=outlet,
+            parts=parts,
+            parameters=self._parameters,
+            description=self._description,
+        )
+        self._sum = SharedSum(self._next, adapter=adapter)
         self._probing = Probing(probes, parts)
         self._passes = Passes(by_hand=team.ranks if adapter.name == "manual" else ())
         self._backlog = Backlog()
@@ -117,8 +120,7 @@ class Recorder:
             self._parameters.look(self._now)
         self._probing.ask("update", optimizer=optimizer)
         with self.parts.guarded("environment"):
-            if self._identity.update(self.model, self._parameters, self._step):
-                self.outlet.describe(self._identity.manifest, self._identity.env)
+            self._description.update(self.model, self._parameters, self._step)
         if gradients_ready:
             self._gather()
 
@@ -164,20 +166,19 @@ class Recorder:
         with self.parts.guarded("close"):
             self._write_last()
         self.parts.session.detach()
-        self._detach()
+        self._leave()
         if raised is not None:
             with self.parts.guarded("close"):
-                self._identity.note_raised(raised)
-                self.outlet.describe(self._identity.manifest, self._identity.env)
+                self._description.note_raised(raised)
         self.outlet.close()
 
     def abandon(self) -> None:
         """Leave the model as it was, in a process that was forked: nothing is written, and no other thread is there."""
         self.parts.session.abandon()
-        self._detach()
+        self._leave()
         self.team.abandon()
 
-    def _detach(self) -> None:
+    def _leave(self) -> None:
         self.parts.close()
         self._adapter.detach()
 
@@ -250,9 +251,8 @@ class Recorder:
         last, schedule = self._now - 1, self._next.schedule
         if self._updating or last < schedule.first or not schedule.within(last):
             return
-        taken = self._probing.ask_last()
-        copy = HostCopy({name: tensor for tensors in taken.values() for name, tensor in tensors.items()})
-        if taken and copy.arrives(within_s=exchange.PATIENCE_S):
+        copy = HostCopy(self._probing.ask_last())
+        if copy.host and copy.arrives(within_s=exchange.PATIENCE_S):
             row: dict[str, Any] = {"step": last}
-            self._probing.last_columns(taken, copy.host, row)
+            self._probing.columns(self._probing.due, copy.host, self._step, row)
             self.outlet.write(row)

@@ -7,92 +7,67 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.capture.adapters.base import Adapter
-from trueline.capture.job.outlet import Outlet
 from trueline.capture.job.triggers import nonfinite_in, seen_in_row
-from trueline.capture.model.parameters import Parameters
 from trueline.capture.step import exchange, shared_columns
 from trueline.capture.step.backlog import Backlog
-from trueline.capture.step.exchange import Team
-from trueline.capture.step.identity import Identity
 from trueline.capture.step.next_step import NextStep
 from trueline.capture.step.own_time import worst
 from trueline.capture.step.step_record import StepRecord
-from trueline.capture.step.working_parts import WorkingParts
 
 SUMMED = "gradients"
 """The part whose measurements are summed; a rank on which it has failed adds zeros."""
 
 
 class SharedSum:
-    """Begins and reads the sums of one rank; all ranks of ``team`` begin the same ones, whatever becomes of them."""
+    """Begins and reads the sums of one rank; all ranks of the team begin the same ones, whatever becomes of them."""
 
-    def __init__(
-        self,
-        *,
-        team: Team,
-        adapter: Adapter,
-        parts: WorkingParts,
-        next_step: NextStep,
-        parameters: Parameters,
-        identity: Identity,
-        outlet: Outlet,
-    ) -> None:
-        self._team = team
+    def __init__(self, next_step: NextStep, *, adapter: Adapter) -> None:
+        self._next = next_step
         self._adapter = adapter
-        self._parts = parts
-        self._live = next_step.live
-        self._schedule = next_step.schedule
-        self._recheck = next_step.recheck
-        self._parameters = parameters
-        self._identity = identity
-        self._outlet = outlet
 
     def start(self, record: StepRecord, *, now: int) -> None:
         """Begin the sum of a sampled step, once its numbers are on the host; ``now`` is the step that is under way."""
         self._look_at(record, now=now)
-        if (
-            record.pending is not None
-            or self._team.group is None
-            or not (record.of.sampled and self._parts.works("exchange"))
-        ):
+        due = record.of.sampled and record.pending is None and self._next.team.group is not None
+        if not (due and self._next.parts.works("exchange")):
             return
         sums = np.zeros(0)
-        if record.measured and self._parts.works(SUMMED):
-            with self._parts.guarded(SUMMED):
-                sums = record.part_of_sum(workers=self._team.size)
-        with self._parts.guarded("exchange"):
+        if record.measured and self._next.parts.works(SUMMED):
+            with self._next.parts.guarded(SUMMED):
+                sums = record.part_of_sum(workers=self._next.team.size)
+        with self._next.parts.guarded("exchange"):
             scalars = shared_columns.scalars(
                 record.own or shared_columns.NOTHING,
                 step=record.step,
-                spent=self._parts.time.latest,
+                spent=self._next.parts.time.latest,
                 passes=record.passes,
-                plan=self._live.announced,
-                seen=self._live.triggers.take_bits(),
+                plan=self._next.live.announced,
+                seen=self._next.live.triggers.take_bits(),
                 layout=record.of.layout.digest if sums.size else 0,
                 wants=record.wants,
             )
-            record.pending = exchange.start(self._team, step=record.step, scalars=scalars, sums=sums)
+            record.pending = exchange.start(self._next.team, step=record.step, scalars=scalars, sums=sums)
 
     def read(self, backlog: Backlog, *, until: float | None, decides_at: int | None) -> None:
         """Take the sums that have arrived, in order, and give up those that never will."""
-        if not self._parts.works("exchange"):
+        if not self._next.parts.works("exchange"):
             backlog.forget_sums()
         for record, arrived in backlog.sums(until=until, decides_at=decides_at):
             if arrived:
                 self._take(record)
             else:
                 error = TimeoutError(f"the sum over workers of step {record.step} never arrived")
-                self._parts.end("exchange", error)
+                self._next.parts.end("exchange", error)
 
     def _look_at(self, record: StepRecord, *, now: int) -> None:
         """Note the faults that this rank can detect alone, from what has reached the host."""
         if record.looked_at:
             return
         record.looked_at = True
-        with self._parts.guarded("plan"):
-            triggers = self._live.triggers
-            triggers.add(nonfinite_in(record.copy.host, scaled="torch.float16" in str(self._identity.env.autocast)))
-            if self._team.group is None:
+        with self._next.parts.guarded("plan"):
+            triggers, autocast = self._next.live.triggers, self._next.description.env.autocast
+            triggers.add(nonfinite_in(record.copy.host, scaled="torch.float16" in str(autocast)))
+            if self._next.team.group is None:
                 triggers.receive([triggers.take_bits()], step=record.step, known=now)
 
     def _take(self, record: StepRecord) -> None:
@@ -101,12 +76,12 @@ class SharedSum:
             return
         scalars = result[0]
         if (apart := shared_columns.apart(scalars)) is not None:
-            self._parts.end("exchange", RuntimeError(apart))
+            self._next.parts.end("exchange", RuntimeError(apart))
             return
         plan, seen, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
-        self._live.receive(int(plan.max()), known=record.known)
-        self._live.triggers.receive(seen.tolist(), step=record.step, known=record.known)
-        self._parameters.receive(shared_columns.agreed(wants), known=record.known)
+        self._next.live.receive(int(plan.max()), known=record.known)
+        self._next.live.triggers.receive(seen.tolist(), step=record.step, known=record.known)
+        self._next.parameters.receive(shared_columns.agreed(wants), known=record.known)
         self._write_shared(record, *result)
         if not record.beat:
             self._follow_budget(scalars, record)
@@ -117,15 +92,15 @@ class SharedSum:
         if not columns:
             return
         straight, mean = shared_columns.is_mean(columns)
-        self._recheck.update(straight=straight, mean=mean)
+        self._next.recheck.update(straight=straight, mean=mean)
         lossy = reduction.lossy or not reduction.known
-        self._live.triggers.add(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
-        self._outlet.write({"step": record.step} | columns)
+        self._next.live.triggers.add(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
+        self._next.outlet.write({"step": record.step} | columns)
 
     def _follow_budget(self, scalars: shared_columns.Array, record: StepRecord) -> None:
-        if not self._schedule.counts(record.step):
+        if not self._next.schedule.counts(record.step):
             return
-        self._schedule.spent(**worst(scalars))
-        decision = self._schedule.decide(record.step, interval=record.interval)
-        if decision is not None and self._identity.note_interval(decision, step=record.step):
-            self._outlet.describe(self._identity.manifest, self._identity.env)
+        self._next.schedule.spent(**worst(scalars))
+        decision = self._next.schedule.decide(record.step, interval=record.interval)
+        if decision is not None:
+            self._next.description.note_interval(decision, step=record.step)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
-from trueline.capture.step.identity import Identity
 from trueline.tensor.digest import digest_rows
 
 
@@ -20,8 +20,11 @@ def by_trueline():
 
 @pytest.mark.parametrize("raises", [by_pythons_library, by_trueline])
 def test_the_line_is_the_users_own(raises):
-    identity = Identity(None, adapter=SimpleNamespace(), team=Team(ranks=(0,), rank=0, group=None))
+    sent = []
+    outlet = SimpleNamespace(describe=lambda manifest, env: sent.append(env))
+    team = Team(ranks=(0,), rank=0, group=None)
+    description = Description(None, adapter=SimpleNamespace(), team=team, outlet=outlet)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         raises()
-    identity.note_raised(caught.value)
-    assert identity.env.raised == f"{caught.type.__name__} at test_identity.py:{raises.__code__.co_firstlineno + 1}"
+    description.note_raised(caught.value)
+    assert sent[-1].raised == f"{caught.type.__name__} at test_description.py:{raises.__code__.co_firstlineno + 1}"

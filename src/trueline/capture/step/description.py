@@ -1,4 +1,4 @@
-"""Who this rank is, kept up to date: the manifest (first rank) and the environment file."""
+"""How this rank describes its Run, kept up to date: the manifest (first rank) and the environment file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.job.environment import describe_optimizer, describe_rank, param_lists
+from trueline.capture.job.outlet import Outlet
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
@@ -20,28 +21,29 @@ from trueline.schema.plan import Plan
 from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
 
 
-class Identity:
-    """Holds what was last sent to the Sink and knows when it is out of date."""
+class Description:
+    """Holds what the Sink has, and sends it again when it is out of date."""
 
-    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team) -> None:
+    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team, outlet: Outlet) -> None:
         self.manifest = manifest
         self.env = RankEnv(rank=team.rank, world_size=team.size)
         self._adapter = adapter
         self._team = team
+        self._outlet = outlet
         self._known: object = None
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
         self._lists: list[ParamLists] = []
 
-    def update(self, model: nn.Module, parameters: Parameters, step: Step) -> bool:
-        """Take what holds at this step; whether anything changed since it was last sent. Hyper-parameters that move
-        every step (schedules) are columns of the row and do not count as a change.
+    def update(self, model: nn.Module, parameters: Parameters, step: Step) -> None:
+        """Send what holds at this step, if anything has changed. Hyper-parameters that move every step (schedules) are
+        columns of the row and do not count as a change.
         """
         reduction = self._adapter.reduction()
         layout, notes = parameters.layout, tuple(self._adapter.notes)
         now = (reduction, dict(step.facts), notes, len(parameters.changes))
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
-            return False
+            return
         if self._layout is None:
             self.env = describe_rank(model, layout, world_size=self._team.size)
             self._lists = [param_lists(layout)]
@@ -62,11 +64,7 @@ class Identity:
                 "notes": list(notes),
             }
         )
-        if self.manifest is not None:
-            self.manifest = self.manifest.model_copy(
-                update={"notes": list(dict.fromkeys(self.manifest.notes + list(notes)))}
-            )
-        return True
+        self._send(notes=list(dict.fromkeys([*(self.manifest.notes if self.manifest else ()), *notes])))
 
     def note_raised(self, error: BaseException) -> None:
         """Note what ended the training on this rank, and where in the user's own code; not what it says, which may be
@@ -76,24 +74,19 @@ class Identity:
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         raised = {"raised": f"{type(error).__name__}{where}", "raised_ns": time.time_ns()}
         self.env = self.env.model_copy(update=raised)
+        self._send()
 
-    def note_plan(self, plan: Plan, revision: int, *, step: int) -> bool:
-        """Say in the manifest which Plan is in force since ``step``; False where this rank keeps no manifest."""
-        if self.manifest is None:
-            return False
-        taken_up = PlanRevision(revision=revision, step=step, plan=plan.model_dump(mode="json"))
-        self.manifest = self.manifest.model_copy(update={"plans": [*self.manifest.plans, taken_up]})
-        return True
+    def note_plan(self, plan: Plan, revision: int, *, step: int) -> None:
+        """Say in the manifest which Plan is in force since ``step``."""
+        if self.manifest is not None:
+            taken_up = PlanRevision(revision=revision, step=step, plan=plan.model_dump(mode="json"))
+            self._send(plans=[*self.manifest.plans, taken_up])
 
-    def note_interval(self, decision: Decision, *, step: int) -> bool:
-        """Say in the manifest which interval is followed, and what it costs where that is over the budget; whether that
-        is news. Only the first rank keeps a manifest.
-        """
-        if self.manifest is None:
-            return False
+    def note_interval(self, decision: Decision, *, step: int) -> None:
+        """Say in the manifest which interval is followed, and what it costs where that is over the budget."""
         interval, early = decision.interval, decision.interval < decision.asked
-        if (interval, early) == self._interval:
-            return False
+        if self.manifest is None or (interval, early) == self._interval:
+            return
         self._interval = interval, early
         start = "gradients are sampled every "
         kept = [line for line in self.manifest.notes if not line.startswith(start)]
@@ -103,5 +96,9 @@ class Identity:
         elif interval == MAX_INTERVAL:
             why = f"the budget asks for fewer; {cost}"
         note = f"{start}{interval} steps since about step {step}: {why}."
-        self.manifest = self.manifest.model_copy(update={"notes": [*kept, note]})
-        return True
+        self._send(notes=[*kept, note])
+
+    def _send(self, **changed: object) -> None:
+        """Send both, the manifest with what has ``changed``; only the first rank keeps one."""
+        self.manifest = self.manifest and self.manifest.model_copy(update=changed)
+        self._outlet.describe(self.manifest, self.env)
