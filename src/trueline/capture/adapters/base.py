@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
@@ -27,11 +27,11 @@ class Reduction:
     reduction returned; ``local`` where replicas update by themselves, on purpose.
     """
 
-    hook: str
-    known: bool
-    lossy: bool
-    dtype: str
-    roundings: int
+    hook: str = ""
+    known: bool = True
+    lossy: bool = False
+    dtype: str = "torch.float32"
+    roundings: int = 0
     seen: bool = True
     local: bool = False
 
@@ -56,6 +56,28 @@ class Adapter(Protocol):
     def detach(self) -> None:
         """Leave the model as it was, as far as the framework allows."""
         ...
+
+
+class HookingAdapter:
+    """What our own adapters have in common. ``handles`` are of the hooks that ``attach`` registers."""
+
+    def __init__(self, mesh: Mesh, *notes: str) -> None:
+        self.mesh = mesh
+        self.notes = list(notes)
+        self.handles: list[Any] = []
+
+    def attach(self, probe: GradientProbe, guard: Guard) -> None:
+        """Nothing to hook."""
+
+    def reduction(self) -> Reduction:
+        """None of which anything is seen."""
+        return Reduction()
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
 
 
 class AdapterModule(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from trueline.capture.adapters.backward_end import BackwardEnd
-from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.model.hook import Hook, skipped, untraced
 from trueline.capture.model.mesh import workers_in
@@ -135,7 +135,7 @@ class CommHook:
                 gradient.mul_(1.0 / size)
 
 
-class DdpAdapter:
+class DdpAdapter(HookingAdapter):
     """Watches one DDP module. ``called`` is the module that the training script calls: ``ddp``, or what compiled it;
     ``process_group`` the workers whose gradients should be averaged together, where the user says so: DDP may have been
     given others.
@@ -149,13 +149,11 @@ class DdpAdapter:
         called: nn.Module | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.mesh = workers_in(process_group or ddp.process_group)
-        self.notes: list[str] = []
+        super().__init__(workers_in(process_group or ddp.process_group))
         self._ddp = ddp
         self._called = called if called is not None else ddp
         self._end: BackwardEnd | None = None
         self._hook: CommHook | None = None
-        self._handles: list[Any] = []
         self._fallback = ""
         if not _lives_outside_buckets(ddp, self._called):
             self._hook = CommHook(ddp.process_group)
@@ -168,9 +166,8 @@ class DdpAdapter:
         if self._hook is not None:
             self._hook.probe, self._hook.guard = probe, guard
             if self._fallback:
-                for handle in self._handles:
-                    handle.remove()
-                self._handles = watch_accumulation(probe, guard, due=self._reduces)
+                super().detach()
+                self.handles = watch_accumulation(probe, guard, due=self._reduces)
             return
         if self._end is None:
             ignored = self._ddp.parameters_to_ignore
@@ -185,9 +182,9 @@ class DdpAdapter:
         dtype = self._bucket_dtype
         hook = self._users_hook()
         if hook is None and self._fallback:
-            return Reduction(hook=self._fallback, known=False, lossy=False, dtype=dtype, roundings=size + 2, seen=False)
+            return Reduction(hook=self._fallback, known=False, dtype=dtype, roundings=size + 2, seen=False)
         if hook is None:
-            return Reduction(hook="", known=True, lossy=False, dtype=dtype, roundings=size + 1)
+            return Reduction(dtype=dtype, roundings=size + 1)
         name = getattr(hook, "__qualname__", type(hook).__name__)
         compressed = _compression(hook)
         return Reduction(
@@ -207,9 +204,7 @@ class DdpAdapter:
             self._end = None
         if self._hook is not None:
             self._hook.probe = None
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        super().detach()
 
     @functools.cached_property
     def _bucket_dtype(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.model.mesh import Mesh, workers_in
 from trueline.capture.model.world import ranks_of
@@ -26,34 +26,27 @@ def fsdp1_adapter(model: nn.Module, process_group: dist.ProcessGroup | None) -> 
     return Fsdp1Adapter(modules, process_group) if modules else None
 
 
-class Fsdp1Adapter:
+class Fsdp1Adapter(HookingAdapter):
     """Watches one model inside FSDP1, of any sharding strategy."""
 
     name = "fsdp1"
 
     def __init__(self, modules: list[Any], process_group: dist.ProcessGroup | None) -> None:
-        self.mesh = _mesh(modules, workers_in(process_group))
-        self.notes: list[str] = [
+        super().__init__(
+            _mesh(modules, workers_in(process_group)),
             "FullyShardedDataParallel (FSDP1): samples, losses and what ranks hold alike are compared; gradients are "
-            "not watched. fully_shard (FSDP2) is watched whole."
-        ]
-        self._handles: list[Any] = []
+            "not watched. fully_shard (FSDP2) is watched whole.",
+        )
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let accumulation hooks report the gradients of parameters that ranks hold whole."""
         self.detach()
         probe.blind = True
-        self._handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)
+        self.handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)
 
     def reduction(self) -> Reduction:
         """FSDP's own, which is not seen."""
-        return Reduction(hook="", known=True, lossy=False, dtype="torch.float32", roundings=0, seen=False)
-
-    def detach(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        return Reduction(seen=False)
 
 
 def _modules(model: nn.Module) -> Iterator[Any]:

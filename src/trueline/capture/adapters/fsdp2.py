@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.model.mesh import Mesh, on_device_mesh, workers_in
 from trueline.capture.model.world import ranks_of
@@ -33,16 +33,15 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> Fs
     return Fsdp2Adapter(wrapped, process_group) if sharded else None
 
 
-class Fsdp2Adapter:
+class Fsdp2Adapter(HookingAdapter):
     """Watches one model to which ``fully_shard`` was applied, 1-D or HSDP."""
 
     name = "fsdp2"
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
-        self.notes: list[str] = []
+        super().__init__(workers_in(process_group))
         self._probe: GradientProbe | None = None
         self._guard: Guard | None = None
-        self._handles: list[Any] = []
         self._groups = list(_param_groups(model))
         if not self._groups:
             self.notes.append(
@@ -55,9 +54,9 @@ class Fsdp2Adapter:
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let the reduce-scatters report to ``probe``, and accumulation hooks where ranks hold parameters whole."""
-        self._detach_whole()
+        super().detach()
         self._probe, self._guard = probe, guard
-        self._handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)
+        self.handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)
         if self._groups:
             probe.waiting = self._unreduced
         if probe.layout.whole:
@@ -65,18 +64,12 @@ class Fsdp2Adapter:
 
     def reduction(self) -> Reduction:
         """FSDP's own reduction, in the dtype of the tensors that it reduced last."""
-        roundings = len(self.mesh.workers) + 3
-        return Reduction(hook="", known=True, lossy=False, dtype=self._dtype, roundings=roundings)
+        return Reduction(dtype=self._dtype, roundings=len(self.mesh.workers) + 3)
 
     def detach(self) -> None:
         """Stop looking; the wrappers stay and only pass on."""
         self._probe = None
-        self._detach_whole()
-
-    def _detach_whole(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        super().detach()
 
     def _note_whole(self, names: list[str]) -> None:
         some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])

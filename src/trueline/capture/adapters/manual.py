@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import local
 from trueline.capture.model.mesh import workers_in
@@ -51,21 +51,19 @@ def watch_accumulation(
     return handles
 
 
-class ManualAdapter:
+class ManualAdapter(HookingAdapter):
     """Watches a module whose gradients are averaged by the user's own code between backward and the update."""
 
     name = "manual"
 
     def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
-        self.mesh = workers_in(process_group)
-        self.notes: list[str] = []
+        super().__init__(workers_in(process_group))
         self._model = model
-        self._handles: list[Any] = []
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let accumulation hooks report to ``probe``."""
         self.detach()
-        self._handles = watch_accumulation(probe, guard, due=lambda: True)
+        self.handles = watch_accumulation(probe, guard, due=lambda: True)
 
     def reduction(self) -> Reduction:
         """Unknown code; one rounding a worker and two for scaling, in the coarsest gradient dtype."""
@@ -73,11 +71,4 @@ class ManualAdapter:
             param.dtype for param in self._model.parameters() if param.requires_grad and param.is_floating_point()
         }
         dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        roundings = len(self.mesh.members) + 2
-        return Reduction(hook="", known=True, lossy=False, dtype=str(dtype), roundings=roundings, seen=False)
-
-    def detach(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        return Reduction(dtype=str(dtype), roundings=len(self.mesh.members) + 2, seen=False)

@@ -14,12 +14,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from trueline.capture.adapters.base import Guard, Reduction, uncompiled
+from trueline.capture.adapters.base import HookingAdapter, uncompiled
 from trueline.capture.adapters.fsdp1 import Fsdp1Adapter, fsdp1_adapter
 from trueline.capture.adapters.manual import ManualAdapter
 from trueline.capture.model.mesh import on_device_mesh, parts_in
 from trueline.capture.model.world import ranks_of, world_size
-from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 15
 
@@ -41,43 +40,38 @@ def adapter_for(
     return ShardedAdapter(process_group, meshes)
 
 
-class ShardedAdapter:
-    """Watches one model that all ranks hold together: samples, losses and recorded steps, and no gradients."""
+class ShardedAdapter(HookingAdapter):
+    """Watches one model that all ranks hold together: samples, losses and recorded steps, and no gradients, of which a
+    rank has parts only.
+    """
 
     name = "sharded"
 
     def __init__(self, process_group: dist.ProcessGroup | None, meshes: list[DeviceMesh]) -> None:
-        self.mesh = parts_in(process_group)
-        size = len(self.mesh.members)
+        mesh_of_all = parts_in(process_group)
+        size = len(mesh_of_all.members)
         several = max(mesh.size() for mesh in meshes) < size or any(mesh.ndim > 1 for mesh in meshes)
         hint = " To compare workers that hold the same shards, pass their process_group." if several else ""
-        self.notes: list[str] = [
+        super().__init__(
+            mesh_of_all,
             f"{size} ranks hold one model together ({_text(meshes)}) and are not compared with each other; their "
-            f"gradients are not watched, their steps can be recorded.{hint}"
-        ]
-
-    def attach(self, probe: GradientProbe, guard: Guard) -> None:
-        """Nothing to hook: a rank has parts of gradients only."""
-
-    def reduction(self) -> Reduction:
-        """DTensor's own, which is part of backward."""
-        return Reduction(hook="", known=True, lossy=False, dtype="torch.float32", roundings=0)
-
-    def detach(self) -> None:
-        """Nothing to undo."""
+            f"gradients are not watched, their steps can be recorded.{hint}",
+        )
 
 
-class StagesAdapter(ShardedAdapter):
+class StagesAdapter(HookingAdapter):
     """Watches one model of which each rank holds other layers, as the ranks have found when they met."""
 
+    name = "sharded"
+
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self.mesh = parts_in(process_group)
-        size = len(self.mesh.members)
-        self.notes = [
-            f"{size} ranks hold one model together, as their parameters are not the same "
+        mesh = parts_in(process_group)
+        super().__init__(
+            mesh,
+            f"{len(mesh.members)} ranks hold one model together, as their parameters are not the same "
             "(a pipeline), and are not compared with each other; their gradients are not watched, their steps can be "
-            "recorded. To compare workers that hold the same stage, pass their process_group."
-        ]
+            "recorded. To compare workers that hold the same stage, pass their process_group.",
+        )
 
 
 class DataParallelShards(ManualAdapter):

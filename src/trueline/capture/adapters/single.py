@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.adapters.base import Guard, Reduction
+from trueline.capture.adapters.base import Guard, HookingAdapter
 from trueline.capture.model.mesh import workers_in
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -17,22 +17,14 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> Si
     return SingleAdapter(process_group)
 
 
-class SingleAdapter:
+class SingleAdapter(HookingAdapter):
     """Watches a model trained by one process: everything that does not need two workers."""
 
     name = "single"
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
-        self.mesh = workers_in(process_group)
-        self.notes: list[str] = []
+        super().__init__(workers_in(process_group))
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Nothing to hook: gradients are read just before the update."""
         probe.alone = True
-
-    def reduction(self) -> Reduction:
-        """No reduction takes place."""
-        return Reduction(hook="", known=True, lossy=False, dtype="torch.float32", roundings=0)
-
-    def detach(self) -> None:
-        """Nothing to undo."""
