@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from trueline.capture.handed_down import environment
+from trueline.capture.child_env import environment
 from trueline.capture.launch import Attachment
 from trueline.schema.plan import Plan
 from trueline.testing.ranks import Ranks

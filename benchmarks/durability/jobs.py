@@ -13,7 +13,7 @@ from benchmarks.durability.disk import FAILURES, Disk
 from torch import nn
 
 import trueline
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
@@ -37,7 +37,7 @@ def write(path: Path, *, records: bool = True, tell: Callable[[object], None] = 
     The step from which on it was; None where it was to the end.
     ``tell`` hears of "begun", each step, and "closed". Raises ``OSError`` where it cannot begin.
     """
-    outlet = Outlet(RunWriter(path, rank=0, seal_steps=2), rank=0)
+    outlet = SafeSink(RunWriter(path, rank=0, seal_steps=2), rank=0)
     lost: int | None = None
     tell("begun")
     outlet.describe(Manifest(started_at="then"), RankEnv())

@@ -50,7 +50,7 @@ def train(rank, world, case, how, out):
     from torch._dynamo.utils import counters
 
     import trueline
-    from trueline.capture.handed_down import environment
+    from trueline.capture.child_env import environment
     from trueline.capture.launch import Attachment
     from trueline.schema.plan import Plan
 

@@ -14,11 +14,11 @@ from torch import nn
 from trueline.capture.adapters import choose_adapter
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.adapters.sharded import StagesAdapter
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import watched_parameters
 from trueline.capture.model.world import world_size
 from trueline.capture.probes.standard import StandardProbes
-from trueline.capture.record.start import require_fitting
+from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns
 from trueline.capture.step.contributions import Contributions
 from trueline.capture.step.exchange import Team, make_team
@@ -86,8 +86,8 @@ def begin(
     if team.index == 0:
         manifest = _manifest(adapter, team, job=job, start=start, version=version, model=name)
         start = dataclasses.replace(start, manifest=manifest)
-    outlet, contributions = Outlet(sink, rank=team.rank), Contributions()
-    parts = WorkingParts(outlet.degraded)
+    safe_sink, contributions = SafeSink(sink, rank=team.rank), Contributions()
+    parts = WorkingParts(safe_sink.degraded)
     probes = StandardProbes(model, adapter=adapter, team=team, guard=parts.guarded, contributions=contributions)
     try:
         recorder = Recorder(
@@ -95,14 +95,14 @@ def begin(
             adapter=adapter,
             probes=probes.each,
             contributions=contributions,
-            outlet=outlet,
+            safe_sink=safe_sink,
             parts=parts,
             plan=plan,
             team=team,
             start=start,
         )
     except BaseException:
-        for leave in (parts.close, adapter.detach, probes.detach, outlet.close, team.give_back):
+        for leave in (parts.close, adapter.detach, probes.detach, safe_sink.close, team.give_back):
             leave()
         raise
     return Begun(recorder, probes, adapter.notes)

@@ -19,9 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trueline.capture.beginning import SinkMaker, begin
 from trueline.capture.model import patches
-from trueline.capture.model.hook import Hook, forward_module
 from trueline.capture.model.names import name_of
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import Hook, forward_module
 from trueline.capture.probes.dataloader import LoaderListener
 from trueline.capture.probes.optimizer import updates_made
 from trueline.capture.step.updates import Updates
@@ -115,7 +115,7 @@ class Watch:
 
     def note_unwatched(self, name: str) -> None:
         """Say that a further model of this name is trained and not watched."""
-        self._recorder.outlet.note_unwatched(name)
+        self._recorder.safe_sink.note_unwatched(name)
 
     @classmethod
     def further(cls, out: str, model: nn.Module, name: str) -> str | None:

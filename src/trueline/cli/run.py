@@ -39,7 +39,7 @@ def command(
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
-    from trueline.capture.handed_down import environment
+    from trueline.capture.child_env import environment
     from trueline.schema.errors import InputError
     from trueline.schema.plan import Plan
 
@@ -65,7 +65,7 @@ def command(
 
 def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
     """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
-    from trueline.capture.handed_down import UNSEEN
+    from trueline.capture.child_env import UNSEEN
     from trueline.cli.foreground import end_as, run_in_foreground
     from trueline.cli.run_end import stamps, watched
 

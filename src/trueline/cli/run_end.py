@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trueline.capture.handed_down import place_of_restart
+from trueline.capture.child_env import place_of_restart
 from trueline.schema.finding import WATCH_DEGRADED
 from trueline.schema.words import counted
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import trueline
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.step import working_parts
@@ -39,12 +39,12 @@ class FullDisk:
 
 def test_a_full_disk_ends_the_run_with_a_finding_and_nothing_else(caplog):
     sink = FullDisk(room=2)
-    outlet = Outlet(sink, rank=3)
-    outlet.describe(None, RankEnv())
+    safe_sink = SafeSink(sink, rank=3)
+    safe_sink.describe(None, RankEnv())
     for step in range(5):
-        outlet.step = step
-        outlet.write({"step": step})
-    outlet.close()
+        safe_sink.step = step
+        safe_sink.write({"step": step})
+    safe_sink.close()
     assert [type(record).__name__ for record in sink.taken] == ["RankEnv", "dict", "Finding"]
     last = sink.taken[-1]
     assert last.code == "watch-degraded"

@@ -40,7 +40,7 @@ MANY = {
     "analyze/verdict.py len(incidents) incidents",
     "capture/adapters/sharded.py len(self.mesh.members) ranks",
     "capture/model/layout.py len(every) parameters",
-    "capture/record/start.py len(names) modules",
+    "capture/record/make_session.py len(names) modules",
     "cli/info.py len(names) columns",
     "compat/msprobe/config.py len(scope) names",
     "compat/msprobe/names.py len(modules) modules",

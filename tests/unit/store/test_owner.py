@@ -11,7 +11,7 @@ import pytest
 from tests.unit.recorded_steps import make_step
 from tests.unit.writer_deaths import start
 
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.schema import owner
 from trueline.schema.errors import ResumeError, RunExistsError
 from trueline.schema.finding import Finding
@@ -135,7 +135,7 @@ def test_a_job_whose_run_was_taken_away_says_so_and_touches_nothing(tmp_path, mo
     path = tmp_path / "run"
     monkeypatch.setattr(owner, "LOOK_S", 0.0 if meets_it == "write" else 1e9)
     writer = RunWriter(path, rank=0, seal_steps=2)
-    outlet = Outlet(writer, rank=0)
+    outlet = SafeSink(writer, rank=0)
     outlet.write({"step": 0, "loss": 1.0})
     outlet.write(make_step(0))
     writer._records.drain()

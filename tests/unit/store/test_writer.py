@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.schema.roles import Sink
@@ -350,7 +350,7 @@ def no_descriptors():
 
 
 def test_without_free_descriptors_a_finding_still_says_so_and_the_run_is_closed(tmp_path, no_descriptors):
-    outlet = Outlet(RunWriter(tmp_path, rank=0, seal_steps=3), rank=0)
+    outlet = SafeSink(RunWriter(tmp_path, rank=0, seal_steps=3), rank=0)
     no_descriptors()
     for step in range(5):
         outlet.step = step

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard
-from trueline.capture.model.hook import Hook
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import Hook
 from trueline.capture.probes.gradients import GradientProbe
 
 _engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]

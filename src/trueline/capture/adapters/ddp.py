@@ -19,8 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from trueline.capture.adapters.backward_end import BackwardEnd
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
-from trueline.capture.model.hook import Hook, skipped, untraced
 from trueline.capture.model.mesh import workers_in
+from trueline.capture.model.untraced import Hook, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
 
 Places = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
-from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import local
 from trueline.capture.model.mesh import workers_in
+from trueline.capture.model.untraced import Hook
 from trueline.capture.model.world import world_size
 from trueline.capture.probes.gradients import GradientProbe
 

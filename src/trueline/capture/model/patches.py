@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from trueline.capture.model.hook import skipped, untraced
+from trueline.capture.model.untraced import skipped, untraced
 
 _log = logging.getLogger("trueline")
 

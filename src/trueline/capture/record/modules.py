@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.model.hook import Hook
 from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.untraced import Hook
 
 
 class ModuleCalls:

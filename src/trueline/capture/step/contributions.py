@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trueline.capture.model.hook import Hook, skipped
 from trueline.capture.model.layout import local
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import Hook, skipped
 
 MAX_HOOKED = 16
 """Tensors of an output at which it is noted that a backward pass has come to the model."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.job.environment import describe_optimizer, describe_rank, param_lists
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
@@ -24,12 +24,12 @@ from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, Ran
 class Description:
     """Holds what the Sink has, and sends it again when it is out of date."""
 
-    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team, outlet: Outlet) -> None:
+    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team, safe_sink: SafeSink) -> None:
         self.manifest = manifest
         self.env = RankEnv(rank=team.rank, world_size=team.size)
         self._adapter = adapter
         self._team = team
-        self._outlet = outlet
+        self._safe_sink = safe_sink
         self._known: object = None
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
@@ -101,4 +101,4 @@ class Description:
     def _send(self, **changed: object) -> None:
         """Send both, the manifest with what has ``changed``; only the first rank keeps one."""
         self.manifest = self.manifest and self.manifest.model_copy(update=changed)
-        self._outlet.describe(self.manifest, self.env)
+        self._safe_sink.describe(self.manifest, self.env)

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from trueline.capture.job.live_plan import Change, Live
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
-from trueline.capture.record.start import Idle, make_session, require_fitting
+from trueline.capture.record.make_session import Idle, make_session, require_fitting
 from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
 from trueline.capture.step.schedule import Recheck, Schedule
@@ -33,31 +33,31 @@ class NextStep:
         start: Start,
         team: Team,
         notes: list[str],
-        outlet: Outlet,
+        safe_sink: SafeSink,
         parts: WorkingParts,
         parameters: Parameters,
         description: Description,
     ) -> None:
         self.live = Live(
             plan,
-            folder=outlet.folder,
+            folder=safe_sink.folder,
             rank=team.rank,
             ranks=team.ranks,
             accepts=partial(require_fitting, model),
-            report=outlet.write,
+            report=safe_sink.write,
             start=start,
         )
         self.schedule = Schedule(plan, first=start.step)
         self.recheck = Recheck()
         self._plan = plan
         self.team = team
-        self.outlet = outlet
+        self.safe_sink = safe_sink
         self.parts = parts
         self.parameters = parameters
         self.description = description
         self._facts: dict[str, Any] = {}
         failed = partial(parts.end, "recording")
-        self._make_session = partial(make_session, model, write=outlet.write, failed=failed, notes=notes)
+        self._make_session = partial(make_session, model, write=safe_sink.write, failed=failed, notes=notes)
         parts.session = self._make_session(plan=self.live.records)
 
     def decide(self, number: int) -> Step:

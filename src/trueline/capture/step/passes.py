@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from trueline.capture.adapters.base import reduces_itself, uncompiled
-from trueline.capture.model.hook import skipped
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import skipped
 from trueline.capture.model.world import collectives_started
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from trueline.capture.adapters.base import Adapter
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.model.layout import ALIKE, Layout, make_layout
 from trueline.capture.model.parameters import Parameters
@@ -48,7 +48,7 @@ class Recorder:
         adapter: Adapter,
         probes: Sequence[Probe],
         contributions: Contributions,
-        outlet: Outlet,
+        safe_sink: SafeSink,
         parts: WorkingParts,
         plan: Plan,
         team: Team,
@@ -57,19 +57,19 @@ class Recorder:
         self.model = model
         self.team = team
         self.contributions = contributions
-        self.outlet = outlet
+        self.safe_sink = safe_sink
         self.parts = parts
         self._adapter = adapter
         make = partial(make_layout, model, patterns=plan.param_names, max_groups=plan.max_groups, mesh=adapter.mesh)
         self._parameters = Parameters(model, make=lambda apart: make(apart=apart), apart=team.apart or ALIKE)
-        self._description = Description(start.manifest, adapter=adapter, team=team, outlet=outlet)
+        self._description = Description(start.manifest, adapter=adapter, team=team, safe_sink=safe_sink)
         self._next = NextStep(
             model,
             plan=plan,
             start=start,
             team=team,
             notes=adapter.notes,
-            outlet=outlet,
+            safe_sink=safe_sink,
             parts=parts,
             parameters=self._parameters,
             description=self._description,
@@ -79,7 +79,7 @@ class Recorder:
         self._passes = Passes(by_hand=team.ranks if adapter.name == "manual" else ())
         self._backlog = Backlog()
         self._updating = False
-        self._now = outlet.step = start.step
+        self._now = safe_sink.step = start.step
         self._open()
 
     @property
@@ -138,7 +138,7 @@ class Recorder:
             self._step.sampled = True
             self._backlog.add(StepRecord(self._step, {}, HostCopy({}), BEAT // 2, passes=self._passes.count, beat=True))
         self._now += 1
-        self.outlet.step = self._now
+        self.safe_sink.step = self._now
         with self.parts.guarded("exchange"):
             self.drain()
         self._open()
@@ -170,7 +170,7 @@ class Recorder:
         if raised is not None:
             with self.parts.guarded("close"):
                 self._description.note_raised(raised)
-        self.outlet.close()
+        self.safe_sink.close()
 
     def abandon(self) -> None:
         """Leave the model as it was, in a process that was forked: nothing is written, and no other thread is there."""
@@ -242,7 +242,7 @@ class Recorder:
         self._probing.columns(record.probes, host, record.of, row)
         if record.of.keeps_sketch and record.own is not None:
             row["sketch"] = record.own.local.astype(np.float32).ravel()
-        self.outlet.write(row)
+        self.safe_sink.write(row)
 
     def _write_last(self) -> None:
         """Write what probes take of the model as training left it. Asks no other rank, and no device for long; an
@@ -255,4 +255,4 @@ class Recorder:
         if copy.host and copy.arrives(within_s=exchange.PATIENCE_S):
             row: dict[str, Any] = {"step": last}
             self._probing.columns(self._probing.due, copy.host, self._step, row)
-            self.outlet.write(row)
+            self.safe_sink.write(row)

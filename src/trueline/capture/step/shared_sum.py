@@ -95,7 +95,7 @@ class SharedSum:
         self._next.recheck.update(straight=straight, mean=mean)
         lossy = reduction.lossy or not reduction.known
         self._next.live.triggers.add(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
-        self._next.outlet.write({"step": record.step} | columns)
+        self._next.safe_sink.write({"step": record.step} | columns)
 
     def _follow_budget(self, scalars: shared_columns.Array, record: StepRecord) -> None:
         if not self._next.schedule.counts(record.step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from trueline.capture.record.start import AnySession, Idle
+from trueline.capture.record.make_session import AnySession, Idle
 from trueline.capture.step.own_time import OwnTime
 
 _here: list[WorkingParts] = []

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import trueline
 from trueline.capture.job.environment import flags, versions
-from trueline.capture.job.outlet import Outlet
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import clean_name, unwrap
 from trueline.capture.model.world import world_size
 from trueline.capture.record.session import Session
@@ -50,7 +50,7 @@ class Recording:
         self.model = model
         self._lead, self._rank = lead, rank
         self._notes: list[str] = []
-        self._outlet = Outlet(_open_sink(path, rank=rank, lead=lead), rank=rank)
+        self._outlet = SafeSink(_open_sink(path, rank=rank, lead=lead), rank=rank)
         self._plan = plan
         self._describe()
         self._session = Session(model, plan=plan, write=self._outlet.write, failed=self._failed, notes=self._notes)

@@ -21,9 +21,9 @@ def by_trueline():
 @pytest.mark.parametrize("raises", [by_pythons_library, by_trueline])
 def test_the_line_is_the_users_own(raises):
     sent = []
-    outlet = SimpleNamespace(describe=lambda manifest, env: sent.append(env))
+    safe_sink = SimpleNamespace(describe=lambda manifest, env: sent.append(env))
     team = Team(ranks=(0,), rank=0, group=None)
-    description = Description(None, adapter=SimpleNamespace(), team=team, outlet=outlet)
+    description = Description(None, adapter=SimpleNamespace(), team=team, safe_sink=safe_sink)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         raises()
     description.note_raised(caught.value)

@@ -13,7 +13,7 @@ from trueline.schema.run_manifest import Manifest, RankEnv
 _log = logging.getLogger("trueline")
 
 
-class Outlet:
+class SafeSink:
     """Passes on to ``sink`` until it raises OSError once; after that everything is dropped, and a Finding and a
     warning say since which step.
     """
