@@ -23,7 +23,7 @@ from trueline.capture.step.contributions import CountedPasses
 from trueline.schema.errors import CaptureError
 from trueline.schema.plan import Plan
 
-STEP = Step(0, layout=make_layout(nn.Linear(1, 1), patterns=("*",), max_groups=1), plan=Plan(), facts={})
+STEP = Step(0, make_layout(nn.Linear(1, 1), patterns=("*",), max_groups=1), Plan(), facts={}, watched=True)
 IDS = torch.tensor([[5, 6, 7, 0], [1, 2, 3, 4]])
 
 

@@ -20,7 +20,7 @@ from trueline.capture.step.contributions import CountedPasses
 from trueline.schema.plan import Plan
 
 SAMPLES, POSITIONS, CLASSES = 4, 7, 11
-STEP = Step(0, layout=make_layout(nn.Linear(1, 1), patterns=("*",), max_groups=1), plan=Plan(), facts={})
+STEP = Step(0, make_layout(nn.Linear(1, 1), patterns=("*",), max_groups=1), Plan(), facts={}, watched=True)
 """The first of a job, at which samples are looked at."""
 
 
