@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 from trueline.capture.record.make_session import AnySession, Idle
@@ -23,7 +24,7 @@ class WorkingParts:
         self.let_go: Callable[[str], object] = str
         self._failed = failed
         self._ended: set[str] = set()
-        self._is_timed = False
+        self._inside: set[int] = set()
         _here.append(self)
 
     def works(self, part: str) -> bool:
@@ -51,11 +52,15 @@ class WorkingParts:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the CPU time inside as Trueline's, once, and record nothing of what is computed there."""
-        if self._is_timed:
+        """Count the CPU time inside as Trueline's, once a thread (a comm hook's result is looked at in one of gloo's or
+        NCCL's), and record nothing of what is computed there.
+        """
+        thread = threading.get_ident()
+        if thread in self._inside:
             yield
             return
-        self._is_timed, begin = True, self.time.cpu_s()
+        self._inside.add(thread)
+        begin = self.time.cpu_s()
         sessions = [parts.session for parts in _here]
         for session in sessions:
             session.pause()
@@ -64,7 +69,7 @@ class WorkingParts:
         finally:
             for session in sessions:
                 session.resume()
-            self._is_timed = False
+            self._inside.discard(thread)
             self.time.add(self.time.cpu_s() - begin)
 
     def close(self) -> None:
