@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch.distributed as dist
@@ -44,15 +43,6 @@ class SinkMaker(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Begun:
-    """What watches one model on this rank, and the lines of its manifest on what cannot be seen."""
-
-    recorder: Recorder
-    probes: StandardProbes
-    notes: list[str]
-
-
 def begin(
     model: nn.Module,
     *,
@@ -63,9 +53,9 @@ def begin(
     step: int | None,
     updates: int | None,
     name: str,
-) -> Begun:
-    """Begin to watch ``model``, on all ranks alike. ``updates`` is how many its optimizers count. Raises, on all of
-    them, what ``trueline.watch`` does.
+) -> tuple[Recorder, StandardProbes]:
+    """What watches ``model`` on this rank, and with which probes; all ranks begin alike. ``updates`` is how many its
+    optimizers count. Raises, on all of them, what ``trueline.watch`` does.
     """
     watched_parameters(model, patterns=plan.param_names)
     require_fitting(model, plan)
@@ -105,7 +95,7 @@ def begin(
         for leave in (parts.close, adapter.detach, probes.detach, safe_sink.close, team.give_back):
             leave()
         raise
-    return Begun(recorder, probes, adapter.notes)
+    return recorder, probes
 
 
 def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, updates: int | None) -> Job:

@@ -60,7 +60,7 @@ class Watch:
         self.name = name or name_of(model)
         self.param_ids = {id(param) for param in model.parameters()}
         optimizers = _as_refs(optimizer)
-        begun = begin(
+        self._recorder, self._probes = begin(
             model,
             make_sink=make_sink,
             plan=plan,
@@ -70,7 +70,7 @@ class Watch:
             updates=updates_made(ref() for ref in optimizers),
             name=self.name,
         )
-        self._recorder, self._probes, self._notes = begun.recorder, begun.probes, begun.notes
+        self._notes = self._recorder.notes
         self._guarded = self._recorder.parts.guarded
         self._batch_given = False
         self.updates = Updates(optimizers, watched=lambda key: key in self._recorder.layout.index_of)

@@ -38,7 +38,7 @@ MANY = {
     "analyze/compare/expect/rounding.py num_terms terms",
     "analyze/compare/expect/rounding.py num_terms vectors",
     "analyze/verdict.py len(incidents) incidents",
-    "capture/adapters/sharded.py len(self.mesh.members) ranks",
+    "capture/adapters/sharded.py len(mesh.members) ranks",
     "capture/model/layout.py len(every) parameters",
     "capture/record/make_session.py len(names) modules",
     "cli/info.py len(names) columns",

@@ -37,18 +37,18 @@ class Parameters:
         self._moved = False
         self._lost = False
 
-    def look(self, step: int) -> bool:
-        """Whether anything has changed since the last look, which is then in ``changes``, as of ``step``."""
+    def look(self, step: int) -> None:
+        """Add to ``changes`` what has changed since the last look, as of ``step``."""
         if self._lost or self.layout.fits():
-            return False
+            return
         try:
-            return self._note(step)
+            self._note(step)
         except Exception:
             self._lost = True
             self.changes = [*self.changes, ParamChange(name="", step=step)]
             raise
 
-    def _note(self, step: int) -> bool:
+    def _note(self, step: int) -> None:
         whole = self.layout.mesh.shards == 1
         before, states, ids = self._states, _states(self._model, whole=whole), _ids(self._model)
         swapped = {name for name in ids if whole and self._ids.get(name, ids[name]) != ids[name]}
@@ -60,16 +60,15 @@ class Parameters:
         ]
         self.changes = [*self.changes, *found]
         self.wants = self._fitting()
-        return bool(found)
 
     def receive(self, digest: int | None, *, known: int) -> None:
         """Take the digest of the Layout that all workers want, if they agree, as all know before step ``known``."""
         if digest is not None:
             self._agreed.append((known, digest))
 
-    def due(self, step: int, *, alone: bool) -> bool:
-        """Whether ``layout`` is another one from ``step`` on, or over other objects. Ask before every step, in order.
-        A worker that is ``alone`` need not agree with any.
+    def follow(self, step: int, *, alone: bool) -> None:
+        """Put the ``layout`` in force that holds from ``step`` on, over the objects that the model has now. Call it
+        before every step, in order. A worker that is ``alone`` need not agree with any.
         """
         if alone:
             self._agreed = [(step, self.wants)]
@@ -77,12 +76,11 @@ class Parameters:
         self._agreed = [entry for entry in self._agreed if entry[0] > step]
         digest = due[-1] if due else self.layout.digest
         if digest == self.layout.digest and not self._moved:
-            return False
+            return
         self._moved = False
         self.layout = self._known[digest].held_by(self._model)
         kept = {digest, self.wants, *(other for _, other in self._agreed)}
         self._known = {key: layout for key, layout in self._known.items() if key in kept} | {digest: self.layout}
-        return True
 
     def _fitting(self) -> int:
         """The digest of the Layout in force, unless the model now trains what that does not know."""

@@ -68,7 +68,7 @@ class NextStep:
         schedule = self.schedule
         sampled = schedule.samples(number)
         with self.parts.guarded("parameters"):
-            self.parameters.due(number, alone=self.team.size == 1)
+            self.parameters.follow(number, alone=self.team.size == 1)
         return Step(
             number,
             self.parameters.layout,

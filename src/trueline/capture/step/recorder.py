@@ -39,7 +39,7 @@ from trueline.schema.start import Start
 
 
 class Recorder:
-    """Records one model on one rank with ``probes``; the methods are called by the hooks of a Watch."""
+    """Records one model on one rank, as hooks of a Watch call it. ``notes`` are what the manifest says is unseen."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Recorder:
         self.contributions = contributions
         self.safe_sink = safe_sink
         self.parts = parts
+        self.notes = adapter.notes
         self._adapter = adapter
         make = partial(make_layout, model, patterns=plan.param_names, max_groups=plan.max_groups, mesh=adapter.mesh)
         self._parameters = Parameters(model, make=lambda apart: make(apart=apart), apart=team.apart or ALIKE)
