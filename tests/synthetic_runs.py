@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
-from trueline.store.layout import WORKERS_DIR, PartName
+from trueline.store.file_names import WORKERS_DIR, PartName
 from trueline.store.log.parts import encode_part
 from trueline.store.records.arrays import from_values
 from trueline.store.rows import WORKER_SCHEMA

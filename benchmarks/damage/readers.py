@@ -28,10 +28,10 @@ from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.run_manifest import GroupSpec, Manifest, PlanRevision, RankEnv
 from trueline.schema.tolerance import Tolerance
 from trueline.store.importers.checkpoint import import_checkpoint
+from trueline.store.importers.checkpoint_weights import Options
 from trueline.store.importers.hf import import_hf
 from trueline.store.importers.msprobe import Options as MsprobeOptions
 from trueline.store.importers.msprobe import import_msprobe
-from trueline.store.importers.weights import Options
 from trueline.store.reader import Run
 from trueline.store.summary import summarize
 from trueline.store.verify import verify

@@ -20,7 +20,7 @@ from benchmarks.durability import jobs, many_ranks, power
 from benchmarks.durability import long_run as long
 from benchmarks.durability.disk import Disk
 
-from trueline.store.layout import WORKERS_DIR
+from trueline.store.file_names import WORKERS_DIR
 
 
 class Log(logging.Handler):

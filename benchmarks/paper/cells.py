@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trueline.demo.fine_tune import Material
 from trueline.demo.settings import SETTINGS, Setting
-from trueline.demo.training import Job, PackedSamples
+from trueline.demo.worker_training import Job, PackedSamples
 
 PAPER: tuple[Setting, ...] = SETTINGS[:3]
 """S1-1, S1-2 and S1-3, as the demo trains them."""

@@ -23,7 +23,7 @@ from trueline.analyze.samples.repeats_in_step import find_duplicates
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import LoaderListener
 from trueline.demo.fine_tune import Material
-from trueline.demo.training import Job, endless_batches
+from trueline.demo.worker_training import Job, endless_batches
 
 UNDECLARED = Declared({})
 

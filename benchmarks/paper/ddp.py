@@ -12,7 +12,7 @@ from benchmarks.paper.together import train_together
 
 import trueline
 from trueline.demo.fine_tune import Material
-from trueline.demo.training import train
+from trueline.demo.worker_training import train
 from trueline.testing.ranks import Ranks
 
 WORKERS = 4

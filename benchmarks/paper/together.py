@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trueline.demo.model import build_model
-from trueline.demo.training import LEARNING_RATE, Job, endless_batches
+from trueline.demo.worker_training import LEARNING_RATE, Job, endless_batches
 
 CHUNK = 4_096
 """Elements added up in float32 before the sum goes on in float64: norms are then right to about 2e-7."""

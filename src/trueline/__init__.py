@@ -55,7 +55,7 @@ def watch(
     ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
     or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
     """
-    from trueline.capture.model.names import name_of
+    from trueline.capture.model.model_names import name_of
     from trueline.capture.watch import Watch as Handle
     from trueline.capture.watch import further_run
     from trueline.schema.plan import Plan

@@ -21,7 +21,7 @@ from trueline.cli.main import main
 from trueline.demo.model import ModelSpec
 from trueline.demo.settings import SETTINGS as SETTINGS_OF_DEMO
 from trueline.demo.tokens import Sample
-from trueline.demo.training import Job, PackedSamples, train
+from trueline.demo.worker_training import Job, PackedSamples, train
 
 CALL = [sys.executable, "-c", "from trueline.cli.main import main; main()", "demo"]
 SMALL = ["--workers", "2", "--steps", "8", "--batch-size", "4", "--max-length", "48"]

@@ -13,7 +13,7 @@ from trueline.analyze.ends import ends_of
 from trueline.analyze.evidence import data_parallel_ranks
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.registry import installed_checks
-from trueline.analyze.verdict import verdict_of
+from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of

@@ -24,7 +24,7 @@ from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.child_env import place_of_restart, settings, tell_unseen
 from trueline.capture.model import patches
 from trueline.capture.model.layout import unwrap
-from trueline.capture.model.names import name_of_called
+from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.untraced import Hook
 from trueline.capture.model.world import all_come, world_size
 from trueline.capture.probes.dataloader import LoaderListener

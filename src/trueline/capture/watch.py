@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trueline.capture.beginning import SinkMaker, begin
 from trueline.capture.model import patches
-from trueline.capture.model.names import name_of
+from trueline.capture.model.model_names import name_of
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, forward_module
 from trueline.capture.probes.dataloader import LoaderListener

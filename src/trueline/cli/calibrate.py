@@ -39,7 +39,7 @@ def command(
 
     from trueline.analyze.compare.calibrate import calibrate
     from trueline.analyze.compare.match.names import NameMap
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
     from trueline.render.output import writable_target
 

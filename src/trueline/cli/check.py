@@ -34,7 +34,7 @@ def command(
     from rich.console import Console
 
     from trueline.analyze.check_run import check
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
 
     with waiting(f"Checking {run}"):

@@ -47,7 +47,7 @@ def command(
     from rich.console import Console
 
     from trueline.cli.compare_screen import print_screen
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
 
     targets = _targets(csv, xlsx, html, overwrite=overwrite)
     opened = _open(run), _open(ref)

@@ -43,7 +43,7 @@ def command(
     """
     from rich.console import Console
 
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.demo.fine_tune import Options
     from trueline.demo.run import run
     from trueline.demo.screen import progress_bars, summary

@@ -19,7 +19,7 @@ def command(
     from rich.console import Console
 
     from trueline.analyze.registry import installed_checks
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
 
     checks = {check.code: check for check in installed_checks()}
     chosen = list(checks.values()) if code is None else [checks[_known(code, list(checks))]]

@@ -68,7 +68,7 @@ def checkpoint(
     Example: trueline import checkpoint step-1000.pt runs/weights --step 1000
     """
     from trueline.store.importers.checkpoint import import_checkpoint
-    from trueline.store.importers.weights import Options
+    from trueline.store.importers.checkpoint_weights import Options
 
     with _reading(source):
         import_checkpoint(source, run, Options(measure(), step, tensors=not no_tensors, version=_version()))
@@ -87,8 +87,8 @@ def hf(
 
     Example: trueline import hf models/Qwen2.5-0.5B runs/weights
     """
+    from trueline.store.importers.checkpoint_weights import Options
     from trueline.store.importers.hf import import_hf
-    from trueline.store.importers.weights import Options
 
     with _reading(source):
         import_hf(source, run, Options(measure(), step, tensors=not no_tensors, version=_version()))
@@ -132,7 +132,7 @@ def _reading(source: str) -> Any:
 def _tell(path: str, *, json: bool) -> None:
     from rich.console import Console
 
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.schema.run_manifest import SCHEMA_VERSION
     from trueline.schema.words import counted
     from trueline.store.reader import Run

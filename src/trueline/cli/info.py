@@ -39,7 +39,7 @@ def command(
 
     In JSON, numbers that it has no form for are the texts "NaN", "Infinity" and "-Infinity"; null is not measured.
     """
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
     from trueline.store.reader import Run
     from trueline.store.summary import summarize
@@ -67,7 +67,7 @@ def _check_options(sql: str | None, site: str | None, step: int | None, rank: in
 
 
 def _answer(run: Run, sql: str, *, json: bool) -> None:
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
 
     names, rows = run.query_named(sql)
     if json:
@@ -77,7 +77,7 @@ def _answer(run: Run, sql: str, *, json: bool) -> None:
 
 
 def _list_sites(run: Run, site: str, step: int | None, rank: int | None, *, stacks: bool, json: bool) -> None:
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.cli.record_tables import print_sites
     from trueline.schema.run_manifest import SCHEMA_VERSION
     from trueline.store.records.record_summary import list_sites

@@ -33,7 +33,7 @@ def command(
 
     Example: trueline plan runs/a --set preset=mix --set steps=120:125
     """
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.schema.plan_files import plan_path, read_changes, write_plan
     from trueline.store.reader import Run
 

@@ -25,7 +25,7 @@ def command(
     from rich.console import Console
 
     from trueline.analyze.results import results_of
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
     from trueline.render.output import save, writable_target
     from trueline.render.report.report import render

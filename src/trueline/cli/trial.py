@@ -63,7 +63,7 @@ def noise(
 
     Example: trueline trial noise --workers 64 --dtype bfloat16 --difference 0.02
     """
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.trials.noise import ORDERS, judge
 
     given = {"workers": workers, "cosine": cosine, "dtype": dtype, "elements": elements}

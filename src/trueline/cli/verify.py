@@ -19,7 +19,7 @@ def command(
     """
     from rich.console import Console
 
-    from trueline.cli.document import print_document
+    from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
     from trueline.store.verify import verify
 

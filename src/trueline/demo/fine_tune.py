@@ -21,7 +21,7 @@ from trueline.schema.errors import InputError, TruelineError
 from trueline.testing.ranks import PRELOADED, RankError, Ranks
 
 if TYPE_CHECKING:
-    from trueline.demo.training import Job, Learned, PackedSamples
+    from trueline.demo.worker_training import Job, Learned, PackedSamples
 
 BATCH_SIZE = 8
 POLL_S = 0.2
@@ -117,7 +117,7 @@ def train_settings(options: Options, material: Material, progress: Progress) -> 
 
     Raises ``DemoError``, one sentence, where a worker dies; no worker is left running then, nor after an interrupt.
     """
-    from trueline.demo.training import PackedSamples
+    from trueline.demo.worker_training import PackedSamples
 
     samples = PackedSamples(material.samples)
     trained: list[Trained] = []
@@ -169,7 +169,7 @@ def _small_model(triples: list[Triple], *, max_length: int) -> tuple[ModelSpec, 
 
 
 def _job(setting: Setting, options: Options, material: Material, samples: PackedSamples, folder: Path) -> Job:
-    from trueline.demo.training import Job
+    from trueline.demo.worker_training import Job
 
     return Job(
         setting=setting,
@@ -186,7 +186,7 @@ def _job(setting: Setting, options: Options, material: Material, samples: Packed
 
 
 def _run(ranks: Ranks, job: Job, progress: Progress) -> list[Learned]:
-    from trueline.demo.training import train
+    from trueline.demo.worker_training import train
 
     progress(job.setting.name, 0, job.steps, "starting")
     try:

@@ -11,7 +11,7 @@ from trueline.demo.fine_tune import Options, Progress, prepare, require_sound, t
 from trueline.demo.model import require_extra
 from trueline.demo.output_folder import REPORT, claim, require_free
 from trueline.demo.settings import SETTINGS
-from trueline.demo.summary import Judged, Reading, document
+from trueline.demo.settings_summary import Judged, Reading, document
 
 Judge = Callable[[Sequence[Path], Path], Sequence[Reading]]
 """Checks Runs, writes the page about them, and returns what it shows of each."""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from trueline.demo.fine_tune import Progress
 from trueline.demo.settings import SETTINGS
-from trueline.demo.summary import ABOUT_CURVES, SPREADS, Judged, advice, rank_text
+from trueline.demo.settings_summary import ABOUT_CURVES, SPREADS, Judged, advice, rank_text
 
 COLOURS = {"out": "red", "suspect": "yellow", "clear": "green", "unknown": "cyan"}
 EVERY_S = 30.0

@@ -12,7 +12,7 @@ from trueline.schema.errors import ResumeError, RunError, RunExistsError
 from trueline.schema.owner import require_ended
 from trueline.schema.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
 from trueline.schema.start import Job, Start
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.log.recover import last_step
 from trueline.store.manifest import open_manifest
 
@@ -82,7 +82,7 @@ def _require_same_job(path: str, manifest: Manifest, job: Job, *, rank: int) -> 
 def _params_of(path: str, rank: int) -> list[str]:
     """The parameters that ``rank`` watched; empty where it did not say, or what it said is damaged."""
     try:
-        with open(os.path.join(path, layout.ENV_DIR, layout.env_name(rank)), "rb") as file:
+        with open(os.path.join(path, file_names.ENV_DIR, file_names.env_name(rank)), "rb") as file:
             return [str(name) for name in decode(file.read())[0]["params"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -8,7 +8,7 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import Manifest
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.log.listing import names_in
 from trueline.store.migrate import read_manifest
 
@@ -28,10 +28,10 @@ def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
     if not fs.isdir(root):
         raise RunError(f"'{path}' is a file, and a Run is a directory. Pass the directory that holds manifest.json.")
     names = names_in(fs, root)
-    if layout.MANIFEST not in names:
+    if file_names.MANIFEST not in names:
         raise RunError(_not_a_run(fs, root, path, names))
     try:
-        data = fs.cat_file(posixpath.join(root, layout.MANIFEST))
+        data = fs.cat_file(posixpath.join(root, file_names.MANIFEST))
     except OSError as error:
         raise RunError(f"The manifest.json of '{path}' cannot be read ({error}). Check its permissions.") from None
     return read_manifest(data, path)
@@ -40,7 +40,7 @@ def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
 def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:
     if not names:
         return f"'{path}' is an empty directory, not a Run. Check the path, or record into it first."
-    runs = [name for name in names if fs.exists(posixpath.join(root, name, layout.MANIFEST))]
+    runs = [name for name in names if fs.exists(posixpath.join(root, name, file_names.MANIFEST))]
     if runs:
         return f"'{path}' is not a Run but holds {len(runs)}: {', '.join(runs)}. Pass one of them."
     return (

@@ -22,10 +22,10 @@ from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.secrets import without_credentials
 from trueline.schema.shown import Shown, library
 from trueline.schema.workers import PARAM_COLUMNS
-from trueline.store import layout
-from trueline.store.documents import name_unknown, read_env, read_findings
+from trueline.store import file_names
+from trueline.store.env_and_findings import name_unknown, read_env, read_findings
+from trueline.store.file_names import Problem
 from trueline.store.filesystem import filesystem_of
-from trueline.store.layout import Problem
 from trueline.store.log.listing import names_in
 from trueline.store.log.pieces import Pieces, read_pieces
 from trueline.store.manifest import open_manifest
@@ -105,10 +105,10 @@ class Run(RecordedSteps, Shown):
     @cached_property
     def models(self) -> dict[str, str]:
         """Paths of the Runs of the job's further models, by name."""
-        root = posixpath.join(self._root, layout.MODELS_DIR)
+        root = posixpath.join(self._root, file_names.MODELS_DIR)
         names = names_in(self._fs, root)
-        names = [name for name in names if self._fs.exists(posixpath.join(root, name, layout.MANIFEST))]
-        return {name: posixpath.join(self.path, layout.MODELS_DIR, name) for name in names}
+        names = [name for name in names if self._fs.exists(posixpath.join(root, name, file_names.MANIFEST))]
+        return {name: posixpath.join(self.path, file_names.MODELS_DIR, name) for name in names}
 
     @property
     def world_size(self) -> int:

@@ -20,18 +20,18 @@ from trueline.schema.plan_files import PLAN_FILE, REVISIONS_DIR
 from trueline.schema.reading import why
 from trueline.schema.run_manifest import SCHEMA_VERSION, unknown_keys
 from trueline.schema.secrets import without_credentials
-from trueline.store import layout
-from trueline.store.documents import env_of, findings_of
+from trueline.store import file_names
+from trueline.store.env_and_findings import env_of, findings_of
+from trueline.store.file_names import PartName, Problem
 from trueline.store.filesystem import filesystem_of
-from trueline.store.layout import PartName, Problem
 from trueline.store.log.journal import read_journal
 from trueline.store.log.listing import names_in
 from trueline.store.log.parts import decode_part
 from trueline.store.manifest import open_manifest
 from trueline.store.migrate import read_manifest
 from trueline.store.reader import Run
-from trueline.store.records.stacks import decode_stacks, has_checksum
-from trueline.store.records.tensors import TensorContents
+from trueline.store.records.stack_files import decode_stacks, has_checksum
+from trueline.store.records.tensor_files import TensorContents
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA
 
 State = Literal["whole", "unchecked", "torn", "damaged"]
@@ -103,7 +103,7 @@ def verify(path: str) -> Verification:
     """Every file of the Run at ``path``, read to its end. Raises ``RunError`` where there is no Run."""
     fs, root = filesystem_of(path)
     shown = without_credentials(path)
-    if not fs.exists(root) or not fs.isdir(root) or layout.MANIFEST not in names_in(fs, root):
+    if not fs.exists(root) or not fs.isdir(root) or file_names.MANIFEST not in names_in(fs, root):
         open_manifest(fs, root, shown)  # which says what there is instead
     names = sorted(posixpath.relpath(file, root) for file in fs.find(root))
     files = tuple(_state(fs, root, name) for name in names)
@@ -120,7 +120,7 @@ def verify(path: str) -> Verification:
 def _state(fs: AbstractFileSystem, root: str, name: str) -> FileState:
     path = posixpath.join(root, name)
     folder, _, base = name.rpartition("/")
-    if base.endswith(layout.TEMPORARY_SUFFIX):
+    if base.endswith(file_names.TEMPORARY_SUFFIX):
         return FileState(name, "torn", "a process was in the middle of it (killed, or writing just now)")
     try:
         check = _check_of(name, folder, base)
@@ -137,22 +137,22 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
     """What is to be done with a file."""
     inside, _, _ = folder.partition("/")
     found: dict[str, Check | None] = {
-        layout.ENV_DIR: _env if layout.env_rank(base) is not None else None,
-        layout.WORKERS_DIR: _part(WORKER_SCHEMA) if PartName.parse(base) else None,
-        layout.RECORDS_DIR: _part(RECORD_SCHEMA) if PartName.parse(base) else None,
-        layout.STACKS_DIR: _stacks if layout.stacks_rank(base) is not None else None,
-        layout.TENSORS_DIR: _tensors if layout.tensors_step(base) else None,
+        file_names.ENV_DIR: _env if file_names.env_rank(base) is not None else None,
+        file_names.WORKERS_DIR: _part(WORKER_SCHEMA) if PartName.parse(base) else None,
+        file_names.RECORDS_DIR: _part(RECORD_SCHEMA) if PartName.parse(base) else None,
+        file_names.STACKS_DIR: _stacks if file_names.stacks_rank(base) is not None else None,
+        file_names.TENSORS_DIR: _tensors if file_names.tensors_step(base) else None,
         REVISIONS_DIR: _revision,
     }
-    if inside == layout.JOURNAL_DIR:
-        if layout.records_journal_rank(base) is not None:
+    if inside == file_names.JOURNAL_DIR:
+        if file_names.records_journal_rank(base) is not None:
             return _journal(RECORD_SCHEMA)
-        return _journal(WORKER_SCHEMA) if layout.journal_rank(base) is not None else None
+        return _journal(WORKER_SCHEMA) if file_names.journal_rank(base) is not None else None
     if inside:
         return found.get(inside)
-    if layout.findings_rank(name) is not None:
+    if file_names.findings_rank(name) is not None:
         return _findings
-    return {layout.MANIFEST: _manifest, PLAN_FILE: _plan}.get(name)
+    return {file_names.MANIFEST: _manifest, PLAN_FILE: _plan}.get(name)
 
 
 def _sealed(had_checksum: bool, unknown: list[str]) -> Found:
@@ -210,7 +210,9 @@ def _part(schema: pa.Schema) -> Check:
 def _journal(schema: pa.Schema) -> Check:
     def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
         problems = read_journal(fs.cat_file(path), schema).problems
-        return _unsound(problems), "; ".join(problems) or f"it is not sealed {layout.INTERRUPTED}; its frames are whole"
+        return _unsound(problems), "; ".join(
+            problems
+        ) or f"it is not sealed {file_names.INTERRUPTED}; its frames are whole"
 
     return check
 
@@ -225,7 +227,7 @@ def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Found:
     contents = TensorContents(lambda begin, end: fs.cat_file(path, begin, end), fs.size(path))
     for key in contents.keys:
         contents.value(key)
-    step = layout.tensors_step(base)
+    step = file_names.tensors_step(base)
     if step is not None and not step[1]:
         return "torn", "its step did not end: it holds the values up to there, and no rows refer to them"
     return _WHOLE if contents.sealed else ("unchecked", _OLDER)

@@ -24,7 +24,7 @@ from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.start import FIRST, Job, Start
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.attempts import next_start
 from trueline.store.filesystem import local_path
 from trueline.store.findings import FindingsFile
@@ -36,7 +36,7 @@ from trueline.store.log.parts import encode_part
 from trueline.store.log.recover import end_last_line, first_sequence, seal_leftover
 from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
-from trueline.store.records.records import encode_records
+from trueline.store.records.step_parts import encode_records
 from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
 
 
@@ -81,8 +81,8 @@ class RunWriter:
             if start.attempt:
                 self._take_over()
             self._findings = FindingsFile(
-                os.path.join(self.path, layout.findings_name(rank)),
-                reserve_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.reserve_name(rank)),
+                os.path.join(self.path, file_names.findings_name(rank)),
+                reserve_path=os.path.join(self.path, file_names.JOURNAL_DIR, file_names.reserve_name(rank)),
             )
             self._rows = self._open_table()
         except OSError:
@@ -98,7 +98,7 @@ class RunWriter:
         make_folder(self.path)
         if creates:  # first of all: what has no manifest is no Run, neither to be replaced nor to go on with
             self._write_manifest(self.start.manifest or Manifest())
-        for name in (layout.ENV_DIR, layout.WORKERS_DIR, layout.JOURNAL_DIR):
+        for name in (file_names.ENV_DIR, file_names.WORKERS_DIR, file_names.JOURNAL_DIR):
             make_folder(os.path.join(self.path, name))
         try:
             return Hold(self.path, rank=self._rank, takes_over=goes_on or overwrite)
@@ -106,9 +106,9 @@ class RunWriter:
             raise taken(self.path) from None
 
     def _open_table(self) -> TableWriter:
-        parts_path = os.path.join(self.path, layout.WORKERS_DIR)
+        parts_path = os.path.join(self.path, file_names.WORKERS_DIR)
         return TableWriter(
-            journal_path=os.path.join(self.path, layout.JOURNAL_DIR, layout.journal_name(self._rank)),
+            journal_path=os.path.join(self.path, file_names.JOURNAL_DIR, file_names.journal_name(self._rank)),
             parts_path=parts_path,
             rank=self._rank,
             codec=self._codec,
@@ -121,22 +121,22 @@ class RunWriter:
 
     def _take_over(self) -> None:
         """Seal what an earlier start of the job left of this rank."""
-        journals = os.path.join(self.path, layout.JOURNAL_DIR)
-        records = os.path.join(layout.RECORDS_DIR, layout.rank_folder(self._rank))
+        journals = os.path.join(self.path, file_names.JOURNAL_DIR)
+        records = os.path.join(file_names.RECORDS_DIR, file_names.rank_folder(self._rank))
         for name, folder, schema, encode in (
-            (layout.journal_name(self._rank), layout.WORKERS_DIR, WORKER_SCHEMA, _encode_rows),
-            (layout.records_journal_name(self._rank), records, RECORD_SCHEMA, encode_records),
+            (file_names.journal_name(self._rank), file_names.WORKERS_DIR, WORKER_SCHEMA, _encode_rows),
+            (file_names.records_journal_name(self._rank), records, RECORD_SCHEMA, encode_records),
         ):
             parts_path = os.path.join(self.path, folder)
             seal_leftover(os.path.join(journals, name), parts_path, rank=self._rank, schema=schema, encode=encode)
-        end_last_line(os.path.join(self.path, layout.findings_name(self._rank)))
+        end_last_line(os.path.join(self.path, file_names.findings_name(self._rank)))
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
         """Write, or replace, this rank's environment and on rank 0 the manifest."""
         self._hold.require()
         if manifest is not None:
             self._write_manifest(manifest)
-        path = os.path.join(self.path, layout.ENV_DIR, layout.env_name(self._rank))
+        path = os.path.join(self.path, file_names.ENV_DIR, file_names.env_name(self._rank))
         replace_file(path, documents.encode(env.model_dump()))
 
     def write(self, record: Record) -> None:
@@ -205,7 +205,7 @@ class RunWriter:
         self._hold.release()
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        replace_file(os.path.join(self.path, layout.MANIFEST), documents.encode(manifest.model_dump()))
+        replace_file(os.path.join(self.path, file_names.MANIFEST), documents.encode(manifest.model_dump()))
 
     def _write_row(self, record: Mapping[str, Any]) -> None:
         row = {name: value for name, value in record.items() if value is not None}

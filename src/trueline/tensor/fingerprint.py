@@ -43,10 +43,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trueline.tensor.layout import blocks
 from trueline.tensor.memory import bits_of
 from trueline.tensor.native import NATIVE, Native
 from trueline.tensor.shard import ShardRuns
+from trueline.tensor.strides import blocks
 from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
 
 _MASK = PAGE - 1

@@ -22,10 +22,10 @@ from torch import Tensor
 from trueline.schema.stats import NUM_EXPONENTS
 from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
-from trueline.tensor.layout import blocks, in_memory_order
 from trueline.tensor.memory import alias
 from trueline.tensor.native import NATIVE, Native
 from trueline.tensor.shard import ShardRuns
+from trueline.tensor.strides import blocks, in_memory_order
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 

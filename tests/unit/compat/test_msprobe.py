@@ -14,7 +14,7 @@ import trueline
 from trueline.compat import msprobe
 from trueline.compat.msprobe import PrecisionDebugger
 from trueline.compat.msprobe.config import read_config, settings_of
-from trueline.compat.msprobe.names import plan_of
+from trueline.compat.msprobe.name_globs import plan_of
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.plan import Plan
 

@@ -20,7 +20,7 @@ from benchmarks.paper.together import Curves, norms_and_cosine, train_together
 from trueline.demo.fine_tune import Material
 from trueline.demo.model import ModelSpec, build_model
 from trueline.demo.tokens import Sample
-from trueline.demo.training import LEARNING_RATE, endless_batches
+from trueline.demo.worker_training import LEARNING_RATE, endless_batches
 
 SIZE = Size(workers=3, steps=3, batch_size=2, max_length=8)
 

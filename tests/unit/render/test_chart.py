@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from trueline.render.charts.chart import Chart, band_chart, workers_chart
+from trueline.render.charts.downsampling import Series
 from trueline.render.charts.mark import marks
 from trueline.render.charts.path import Plot, area_path, dot_path, line_path
 from trueline.render.charts.scale import Axis, axis_over
-from trueline.render.charts.series import Series
 from trueline.schema.finding import Finding
 
 PLOT = Plot(100, 0, 10)

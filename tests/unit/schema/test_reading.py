@@ -24,12 +24,12 @@ from trueline.schema.reading import reading
 from trueline.schema.tolerance import Tolerance
 from trueline.store.filesystem import filesystem_of
 from trueline.store.importers.checkpoint import import_checkpoint
+from trueline.store.importers.checkpoint_weights import Options
 from trueline.store.importers.msprobe_files import RankDump, read_value
-from trueline.store.importers.weights import Options
 from trueline.store.log import journal as journals
 from trueline.store.reader import Run
-from trueline.store.records.stacks import DamagedStacks, decode_stacks, encode_stacks
-from trueline.store.records.tensors import DamagedTensors, read_header
+from trueline.store.records.stack_files import DamagedStacks, decode_stacks, encode_stacks
+from trueline.store.records.tensor_files import DamagedTensors, read_header
 from trueline.store.rows import WORKER_SCHEMA
 
 DEEP = "[" * 100_000
@@ -236,7 +236,7 @@ def test_call_stacks_that_are_not_what_was_written():
 
 def test_a_dtype_or_shape_that_was_not_written(tmp_path):
     from trueline.schema.records import TensorRecord
-    from trueline.store.records.tensors import TensorFile
+    from trueline.store.records.tensor_files import TensorFile
 
     file = TensorFile(str(tmp_path / "t"))
     file.add(TensorRecord(0, "w", "F32", (2, 3), memoryview(np.arange(6, dtype=np.float32)).cast("B")))

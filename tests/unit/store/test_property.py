@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trueline.store.layout import PartName
+from trueline.store.file_names import PartName
 from trueline.store.reader import Run
 from trueline.store.rows import WORKER_SCHEMA
 from trueline.store.writer import RunWriter

@@ -20,7 +20,7 @@ from trueline.analyze.compare.compare import Progress
 from trueline.analyze.compare.judge.distance import MAX_BYTES, Distance
 from trueline.analyze.compare.judge.floors import kind_key, site_key
 from trueline.analyze.compare.judge.loss_gap import Curve, loss_curve
-from trueline.analyze.compare.judge.measure import measure_with
+from trueline.analyze.compare.judge.measured_distance import measure_with
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import Value

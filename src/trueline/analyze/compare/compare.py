@@ -15,10 +15,10 @@ from trueline.analyze.compare.judge.difference import describe_difference
 from trueline.analyze.compare.judge.distance import MAX_BYTES
 from trueline.analyze.compare.judge.first_cause import conclude
 from trueline.analyze.compare.judge.loss_gap import judge_losses, loss_curve
-from trueline.analyze.compare.judge.measure import measure_with, nearest
+from trueline.analyze.compare.judge.measured_distance import measure_with, nearest
 from trueline.analyze.compare.judge.over_time import late_fault
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.values import NONFINITE, Compared, Divergence, Measure
+from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared, Divergence, Measure
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import compress, repeat, starmap
 from typing import Any, cast
 
-from trueline.analyze.recorded.tensors import Stored, stored
+from trueline.analyze.recorded.stored_tensors import Stored, stored
 from trueline.schema.errors import RunError
 from trueline.schema.fact import fact
 from trueline.schema.records import STAT_NAMES, UNCOUNTED

@@ -24,9 +24,9 @@ from trueline.capture.record.calls import Call, Calls
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
-from trueline.capture.record.gradients import GradientHooks, Places
 from trueline.capture.record.guard import Guard, guarded
 from trueline.capture.record.modules import ModuleCalls, in_backward
+from trueline.capture.record.recorded_gradients import GradientHooks, Places
 from trueline.capture.record.selection import Selection
 from trueline.capture.record.stacks import Stacks, frame_of_update
 from trueline.capture.record.unwritten import Unwritten

@@ -11,7 +11,7 @@ from torch import nn
 
 from trueline.capture.model.world import is_initialised
 from trueline.compat.msprobe.config import Settings, read_config, settings_of
-from trueline.compat.msprobe.names import plan_of
+from trueline.compat.msprobe.name_globs import plan_of
 from trueline.compat.msprobe.recording import NoModel, Recording, module_kinds
 from trueline.schema.errors import InputError
 from trueline.schema.plan import Plan

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.render.charts.downsampling import MAX_LINES, Bins, Series, binned, singled_out, spread
 from trueline.render.charts.mark import Mark
 from trueline.render.charts.path import Plot, Shape, area_path, dot_path, line_path, tick_path
 from trueline.render.charts.scale import Axis, nice_step
-from trueline.render.charts.series import MAX_LINES, Bins, Series, binned, singled_out, spread
 from trueline.render.wording import ABSENT, number, reading, steps_words
 
 NUM_HUES = 4

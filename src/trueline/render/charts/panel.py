@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.render.charts.chart import NUM_COLOURED, Chart, band_chart, workers_chart
+from trueline.render.charts.downsampling import MAX_LINES
 from trueline.render.charts.mark import Mark
 from trueline.render.charts.path import Plot
 from trueline.render.charts.scale import axis_over
-from trueline.render.charts.series import MAX_LINES
 from trueline.render.report.run_reading import (
     DISPERSION_QUANTITIES,
     WORKER_QUANTITIES,

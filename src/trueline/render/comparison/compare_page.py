@@ -17,7 +17,7 @@ from trueline.render.comparison.compare_details import place_of
 from trueline.render.comparison.compare_growth import differs, percent
 from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, most_relevant, place_text, same_row, shape_text
 from trueline.render.comparison.compare_story import Story
-from trueline.render.document import policy, resource, template, version
+from trueline.render.html_document import policy, resource, template, version
 from trueline.render.output import save
 from trueline.render.report.finding_row import FindingRow, finding_row
 from trueline.render.report.page import FindingGroup

@@ -14,10 +14,10 @@ import numpy as np
 from trueline.render.charts.mark import marks
 from trueline.render.charts.matrix import LEVELS, MatrixTable, largest_error, matrix_numbers, matrix_table
 from trueline.render.charts.panel import ChartSection, dispersion_section, plot_of, workers_section
-from trueline.render.report.environment import Environment, environment
+from trueline.render.report.environment_table import Environment, environment
 from trueline.render.report.finding_row import FindingRow, finding_row
+from trueline.render.report.page_summary import Summary, headline, judges_workers
 from trueline.render.report.run_reading import RunReading
-from trueline.render.report.summary import Summary, headline, judges_workers
 from trueline.render.wording import number, seconds_words, steps_words
 from trueline.schema.words import clipped, counted, listed, whose_text
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from trueline.render.charts.matrix import colour_rules
-from trueline.render.document import policy, resource, template, version
+from trueline.render.html_document import policy, resource, template, version
 from trueline.render.report.page import Page, page_numbers, page_of
 from trueline.render.report.run_reading import RunReading
 

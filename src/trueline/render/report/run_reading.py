@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.render.charts.series import Series
-from trueline.render.report.summary import Summary, summary
+from trueline.render.charts.downsampling import Series
+from trueline.render.report.page_summary import Summary, summary
 from trueline.schema.words import ranks_text
 
 if TYPE_CHECKING:

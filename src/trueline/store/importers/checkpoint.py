@@ -7,8 +7,8 @@ import os
 from trueline.schema.errors import InputError
 from trueline.schema.reading import reading, shortened
 from trueline.store.importers import dcp, safetensors, torch_files
+from trueline.store.importers.checkpoint_weights import Checkpoint, Options, write_checkpoint
 from trueline.store.importers.target import require_free
-from trueline.store.importers.weights import Checkpoint, Options, write_checkpoint
 
 _EXPECTED = (
     "Expected a .safetensors file or a directory of them, a file of torch.save, or the directory of a distributed "

@@ -15,8 +15,8 @@ from typing import Any
 
 from trueline.schema.errors import InputError
 from trueline.schema.reading import reading, require_room, shown, why
+from trueline.store.importers.checkpoint_weights import Checkpoint
 from trueline.store.importers.torch_files import state_weights
-from trueline.store.importers.weights import Checkpoint
 
 METADATA = ".metadata"
 

@@ -7,9 +7,9 @@ import os
 from trueline.schema.errors import InputError
 from trueline.schema.reading import reading, shortened
 from trueline.store.importers import safetensors, torch_files
+from trueline.store.importers.checkpoint_weights import Checkpoint, Options, Weight, write_checkpoint
 from trueline.store.importers.json_files import read_object
 from trueline.store.importers.target import require_free
-from trueline.store.importers.weights import Checkpoint, Options, Weight, write_checkpoint
 
 CONFIG = "config.json"
 _BIN = "pytorch_model.bin"

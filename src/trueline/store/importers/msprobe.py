@@ -22,7 +22,7 @@ from trueline.store.importers.msprobe_files import RankDump, find_dumps, read_du
 from trueline.store.importers.msprobe_names import Key, parse
 from trueline.store.importers.step_rows import Measure, Measured, Place, StepRows
 from trueline.store.importers.target import new_run, require_free
-from trueline.store.importers.values import dtype_name, to_store
+from trueline.store.importers.torch_values import dtype_name, to_store
 from trueline.store.writer import RunWriter
 
 PRESETS = {"L0": "modules", "L1": "ops", "mix": "mix"}

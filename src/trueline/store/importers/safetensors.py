@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from trueline.schema.errors import InputError
+from trueline.store.importers.checkpoint_weights import Weight
 from trueline.store.importers.json_files import read_object
-from trueline.store.importers.values import TORCH_NAMES, as_tensor
-from trueline.store.importers.weights import Weight
-from trueline.store.records.tensors import DamagedTensors, read_header, read_value
+from trueline.store.importers.torch_values import TORCH_NAMES, as_tensor
+from trueline.store.records.tensor_files import DamagedTensors, read_header, read_value
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"

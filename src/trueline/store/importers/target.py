@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trueline.schema import documents
 from trueline.schema.errors import InputError, RunExistsError
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.log.durable import replace_file
 from trueline.store.writer import RunWriter
 
@@ -35,13 +35,13 @@ class NewRun:
             yield writer
         finally:
             writer.close()
-        lost = os.path.join(self._folder, layout.findings_name(rank))
+        lost = os.path.join(self._folder, file_names.findings_name(rank))
         if os.path.exists(lost):  # values that could not be stored are a Finding, as training would go on without
             raise OSError("not all values could be stored")
 
     def finish(self) -> None:
         """Write the manifest as it is now: the writers have given their shares back."""
-        replace_file(os.path.join(self._folder, layout.MANIFEST), documents.encode(self.manifest.model_dump()))
+        replace_file(os.path.join(self._folder, file_names.MANIFEST), documents.encode(self.manifest.model_dump()))
 
 
 @contextlib.contextmanager
@@ -51,7 +51,9 @@ def new_run(path: str | os.PathLike[str], manifest: Manifest) -> Iterator[NewRun
     Raises ``InputError`` where it cannot be written; ask ``require_free`` before what is to be imported is read.
     """
     final = os.path.abspath(os.fspath(path))
-    draft = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.{os.getpid()}{layout.TEMPORARY_SUFFIX}")
+    draft = os.path.join(
+        os.path.dirname(final), f".{os.path.basename(final)}.{os.getpid()}{file_names.TEMPORARY_SUFFIX}"
+    )
     try:
         os.makedirs(draft)
         run = NewRun(draft, manifest)

@@ -12,8 +12,8 @@ from typing import Any
 
 from trueline.schema.errors import InputError
 from trueline.schema.reading import require_room, why
+from trueline.store.importers.checkpoint_weights import Weight
 from trueline.store.importers.step_rows import slot_part
-from trueline.store.importers.weights import Weight
 
 CONTAINERS = frozenset({"app", "model", "module", "state_dict", "model_state", "model_state_dict", "params"})
 """Keys under which scripts keep the state dict of the model; they are no part of the names of its parameters."""

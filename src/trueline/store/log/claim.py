@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from trueline.schema.errors import RunError, RunExistsError
 from trueline.schema.owner import require_ended
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.log.durable import make_folder
 from trueline.store.migrate import read_manifest
 
@@ -47,7 +47,7 @@ def claim(path: str, *, overwrite: bool) -> None:
     require_free(path, overwrite=overwrite)
     names = os.listdir(path) if os.path.isdir(path) else []
     # The manifest goes last: a directory that is half removed must still be recognised as a Run.
-    for name in sorted(filter(layout.belongs_to_run, names), key=lambda name: name == layout.MANIFEST):
+    for name in sorted(filter(file_names.belongs_to_run, names), key=lambda name: name == file_names.MANIFEST):
         _remove(os.path.join(path, name))
 
 
@@ -73,7 +73,7 @@ def require_free(path: str, *, overwrite: bool) -> None:
 
 def claim_share(path: str, rank: int, *, overwrite: bool) -> None:
     """Remove earlier files of ``rank`` from a Run, which would be mixed with new ones; without ``overwrite`` raise."""
-    for folder, pattern in layout.share(rank).items():
+    for folder, pattern in file_names.share(rank).items():
         with contextlib.suppress(FileNotFoundError):
             for name in filter(pattern.fullmatch, os.listdir(os.path.join(path, folder))):
                 if not overwrite:
@@ -85,12 +85,12 @@ def claim_share(path: str, rank: int, *, overwrite: bool) -> None:
 
 
 def _is_run(path: str, names: list[str]) -> bool:
-    if layout.MANIFEST not in names:
+    if file_names.MANIFEST not in names:
         return False
-    if all(map(layout.belongs_to_run, names)) and layout.JOURNAL_DIR in names:
+    if all(map(file_names.belongs_to_run, names)) and file_names.JOURNAL_DIR in names:
         return True
     try:
-        with open(os.path.join(path, layout.MANIFEST), "rb") as file:
+        with open(os.path.join(path, file_names.MANIFEST), "rb") as file:
             read_manifest(file.read(), path)
     except RunError:
         return False

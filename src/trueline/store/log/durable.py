@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from trueline.store.layout import TEMPORARY_SUFFIX
+from trueline.store.file_names import TEMPORARY_SUFFIX
 
 
 def append(fd: int, data: bytes, size_bytes: int) -> int:

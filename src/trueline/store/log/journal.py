@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from trueline.schema.errors import InputError
 from trueline.schema.reading import why
-from trueline.store.layout import INTERRUPTED, PARTS_PER_ATTEMPT, PartName, Problem
+from trueline.store.file_names import INTERRUPTED, PARTS_PER_ATTEMPT, PartName, Problem
 from trueline.store.log.durable import append, open_replacement
 from trueline.store.records.arrays import from_values
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from trueline.store import layout
-from trueline.store.layout import PartName, Problem
+from trueline.store import file_names
+from trueline.store.file_names import PartName, Problem
 from trueline.store.log.journal import JournalContent, read_journal
 
 
@@ -31,13 +31,13 @@ def read_journals(
     schema: pa.Schema,
 ) -> dict[int, JournalContent]:
     """Journals by rank, which ``rank_of`` finds in a name; ``schema`` is for those whose header is damaged."""
-    folder = posixpath.join(root, layout.JOURNAL_DIR)
+    folder = posixpath.join(root, file_names.JOURNAL_DIR)
     journals: dict[int, JournalContent] = {}
     for name in names_in(fs, folder):
         rank = rank_of(name)
         if rank is None:
             continue
-        file = posixpath.join(layout.JOURNAL_DIR, name)
+        file = posixpath.join(file_names.JOURNAL_DIR, name)
         try:
             journals[rank] = read_journal(fs.cat_file(posixpath.join(folder, name)), schema)
         except FileNotFoundError:
@@ -56,7 +56,7 @@ def list_parts(fs: AbstractFileSystem, root: str, folder: str, problems: list[Pr
         part = PartName.parse(name)
         if part is not None:
             parts.setdefault(part.rank, []).append(part)
-        elif not name.endswith(layout.TEMPORARY_SUFFIX):
+        elif not name.endswith(file_names.TEMPORARY_SUFFIX):
             file = posixpath.join(folder, name)
             problems.append(Problem("it is not named like a part of a Run and was skipped", file=file))
     return parts
@@ -66,13 +66,13 @@ def name_missing_parts(
     folder: str, rank: int, parts: list[PartName], journal: JournalContent | None, problems: list[Problem]
 ) -> None:
     """Say which parts of a rank there must have been that are not there."""
-    present = layout.numbers_of(parts)
+    present = file_names.numbers_of(parts)
     known = sorted(present if journal is None or journal.sequence is None else present | {journal.sequence})
-    last = {number // layout.PARTS_PER_ATTEMPT: number for number in known}
+    last = {number // file_names.PARTS_PER_ATTEMPT: number for number in known}
     missing = [
         number
         for attempt, end in last.items()
-        for number in range(attempt * layout.PARTS_PER_ATTEMPT, end)
+        for number in range(attempt * file_names.PARTS_PER_ATTEMPT, end)
         if number not in present
     ]
     if missing:

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from trueline.store.layout import PartName
+from trueline.store.file_names import PartName
 from trueline.store.log.durable import replace_file
 from trueline.store.log.parts import DamagedPart, decode_part, encode_part
 

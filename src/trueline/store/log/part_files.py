@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
 from trueline.schema.reading import why
-from trueline.store.layout import PartName, Problem
+from trueline.store.file_names import PartName, Problem
 from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_part, footer_crc, read_columns

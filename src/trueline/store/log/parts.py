@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trueline.schema.reading import why
-from trueline.store.layout import PartName
+from trueline.store.file_names import PartName
 
 MOST_ROWS = 1_000
 """A byte: what repeats takes hardly any room, but each row has a number of its own."""

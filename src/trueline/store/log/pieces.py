@@ -16,8 +16,8 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
-from trueline.store import layout
-from trueline.store.layout import PartName, Problem
+from trueline.store import file_names
+from trueline.store.file_names import PartName, Problem
 from trueline.store.log.journal import JournalContent
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.log.part_files import PartFiles
@@ -140,10 +140,10 @@ def read_pieces(fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = 
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
     """
-    pieces = Pieces(PartFiles(fs, root, lambda part: layout.WORKERS_DIR, WORKER_SCHEMA))
-    journals = read_journals(fs, root, pieces.problems, rank_of=layout.journal_rank, schema=WORKER_SCHEMA)
+    pieces = Pieces(PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA))
+    journals = read_journals(fs, root, pieces.problems, rank_of=file_names.journal_rank, schema=WORKER_SCHEMA)
     pieces.unclosed = sorted(journals)
-    parts = list_parts(fs, root, layout.WORKERS_DIR, pieces.problems)
+    parts = list_parts(fs, root, file_names.WORKERS_DIR, pieces.problems)
     attempts = {rank: journal.attempt(parts.get(rank, [])) for rank, journal in journals.items()}
     begun = {attempts[rank] for rank, journal in journals.items() if journal.batches}
     begun |= {part.attempt for known in parts.values() for part in known}
@@ -151,7 +151,7 @@ def read_pieces(fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = 
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
         sealed = pieces.add_parts(parts.get(rank, []))
-        name_missing_parts(layout.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
+        name_missing_parts(file_names.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
         if journal is not None and journal.sequence not in sealed:
             pieces.add_journal(journal, attempts[rank])
     return pieces

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from trueline.store import layout
-from trueline.store.layout import PartName
+from trueline.store import file_names
+from trueline.store.file_names import PartName
 from trueline.store.log.durable import append, make_folder, replace_file
 from trueline.store.log.journal import JournalContent, read_journal
 from trueline.store.log.parts import DamagedPart, decode_part
@@ -29,7 +29,7 @@ def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.S
     except FileNotFoundError:
         return
     present = parts_of(parts_path, rank)
-    numbers = layout.numbers_of(present)
+    numbers = file_names.numbers_of(present)
     if content.batches and content.sequence not in numbers:
         data = encode(content.batches)
         number = max(numbers, default=-1) + 1 if content.sequence is None else content.sequence
@@ -40,8 +40,8 @@ def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.S
 
 def first_sequence(parts_path: str, rank: int, attempt: int) -> int:
     """The number of the first part that a start of the job writes: its own, after those that are there already."""
-    own = layout.numbers_of(part for part in parts_of(parts_path, rank) if part.attempt == attempt)
-    return max(own, default=attempt * layout.PARTS_PER_ATTEMPT - 1) + 1
+    own = file_names.numbers_of(part for part in parts_of(parts_path, rank) if part.attempt == attempt)
+    return max(own, default=attempt * file_names.PARTS_PER_ATTEMPT - 1) + 1
 
 
 def end_last_line(path: str) -> None:
@@ -60,13 +60,13 @@ def end_last_line(path: str) -> None:
 
 def last_step(path: str, rank: int) -> int | None:
     """The last step of the latest start of the job that wrote rows of ``rank`` in the Run at ``path``; None if none."""
-    parts = parts_of(os.path.join(path, layout.WORKERS_DIR), rank)
+    parts = parts_of(os.path.join(path, file_names.WORKERS_DIR), rank)
     journal = _journal_of(path, rank)
     if journal.batches and journal.attempt(parts) >= max((part.attempt for part in parts), default=0):
         return max(max(batch["step"].to_pylist()) for batch in journal.batches)
     for part in reversed(parts):
         try:
-            with open(os.path.join(path, layout.WORKERS_DIR, str(part)), "rb") as file:
+            with open(os.path.join(path, file_names.WORKERS_DIR, str(part)), "rb") as file:
                 steps = decode_part(file.read(), part, ["step"])["step"]
         except (OSError, DamagedPart):
             continue
@@ -86,7 +86,7 @@ def parts_of(folder: str, rank: int) -> list[PartName]:
 
 def _journal_of(path: str, rank: int) -> JournalContent:
     try:
-        with open(os.path.join(path, layout.JOURNAL_DIR, layout.journal_name(rank)), "rb") as file:
+        with open(os.path.join(path, file_names.JOURNAL_DIR, file_names.journal_name(rank)), "rb") as file:
             return read_journal(file.read(), WORKER_SCHEMA)
     except OSError:
         return JournalContent()

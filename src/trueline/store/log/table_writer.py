@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from trueline.store.layout import PartName
+from trueline.store.file_names import PartName
 from trueline.store.log.durable import put_file, sync
 from trueline.store.log.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.log.merge import PartMerger

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.schema.errors import RunError
-from trueline.store.records.tensors import NUMPY_TYPES, TensorValue
+from trueline.store.records.tensor_files import NUMPY_TYPES, TensorValue
 
 _EXPONENT_BITS = {"F8_E4M3": 4, "F8_E5M2": 5}
 """Of the 8-bit floats with a sign; the rest of their bits is the mantissa (OFP8, Open Compute Project, 2023)."""

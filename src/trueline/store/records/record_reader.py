@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from fsspec import AbstractFileSystem
 
 from trueline.schema.site import Site
-from trueline.store import layout
-from trueline.store.layout import PartName, Problem
+from trueline.store import file_names
+from trueline.store.file_names import PartName, Problem
 from trueline.store.log.listing import list_parts, name_missing_parts, names_in, read_journals
 from trueline.store.log.part_files import PartFiles
 from trueline.store.migrate import to_current
 from trueline.store.records.arrays import contiguous
-from trueline.store.records.records import MEASURED_NAMES, latest
+from trueline.store.records.step_parts import MEASURED_NAMES, latest
 from trueline.store.rows import RECORD_SCHEMA
 from trueline.store.timeline import Timeline
 
@@ -56,8 +56,8 @@ class RecordReader:
         timeline = timeline or Timeline()
         self._files = PartFiles(fs, root, lambda part: _folder(part.rank), RECORD_SCHEMA)
         # Journals go first: a step that is sealed meanwhile is then seen twice, not missed.
-        journals = read_journals(fs, root, problems, rank_of=layout.records_journal_rank, schema=RECORD_SCHEMA)
-        folders = {layout.folder_rank(name) for name in names_in(fs, posixpath.join(root, layout.RECORDS_DIR))}
+        journals = read_journals(fs, root, problems, rank_of=file_names.records_journal_rank, schema=RECORD_SCHEMA)
+        folders = {file_names.folder_rank(name) for name in names_in(fs, posixpath.join(root, file_names.RECORDS_DIR))}
         self._pieces: list[_Piece] = []
         for rank in sorted({rank for rank in folders if rank is not None} | set(journals)):
             folder = _folder(rank)
@@ -180,7 +180,7 @@ def _steps(rows: pa.Table) -> np.ndarray:
 
 
 def _folder(rank: int) -> str:
-    return posixpath.join(layout.RECORDS_DIR, layout.rank_folder(rank))
+    return posixpath.join(file_names.RECORDS_DIR, file_names.rank_folder(rank))
 
 
 def _without_overwritten(pieces: list[_Piece]) -> list[_Piece]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trueline.schema.errors import RunError, SiteError
 from trueline.schema.site import Site
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.reader import Run
 from trueline.store.records.record_reader import site_of
 
@@ -49,7 +49,8 @@ def summarize_records(run: Run) -> dict[str, Any] | None:
         "phases_last_step": phases,
         "sites_last_step": len({_place(row) for row in rows}),
         "bytes": {
-            folder: run.size_bytes(folder) for folder in (layout.RECORDS_DIR, layout.TENSORS_DIR, layout.STACKS_DIR)
+            folder: run.size_bytes(folder)
+            for folder in (file_names.RECORDS_DIR, file_names.TENSORS_DIR, file_names.STACKS_DIR)
         },
         "modules": _outline([row for row in rows if row["rank"] == rows[0]["rank"]]),
     }
@@ -64,7 +65,7 @@ def damaged_records(run: Run) -> str:
 
 def _is_of_records(name: str) -> bool:
     folder, _, rest = name.partition("/")
-    return folder == layout.RECORDS_DIR or layout.records_journal_rank(rest) is not None
+    return folder == file_names.RECORDS_DIR or file_names.records_journal_rank(rest) is not None
 
 
 def list_sites(

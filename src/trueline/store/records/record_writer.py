@@ -11,14 +11,14 @@ from collections.abc import Callable
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.reading import why
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
-from trueline.store import layout
+from trueline.store import file_names
 from trueline.store.log.background import MAX_BYTES, Background
 from trueline.store.log.durable import make_folder, sync
 from trueline.store.log.recover import first_sequence
 from trueline.store.log.table_writer import SealAfter, TableWriter
-from trueline.store.records.records import StepEncoder, check_records, encode_records, size_in_memory
-from trueline.store.records.stacks import StackFile
-from trueline.store.records.tensors import RESERVE_BYTES, TensorFile, check_tensor
+from trueline.store.records.stack_files import StackFile
+from trueline.store.records.step_parts import StepEncoder, check_records, encode_records, size_in_memory
+from trueline.store.records.tensor_files import RESERVE_BYTES, TensorFile, check_tensor
 
 _log = logging.getLogger("trueline")
 
@@ -53,16 +53,16 @@ class RecordWriter:
         self._attempt = attempt
         self._seal_after = seal_after
         self._encoder = StepEncoder(rank)
-        stacks_path = os.path.join(path, layout.STACKS_DIR, layout.stacks_name(rank))
+        stacks_path = os.path.join(path, file_names.STACKS_DIR, file_names.stacks_name(rank))
         self._stacks = StackFile(stacks_path, goes_on=attempt > 0)
         self._tensors: dict[int, TensorFile] = {}
         self._unsynced: dict[int, str] = {}
         self._reserve_bytes = RESERVE_BYTES
         self._stores_tensors = True
         self._table: TableWriter | None = None
-        for folder in (layout.RECORDS_DIR, layout.TENSORS_DIR):
-            make_folder(os.path.join(path, folder, layout.rank_folder(rank)))
-        make_folder(os.path.join(path, layout.STACKS_DIR))
+        for folder in (file_names.RECORDS_DIR, file_names.TENSORS_DIR):
+            make_folder(os.path.join(path, folder, file_names.rank_folder(rank)))
+        make_folder(os.path.join(path, file_names.STACKS_DIR))
         self._background: Background[Recorded] = Background(self._handle, max_bytes=max_bytes)
 
     def write(self, record: Recorded) -> None:
@@ -129,8 +129,8 @@ class RecordWriter:
             self._table.add(records.step, batch, frame)
 
     def _open_table(self) -> TableWriter:
-        journal = os.path.join(self._path, layout.JOURNAL_DIR, layout.records_journal_name(self._rank))
-        parts_path = os.path.join(self._path, layout.RECORDS_DIR, layout.rank_folder(self._rank))
+        journal = os.path.join(self._path, file_names.JOURNAL_DIR, file_names.records_journal_name(self._rank))
+        parts_path = os.path.join(self._path, file_names.RECORDS_DIR, file_names.rank_folder(self._rank))
         return TableWriter(
             journal_path=journal,
             parts_path=parts_path,
@@ -173,7 +173,7 @@ class RecordWriter:
                 with contextlib.suppress(FileNotFoundError):
                     sync(path)
             if unsynced:
-                sync(os.path.join(self._path, layout.TENSORS_DIR, layout.rank_folder(self._rank)))
+                sync(os.path.join(self._path, file_names.TENSORS_DIR, file_names.rank_folder(self._rank)))
         except OSError as error:
             self._lose_tensors(min(unsynced), error)
 
@@ -197,8 +197,8 @@ class RecordWriter:
         )
 
     def _tensors_path(self, step: int, *, partial: bool = False) -> str:
-        name = layout.tensors_name(step, partial=partial)
-        return os.path.join(self._path, layout.TENSORS_DIR, layout.rank_folder(self._rank), name)
+        name = file_names.tensors_name(step, partial=partial)
+        return os.path.join(self._path, file_names.TENSORS_DIR, file_names.rank_folder(self._rank), name)
 
 
 def _renumbered(records: StepRecords, base: int) -> StepRecords:

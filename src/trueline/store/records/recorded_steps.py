@@ -15,11 +15,11 @@ from trueline.schema.errors import RunError
 from trueline.schema.reading import reading, shortened
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
-from trueline.store.layout import Problem
+from trueline.store.file_names import Problem
 from trueline.store.records.record_reader import RecordReader, site_of
-from trueline.store.records.stacks import read_stacks
+from trueline.store.records.stack_files import read_stacks
+from trueline.store.records.tensor_files import TensorValue
 from trueline.store.records.tensor_reader import TensorReader
-from trueline.store.records.tensors import TensorValue
 from trueline.store.records.whole import stats_of, whole_stats
 from trueline.store.rows import RECORD_SCHEMA, require_column
 from trueline.store.timeline import Timeline

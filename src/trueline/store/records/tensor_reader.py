@@ -10,10 +10,10 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
-from trueline.store import layout
-from trueline.store.layout import Problem
+from trueline.store import file_names
+from trueline.store.file_names import Problem
 from trueline.store.log.listing import names_in
-from trueline.store.records.tensors import DamagedTensors, TensorContents, TensorValue, explained, read_header
+from trueline.store.records.tensor_files import DamagedTensors, TensorContents, TensorValue, explained, read_header
 
 _OPEN_FILES = 64
 """Whose headers are kept: a file for each rank of a step that is looked at."""
@@ -29,7 +29,7 @@ class TensorReader:
 
     def read(self, rank: int, step: int, key: str) -> TensorValue:
         """A value; mapped from its file where that is local. Raises ``RunError`` where it is gone or damaged."""
-        name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
+        name = posixpath.join(file_names.TENSORS_DIR, file_names.rank_folder(rank), file_names.tensors_name(step))
         path = posixpath.join(self._root, name)
         local = isinstance(self._fs, LocalFileSystem)
         with explained(path if local else name, key):
@@ -44,12 +44,14 @@ class TensorReader:
         """The keys of the values of a step; where they cannot be read ``problems`` gets a line, once."""
         if not self.opens(rank, step, problems):
             return set()
-        name = posixpath.join(self._root, layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
+        name = posixpath.join(
+            self._root, file_names.TENSORS_DIR, file_names.rank_folder(rank), file_names.tensors_name(step)
+        )
         return set(self._opened(name, local=isinstance(self._fs, LocalFileSystem)).keys)
 
     def opens(self, rank: int, step: int, problems: list[Problem]) -> bool:
         """Whether values of a step can be read, but for damage within one; else ``problems`` gets a line, once."""
-        name = posixpath.join(layout.TENSORS_DIR, layout.rank_folder(rank), layout.tensors_name(step))
+        name = posixpath.join(file_names.TENSORS_DIR, file_names.rank_folder(rank), file_names.tensors_name(step))
         try:
             self._opened(posixpath.join(self._root, name), local=isinstance(self._fs, LocalFileSystem))
         except FileNotFoundError:
@@ -83,17 +85,17 @@ class TensorReader:
     def problems(self) -> list[Problem]:
         """One line for each file that is not whole, or not that of a step that ended."""
         problems: list[Problem] = []
-        for folder in names_in(self._fs, posixpath.join(self._root, layout.TENSORS_DIR)):
-            for name in names_in(self._fs, posixpath.join(self._root, layout.TENSORS_DIR, folder)):
-                problem = self._problem(posixpath.join(self._root, layout.TENSORS_DIR, folder, name), name)
+        for folder in names_in(self._fs, posixpath.join(self._root, file_names.TENSORS_DIR)):
+            for name in names_in(self._fs, posixpath.join(self._root, file_names.TENSORS_DIR, folder)):
+                problem = self._problem(posixpath.join(self._root, file_names.TENSORS_DIR, folder, name), name)
                 if problem:
-                    problems.append(Problem(problem, file=posixpath.join(layout.TENSORS_DIR, folder, name)))
+                    problems.append(Problem(problem, file=posixpath.join(file_names.TENSORS_DIR, folder, name)))
         return problems
 
     def _problem(self, path: str, name: str) -> str:
-        if name.endswith(layout.TEMPORARY_SUFFIX):
-            return f"its step did not end {layout.INTERRUPTED}, and its values cannot be read"
-        found = layout.tensors_step(name)
+        if name.endswith(file_names.TEMPORARY_SUFFIX):
+            return f"its step did not end {file_names.INTERRUPTED}, and its values cannot be read"
+        found = file_names.tensors_step(name)
         if found is None:
             return "it is not named like tensors of a Run and was skipped"
         try:

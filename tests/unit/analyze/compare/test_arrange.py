@@ -22,7 +22,7 @@ from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run
 from trueline.store.records.numbers import numbers
 from trueline.store.records.record_summary import list_sites
-from trueline.store.records.tensors import TensorValue
+from trueline.store.records.tensor_files import TensorValue
 from trueline.store.writer import RunWriter
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trueline.schema.start import Start
-from trueline.store.layout import PartName
+from trueline.store.file_names import PartName
 from trueline.store.log import merge
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter

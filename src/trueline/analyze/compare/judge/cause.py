@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trueline.analyze.compare.judge.arguments import Arguments, arguments_in_words, different_arguments
+from trueline.analyze.compare.judge.argument_differences import Arguments, arguments_in_words, different_arguments
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.op_names import RANDOM, function_of
 
 

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.analyze.recorded.tensors import Held, Stored
+from trueline.analyze.recorded.stored_tensors import Held, Stored
 from trueline.schema.fact import fact
 from trueline.schema.stats import TensorStats
 

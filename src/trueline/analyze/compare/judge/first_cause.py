@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from trueline.analyze.compare.judge.arguments import different_arguments, is_fraction, shown_arguments
+from trueline.analyze.compare.judge.argument_differences import different_arguments, is_fraction, shown_arguments
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.values import NONFINITE, Compared
+from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.words import counted, named_some

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trueline.analyze.compare.judge.arguments import (
+from trueline.analyze.compare.judge.argument_differences import (
     ChangedArguments,
     arguments_in_words,
     first_changed_arguments,
@@ -16,7 +16,7 @@ from trueline.analyze.compare.judge.cause import cause_of, differing_arguments, 
 from trueline.analyze.compare.judge.own_history import HistoryOutlier, history_outliers
 from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call
 from trueline.schema.finding import Finding

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.stats.peaks_over_threshold import log_tail, tail_size
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, eq
 from typing import NamedTuple, TypeVar
 
-from trueline.analyze.compare.match.calls import Shapes, Side, Twins, matched, matched_values, own_shape
+from trueline.analyze.compare.match.call_pairs import Shapes, Side, Twins, matched, matched_values, own_shape
 from trueline.analyze.compare.match.names import NameMap, shared_names
 from trueline.analyze.compare.match.unmatched import Reasons, is_inside, nothing_aligned
 from trueline.analyze.recorded.step_values import Call, StepValues, Value

@@ -10,7 +10,7 @@ from dataclasses import replace
 from trueline.analyze.compare.match.name_maps import Merge
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import StepValues, Value
-from trueline.analyze.recorded.tensors import in_groups
+from trueline.analyze.recorded.stored_tensors import in_groups
 from trueline.schema.errors import InputError
 
 _WEIGHTS = frozenset({"in1", "in2", "weight", "bias"})

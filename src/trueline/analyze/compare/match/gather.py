@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from trueline.analyze.compare.match.calls import updated
+from trueline.analyze.compare.match.call_pairs import updated
 from trueline.analyze.compare.match.names import plain_name
 from trueline.analyze.recorded.step_values import OF_BATCH, RankStep, StepValues, Value, read_rank_step
 from trueline.schema.errors import CannotTell

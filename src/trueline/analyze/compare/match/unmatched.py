@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from trueline.analyze.compare.match.calls import Side
+from trueline.analyze.compare.match.call_pairs import Side
 from trueline.analyze.compare.match.names import ROOT
 from trueline.analyze.recorded.step_values import OF_BATCH, StepValues, Value
 from trueline.schema.errors import AlignmentError

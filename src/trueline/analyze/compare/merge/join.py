@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trueline.analyze.compare.match.calls import own_shape
+from trueline.analyze.compare.match.call_pairs import own_shape
 from trueline.analyze.compare.match.gather import Gathered, Gathering
 from trueline.analyze.compare.merge.batch_layout import interleaved
 from trueline.analyze.compare.merge.positions import without_positions
@@ -23,7 +23,7 @@ from trueline.analyze.compare.merge.shards import (
     same_value,
 )
 from trueline.analyze.recorded.step_values import StepValues, Value
-from trueline.analyze.recorded.tensors import Shape
+from trueline.analyze.recorded.stored_tensors import Shape
 from trueline.schema.formats import FORMATS
 from trueline.schema.records import UNDER_WAY
 

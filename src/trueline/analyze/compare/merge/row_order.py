@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.recorded.step_values import Loader, StepValues, Value
-from trueline.analyze.recorded.tensors import InOrder
+from trueline.analyze.recorded.stored_tensors import InOrder
 
 _MAX_BYTES = 256 * 2**20
 """Of an input that is read to find the order of its rows."""

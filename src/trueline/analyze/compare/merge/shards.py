@@ -18,7 +18,7 @@ from typing import Literal
 
 from trueline.analyze.compare.match.gather import Gathered, Gathering, Part, numbers_of
 from trueline.analyze.recorded.step_values import OF_BATCH, Loader, Value
-from trueline.analyze.recorded.tensors import Scaled, Shape, SideBySide, Sum, in_groups, placed
+from trueline.analyze.recorded.stored_tensors import Scaled, Shape, SideBySide, Sum, in_groups, placed
 from trueline.schema.stats import MergeError, TensorStats
 from trueline.store.records.whole import whole_of
 

@@ -16,7 +16,7 @@ from torch import nn
 import trueline
 from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
 from trueline.analyze.compare.judge.step import Step
-from trueline.analyze.compare.judge.values import Divergence
+from trueline.analyze.compare.judge.value_judgement import Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.result import Comparison

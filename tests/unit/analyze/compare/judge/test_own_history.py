@@ -19,7 +19,7 @@ from trueline.analyze.compare.judge.own_history import (
     history_outliers,
 )
 from trueline.analyze.compare.judge.step import Step
-from trueline.analyze.compare.judge.values import Compared
+from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.stats.peaks_over_threshold import log_probability
 from trueline.schema.site import Site
 

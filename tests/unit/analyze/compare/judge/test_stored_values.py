@@ -11,7 +11,7 @@ import pytest
 
 from trueline.analyze.compare.judge.difference import describe_difference
 from trueline.analyze.compare.judge.distance import tensor_distance
-from trueline.analyze.recorded.tensors import (
+from trueline.analyze.recorded.stored_tensors import (
     Encoded,
     Held,
     InOrder,
@@ -27,7 +27,7 @@ from trueline.analyze.recorded.tensors import (
 )
 from trueline.schema.errors import RunError
 from trueline.store.records.numbers import numbers
-from trueline.store.records.tensors import TensorValue
+from trueline.store.records.tensor_files import TensorValue
 
 
 def draw(*shape: int, seed: int = 0) -> Any:

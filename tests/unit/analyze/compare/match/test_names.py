@@ -11,7 +11,7 @@ from trueline.analyze.compare.match.fused_modules import Fusion
 from trueline.analyze.compare.match.name_maps import BUILT_IN
 from trueline.analyze.compare.match.names import NameMap, plain_name, shared_names
 from trueline.analyze.recorded.step_values import StepValues, Value
-from trueline.analyze.recorded.tensors import Held
+from trueline.analyze.recorded.stored_tensors import Held
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats

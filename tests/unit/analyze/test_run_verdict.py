@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trueline.analyze.check_run import CheckReport
-from trueline.render.report.summary import Summary, headline, summary
+from trueline.render.report.page_summary import Summary, headline, summary
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 from trueline.analyze.compare.judge.distance import Distance, stats_distance, tensor_distance
-from trueline.analyze.compare.judge.values import Measure
+from trueline.analyze.compare.judge.value_judgement import Measure
 from trueline.analyze.compare.merge.positions import UNORDERED
 from trueline.analyze.recorded.step_values import Value
-from trueline.analyze.recorded.tensors import Stored, layouts
+from trueline.analyze.recorded.stored_tensors import Stored, layouts
 from trueline.schema.stats import TensorStats
 
 

@@ -17,8 +17,8 @@ from tests.unit.recorded_steps import make_step, tensor_record
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.records import TensorRecord
 from trueline.store.reader import Run
-from trueline.store.records import tensors
-from trueline.store.records.tensors import NUMPY_TYPES, TensorFile, check_tensor, read
+from trueline.store.records import tensor_files
+from trueline.store.records.tensor_files import NUMPY_TYPES, TensorFile, check_tensor, read
 from trueline.store.writer import RunWriter
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -66,7 +66,7 @@ def test_any_values_read_back_equal_here_and_by_safetensors(values, reserve_byte
 
 
 def test_a_header_larger_than_reserved_moves_the_values_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensors, "_MOVED_AT_ONCE", 1000)
+    monkeypatch.setattr(tensor_files, "_MOVED_AT_ONCE", 1000)
     values = {f"layers.{index}.weight": np.arange(index * 7.0, dtype=np.float32) for index in range(60)}
     path = store(tmp_path / "t", [tensor_record(0, *item) for item in values.items()], reserve_bytes=100)
     theirs = load_file(path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trueline.analyze.compare.match.needleman_wunsch import aligned
 from trueline.analyze.compare.op_names import op_class_of
 from trueline.analyze.recorded.step_values import Call, StepValues, Value
-from trueline.analyze.recorded.tensors import Shape
+from trueline.analyze.recorded.stored_tensors import Shape
 
 Twins = list[tuple[Call | None, Call | None]]
 Shapes = Callable[[Value], frozenset[Shape]]

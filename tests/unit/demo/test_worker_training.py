@@ -13,7 +13,7 @@ from trueline.demo.fine_tune import Options, require_sound
 from trueline.demo.model import ModelSpec, build_model, load_pretrained, require_extra
 from trueline.demo.settings import SETTINGS
 from trueline.demo.tokens import IGNORED, Sample
-from trueline.demo.training import Job, PackedSamples, endless_batches, shuffled_labels
+from trueline.demo.worker_training import Job, PackedSamples, endless_batches, shuffled_labels
 from trueline.schema.errors import InputError
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}

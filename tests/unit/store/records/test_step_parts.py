@@ -13,10 +13,10 @@ from tests.unit.recorded_steps import make_step, read_rows, rows_of, tensor_reco
 
 from trueline.schema.errors import InputError, RunError, RunExistsError, SiteError
 from trueline.schema.records import RECORD_COLUMNS, StackRecord
-from trueline.store.layout import PartName
+from trueline.store.file_names import PartName
 from trueline.store.reader import Run
 from trueline.store.records.record_reader import site_of
-from trueline.store.records.records import check_records
+from trueline.store.records.step_parts import check_records
 from trueline.store.rows import RECORD_SCHEMA
 from trueline.store.writer import RunWriter
 

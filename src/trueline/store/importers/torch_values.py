@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord
-from trueline.store.records.tensors import TensorValue
+from trueline.store.records.tensor_files import TensorValue
 
 TORCH_NAMES: dict[str, str] = {code: name for name, code in SAFETENSORS_NAMES.items()}
 """The name of a dtype in torch by that in safetensors."""

@@ -25,7 +25,7 @@ from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.reading import shortened, shown, why
 from trueline.schema.records import TensorRecord
-from trueline.store.layout import TEMPORARY_SUFFIX
+from trueline.store.file_names import TEMPORARY_SUFFIX
 from trueline.store.log.durable import write_at
 
 RESERVE_BYTES = 256 * 2**10

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trueline.store.records.numbers import numbers
-from trueline.store.records.tensors import TensorValue
+from trueline.store.records.tensor_files import TensorValue
 
 Shape = tuple[int, ...]
 

@@ -13,8 +13,8 @@ from fsspec import AbstractFileSystem
 
 from trueline.schema.reading import why
 from trueline.schema.records import StackRecord
-from trueline.store import layout
-from trueline.store.layout import Problem
+from trueline.store import file_names
+from trueline.store.file_names import Problem
 from trueline.store.log.durable import replace_file
 from trueline.store.log.listing import names_in
 from trueline.store.log.parts import MOST_ROWS, encode_part
@@ -105,14 +105,14 @@ def _checksum(frames: Mapping[int, tuple[str, ...]]) -> bytes:
 def read_stacks(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> dict[int, dict[int, tuple[str, ...]]]:
     """Stacks by rank and id of the Run at ``root``; files that cannot be read are named in ``problems``."""
     stacks: dict[int, dict[int, tuple[str, ...]]] = {}
-    folder = posixpath.join(root, layout.STACKS_DIR)
+    folder = posixpath.join(root, file_names.STACKS_DIR)
     for name in names_in(fs, folder):
-        rank = layout.stacks_rank(name)
+        rank = file_names.stacks_rank(name)
         if rank is None:
             continue
         try:
             stacks[rank] = decode_stacks(fs.cat_file(posixpath.join(folder, name)))
         except (DamagedStacks, OSError) as error:
-            file = posixpath.join(layout.STACKS_DIR, name)
+            file = posixpath.join(file_names.STACKS_DIR, name)
             problems.append(Problem(f"{error}; the call stacks were skipped", file=file))
     return stacks

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trueline.render.charts.series import MAX_BINS, Series, bin_starts, binned, singled_out, spread
+from trueline.render.charts.downsampling import MAX_BINS, Series, bin_starts, binned, singled_out, spread
 
 
 def series_of(values_TN: np.ndarray, measured_TN: np.ndarray | None = None) -> Series:

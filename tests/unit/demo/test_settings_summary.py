@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from trueline.demo.fine_tune import Trained, failure_sentence
 from trueline.demo.screen import progress_bars, summary
 from trueline.demo.settings import SETTINGS
-from trueline.demo.summary import Judged, advice, document, rank_text
+from trueline.demo.settings_summary import Judged, advice, document, rank_text
 from trueline.schema.finding import Finding
 from trueline.testing.ranks import RankError, run_ranks
 

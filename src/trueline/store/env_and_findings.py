@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from trueline.schema.documents import decode
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv, unknown_keys
-from trueline.store import layout
-from trueline.store.layout import Problem
+from trueline.store import file_names
+from trueline.store.file_names import Problem
 from trueline.store.log.listing import names_in
 
 _FINDING_KEYS = frozenset(field.name for field in fields(Finding))
@@ -26,11 +26,11 @@ _FINDING_KEYS = frozenset(field.name for field in fields(Finding))
 def read_env(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> dict[int, RankEnv]:
     """What each rank said about itself; ``problems`` names files that are damaged and keys that are unknown."""
     env: dict[int, RankEnv] = {}
-    for name in names_in(fs, posixpath.join(root, layout.ENV_DIR)):
-        rank = layout.env_rank(name)
+    for name in names_in(fs, posixpath.join(root, file_names.ENV_DIR)):
+        rank = file_names.env_rank(name)
         if rank is None:
             continue
-        file = posixpath.join(layout.ENV_DIR, name)
+        file = posixpath.join(file_names.ENV_DIR, name)
         try:
             env[rank] = env_of(fs.cat_file(posixpath.join(root, file)))
         except (OSError, ValueError) as error:
@@ -52,7 +52,7 @@ def env_of(data: bytes) -> RankEnv:
 def read_findings(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> list[Finding]:
     """What live checks said, in order per rank; lines that are damaged are named in ``problems``."""
     findings: list[Finding] = []
-    for name in filter(lambda name: layout.findings_rank(name) is not None, names_in(fs, root)):
+    for name in filter(lambda name: file_names.findings_rank(name) is not None, names_in(fs, root)):
         try:
             data = fs.cat_file(posixpath.join(root, name))
         except OSError as error:
@@ -72,7 +72,7 @@ def findings_of(data: bytes) -> tuple[list[Finding], list[Problem]]:
         problems.append(Problem("it is empty, and is written with its first line: what it held is gone"))
     *lines, rest = data.split(b"\n")
     if rest:
-        problems.append(Problem(f"its last line is incomplete {layout.INTERRUPTED} and was skipped", torn=True))
+        problems.append(Problem(f"its last line is incomplete {file_names.INTERRUPTED} and was skipped", torn=True))
     for number, line in enumerate(lines, start=1):
         if not line:
             continue

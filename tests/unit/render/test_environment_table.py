@@ -1,6 +1,6 @@
 """Facts that all ranks share stand once; what differs is listed with who has which value."""
 
-from trueline.render.report.environment import Differing, environment
+from trueline.render.report.environment_table import Differing, environment
 from trueline.schema.run_manifest import Manifest, RankEnv
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from trueline.analyze.compare.judge.arguments import ChangedArguments, first_changed_arguments
+from trueline.analyze.compare.judge.argument_differences import ChangedArguments, first_changed_arguments
 
 
 def call_of(index: int, **kwargs: Any) -> Any:
