@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 
+import pytest
 from tests.cli.in_process import trueline as call
 
 import trueline
+from trueline.analyze.check_run import COMPARE_CODES
 from trueline.analyze.checks import replica_drift
 from trueline.analyze.registry import installed_checks
+from trueline.cli.explain import LIVE_CODES
 
 
 def test_python_m_trueline_is_the_command_and_says_its_version():
@@ -31,6 +34,16 @@ def test_every_installed_check_has_a_manual_and_is_listed(monkeypatch, capsys):
     assert all("What it may miss" in manual for manual in told.values())
     _, out, _ = call(monkeypatch, capsys, "explain")
     assert all(check in out for check in told)
+
+
+@pytest.mark.parametrize("code", [*COMPARE_CODES, *LIVE_CODES])
+def test_what_no_check_finds_is_explained_too(monkeypatch, capsys, code):
+    status, out, _ = call(monkeypatch, capsys, "explain", code)
+    assert status == 0
+    assert out.startswith(f"{code}\n")
+    assert len(out.split()) > 10
+    _, listed, _ = call(monkeypatch, capsys, "explain")
+    assert code in listed
 
 
 def test_an_unknown_code_is_one_sentence_that_names_the_nearest(monkeypatch, capsys):

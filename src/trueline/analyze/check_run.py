@@ -103,11 +103,17 @@ class CheckReport(Shown):
         }
 
 
-COMPARE_CODES = (
-    *("input-differs", "weight-differs", "structure-differs", "dtype-differs", "first-divergence"),
-    *("explained-by-rounding", "optimizer-differs", "site-missing"),
-)
-"""What a comparison with a reference looks for."""
+COMPARE_CODES: Mapping[str, str] = {
+    "input-differs": "A value that no recorded call computed, such as the batch, differs: compare the data first.",
+    "weight-differs": "Parameters differ before any update that was compared, or changed between two steps.",
+    "structure-differs": "Calls are connected differently, or their arguments differ.",
+    "dtype-differs": "Values have other dtypes; they are judged by the rounding of the coarser one.",
+    "first-divergence": "The first call, gradient or loss that differs by more than rounding explains.",
+    "explained-by-rounding": "Every difference that was judged is within what rounding explains.",
+    "optimizer-differs": "The update differs although what goes into it agrees, or settings of the optimizer do.",
+    "site-missing": "Values of one run that have no counterpart in the other.",
+}
+"""What a comparison with a reference looks for, by the code of the finding."""
 
 
 def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> CheckReport:
@@ -140,7 +146,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         except (CannotTell, AlignmentError, RunError) as error:
             not_run += [_not_run(code, error) for code in COMPARE_CODES]
         else:
-            codes += COMPARE_CODES
+            codes += [*COMPARE_CODES]
     notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
     for name, path in opened.models.items():
         try:

@@ -8,6 +8,16 @@ import typer
 
 from trueline.cli.options import Json
 
+LIVE_CODES = {
+    "watch-degraded": "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
+    "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
+    "plan-refused": "A change of the Plan was not taken up, for the reason that it names.\n\n"
+    "Written while the job runs; the Plan in force stays.",
+    "recording-started": "What the Plan's `when` waited for was detected, and recording began.\n\n"
+    "Written while the job runs.",
+}
+"""What the recorder itself reports, by code."""
+
 
 def command(
     code: Annotated[
@@ -18,25 +28,29 @@ def command(
     """Say what a check finds, why that matters, how it decides, and what it may miss."""
     from rich.console import Console
 
+    from trueline.analyze.check_run import COMPARE_CODES
     from trueline.analyze.registry import installed_checks
     from trueline.cli.json_document import print_document
 
     checks = {check.code: check for check in installed_checks()}
-    chosen = list(checks.values()) if code is None else [checks[_known(code, list(checks))]]
+    others = {each: f"{what}\n\nA finding of `trueline compare`." for each, what in COMPARE_CODES.items()} | LIVE_CODES
+    manuals = {each: check.manual for each, check in checks.items()}
+    if code is not None:
+        manuals = {code: (manuals | others)[_known(code, [*manuals, *others])]}
     if json:
-        print_document({"schema": 1, "checks": [{"code": each.code, "manual": each.manual} for each in chosen]})
+        print_document({"schema": 1, "checks": [{"code": each, "manual": what} for each, what in manuals.items()]})
         return
     console = Console(soft_wrap=code is not None)
     if code is None:
         from rich.table import Table
 
         table = Table("code", "what it finds")
-        for each in chosen:
-            table.add_row(each.code, each.summary)
+        for each, what in (manuals | others).items():
+            table.add_row(each, what.partition("\n")[0])
         console.print(table)
         return
     console.print(code, style="bold")
-    console.print(chosen[0].manual, markup=False, highlight=False)
+    console.print(manuals[code], markup=False, highlight=False)
 
 
 def _known(code: str, codes: list[str]) -> str:
@@ -48,4 +62,4 @@ def _known(code: str, codes: list[str]) -> str:
         return code
     near = get_close_matches(code, codes, n=1)
     hint = f"Did you mean '{near[0]}'? " if near else ""
-    raise InputError(f"No check that is installed has the code '{code}'. {hint}List all with: trueline explain.")
+    raise InputError(f"No finding has the code '{code}'. {hint}List all with: trueline explain.")
