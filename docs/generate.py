@@ -242,7 +242,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
     "spikes": partial(measured, "spikes"),
-    **{module: partial(law, module) for module in ("arguments", "loss_gap", "own_history", "parameter_continuity")},
+    **{
+        module: partial(law, module)
+        for module in ("argument_differences", "loss_gap", "own_history", "parameter_continuity")
+    },
     "alarm_budget": alarm_budget_table,
     "fewest_steps": fewest_steps_table,
 }
