@@ -11,7 +11,7 @@ import trueline
 from trueline.analyze.check_run import COMPARE_CODES
 from trueline.analyze.checks import replica_drift
 from trueline.analyze.registry import installed_checks
-from trueline.cli.explain import LIVE_CODES
+from trueline.schema.finding import LIVE_CODES
 
 
 def test_python_m_trueline_is_the_command_and_says_its_version():

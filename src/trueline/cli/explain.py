@@ -8,16 +8,6 @@ import typer
 
 from trueline.cli.options import Json
 
-LIVE_CODES = {
-    "watch-degraded": "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
-    "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
-    "plan-refused": "A change of the Plan was not taken up, for the reason that it names.\n\n"
-    "Written while the job runs; the Plan in force stays.",
-    "recording-started": "What the Plan's `when` waited for was detected, and recording began.\n\n"
-    "Written while the job runs.",
-}
-"""What the recorder itself reports, by code."""
-
 
 def command(
     code: Annotated[
@@ -31,6 +21,7 @@ def command(
     from trueline.analyze.check_run import COMPARE_CODES
     from trueline.analyze.registry import installed_checks
     from trueline.cli.json_document import print_document
+    from trueline.schema.finding import LIVE_CODES
 
     checks = {check.code: check for check in installed_checks()}
     others = {each: f"{what}\n\nA finding of `trueline compare`." for each, what in COMPARE_CODES.items()} | LIVE_CODES

@@ -40,7 +40,7 @@ def encode(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
     r"""The document, which ends with its checksum and the end of a line. A byte that was no UTF-8 (which Python has as
     a lone surrogate, PEP 383) is named, as in ``\xe9``: what reads it back can print it, or put it into a page.
     """
-    return sealed(json.dumps(document, indent=indent, default=_plain, ensure_ascii=False))
+    return sealed(json.dumps(document, indent=indent, default=plain, ensure_ascii=False))
 
 
 def sealed(text: str) -> bytes:
@@ -76,6 +76,6 @@ def parsed(data: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numbers and arrays of NumPy as plain ones; anything else a framework puts into a dict as its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

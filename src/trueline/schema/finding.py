@@ -11,6 +11,17 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 WATCH_DEGRADED = "watch-degraded"
 """The code of what is wrong with the record and not with training: severity info, and less could be judged."""
+PLAN_REFUSED = "plan-refused"
+RECORDING_STARTED = "recording-started"
+LIVE_CODES = {
+    WATCH_DEGRADED: "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
+    "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
+    PLAN_REFUSED: "A change of the Plan was not taken up, for the reason that it names.\n\n"
+    "Written while the job runs; the Plan in force stays.",
+    RECORDING_STARTED: "What the Plan's `when` waited for was detected, and recording began.\n\n"
+    "Written while the job runs.",
+}
+"""What is reported while the job runs, by no check: what each code means."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from trueline.capture.job.triggers import MAX_RECORDINGS, Detection, Triggers
 from trueline.schema.errors import PlanError
-from trueline.schema.finding import Finding
+from trueline.schema.finding import PLAN_REFUSED, RECORDING_STARTED, Finding
 from trueline.schema.plan import Plan
 from trueline.schema.plan_files import plan_path, read_changes, revision_path, write_plan
 from trueline.schema.start import FIRST, Start
@@ -163,7 +163,7 @@ class Live:
         _log.warning("trueline: the changed plan file is not followed: %s", why)
         self._report(
             Finding(
-                code="plan-refused",
+                code=PLAN_REFUSED,
                 severity="info",
                 claim=f"The plan file as it was before step {step} is not followed: {why}",
                 ranks=(self._rank,),
@@ -199,7 +199,7 @@ class Live:
         if self._rank == self._ranks[0]:
             self._report(
                 Finding(
-                    code="recording-started",
+                    code=RECORDING_STARTED,
                     severity="info",
                     claim=f"{seen.code} was seen on {ranks} by step {seen.step}: {steps} recorded ({count}).",
                     ranks=who,

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Judgement
+from trueline.schema.documents import plain
 from trueline.schema.site import SITE_FORM
 
 Cell = str | int | float | None
@@ -56,16 +57,11 @@ def details_text(details: Mapping[str, Any] | None) -> str | None:
     try:
         return _JSON.encode(dict(details))
     except ValueError:
-        text = json.dumps(dict(details), default=_plain)
+        text = json.dumps(dict(details), default=plain)
         return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's numbers and lists."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain, allow_nan=False)
+_JSON = json.JSONEncoder(ensure_ascii=False, default=plain, allow_nan=False)
 
 
 COLUMNS: tuple[RowColumn, ...] = (

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from trueline.analyze.compare.op_names import function_of
-from trueline.analyze.recorded.step_values import StepValues, Value
+from trueline.analyze.recorded.step_values import StepValues, Value, key_of
 from trueline.schema.formats import FORMATS
 
 UNORDERED = "unordered"
@@ -82,7 +82,7 @@ class _Kinds:
         return kind
 
     def _take(self, value: Value) -> None:
-        taken = self._taken.setdefault(_call(value), [])
+        taken = self._taken.setdefault(key_of(value), [])
         taken.append(value)
         if function_of(value.api) in _WRITING and self._known.get(value.root) == "positions":
             self._written.add(_memory(taken[0]))
@@ -94,7 +94,7 @@ class _Kinds:
     def _returned(self, value: Value) -> Kind | None:
         if value.kind != "op":
             return None
-        taken = self._taken.get(_call(value), [])
+        taken = self._taken.get(key_of(value), [])
         kinds = {self._known.get(each.root) for each in taken}
         if self._sees_share(value, taken):
             sorts = function_of(value.api) in _SORTING and value.site.slot == "out0"
@@ -123,11 +123,6 @@ def _dim(args: str | None, function: str) -> int:
     dim = named if named is not None else listed[place] if len(listed) > place else None
     first = 0 if function == "msort" else -1
     return dim if isinstance(dim, int) and not isinstance(dim, bool) else first
-
-
-def _call(value: Value) -> tuple[object, ...]:
-    site = value.site
-    return site.micro, site.phase, site.name, site.call
 
 
 def _memory(value: Value) -> tuple[object, ...]:
