@@ -294,6 +294,23 @@ def test_a_gradient_scaler_that_lowers_its_scale_is_no_fault(tmp_path):
     assert {finding.severity for finding in overflow_origin.check(Run(tmp_path / "run"))} == {"info"}
 
 
+@pytest.mark.parametrize(("num_steps", "severity"), [(16, "info"), (17, "error")])
+def test_a_gradient_scaler_may_halve_all_that_it_starts_with_and_no_more(tmp_path, num_steps, severity):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = trueline.watch(model, optimizer, out=str(tmp_path / "run"), plan={"preset": "mix", "every": 1})
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    for _ in range(num_steps):
+        with watch.step(), torch.autocast("cpu", dtype=torch.float16):
+            scaler.scale(model(torch.randn(4, 8)).float().square().mean()).backward()
+            for param in model.parameters():
+                param.grad.zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.close()
+    assert only(Run(tmp_path / "run")).severity == severity
+
+
 def test_without_records_it_cannot_tell_and_says_what_to_do(tmp_path):
     with pytest.raises(CannotTell, match="no step was recorded; record some with `trueline run --plan mix"):
         overflow_origin.check(recorded(tmp_path, Attention(), steps=1, preset="workers"))

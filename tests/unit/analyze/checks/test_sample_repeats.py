@@ -5,7 +5,7 @@ import pytest
 from tests.unit.healthy_run import rank_env, write_run, write_starts
 
 from trueline.analyze.checks import sample_repeats
-from trueline.analyze.samples.repeats_in_order import Batches, again_of
+from trueline.analyze.samples.repeats_in_order import Batches, again_of, resumed_of
 from trueline.schema.errors import CannotTell
 
 STREAM = {"stream": True, "num_workers": 2, "sampler": "_InfiniteConstantSampler"}
@@ -162,6 +162,15 @@ def test_a_shuffle_of_few_rows_may_begin_as_another_did(tmp_path):
     for number in range(4):
         first, second = (list(rng.integers(1, 3, (12, 1))) for _ in range(2))
         assert _resumed(tmp_path / str(number), first, second, restart=12, data={}) == []
+
+
+def test_as_many_samples_as_come_again_are_what_chance_has_to_explain():
+    """The first two of 40 rows begin a shuffle once in 1,560; the 40 places to begin at raise that to 1 in 39."""
+    before, now = (Batches((np.arange(40, dtype=np.uint64),), np.zeros(1, int), np.zeros(1, int)) for _ in range(2))
+    for same in (1, 2, 40):
+        order = np.concatenate([np.arange(same), np.arange(same, 40)[::-1]]).astype(np.uint64)
+        found = resumed_of([before], Batches((order,), now.steps, now.epochs), tests=1)
+        assert (found is not None) == (same == 40)
 
 
 def test_without_digests_it_cannot_tell(tmp_path):

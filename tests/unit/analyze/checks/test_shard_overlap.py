@@ -17,7 +17,7 @@ from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import shard_overlap
 from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.samples.coverage import Returns, draws_with_replacement, log_e_of_staying
+from trueline.analyze.samples.coverage import Returns, draws_with_replacement, log_e_of_staying, returns_of
 from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of
 from trueline.analyze.stats.tails import log_likelihood_steps
@@ -446,6 +446,14 @@ def test_samples_that_move_are_evidence_against_staying():
 
     stays[::3] = False
     assert log_e_of_staying(Returns(stays, chance, block, {})) is None
+
+
+def test_epochs_that_one_worker_of_three_begins_as_before_are_not_judged():
+    orders = [np.arange(8) + 8 * worker for worker in range(3)]
+    again = [orders[0], orders[1][::-1], orders[2][::-1]]
+    shuffled = [order[::-1] for order in orders]
+    assert returns_of(samples_of([orders, again], 4)).fresh == {}
+    assert returns_of(samples_of([orders, shuffled], 4)).fresh == {1: 0}
 
 
 def test_drawing_with_replacement_is_recognised():

@@ -6,6 +6,7 @@ from tests.unit.healthy_run import healthy_rows, write_run, write_starts
 
 from trueline.analyze.check_run import check
 from trueline.analyze.checks import updates_apart
+from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import CannotTell
 
 
@@ -68,6 +69,14 @@ def test_a_start_of_the_job_counts_anew(tmp_path):
     early, late = ({key: row for key, row in rows.items() if (key[0] < 10) == first} for first in (True, False))
     (finding,) = updates_apart.check(write_starts(tmp_path, [(0, early), (10, late)]))
     assert (finding.ranks, finding.step_first) == ((1,), 15)
+
+
+def test_averages_by_hand_are_no_clock_of_replicas_that_update_by_themselves(tmp_path):
+    run = write_run(tmp_path, _rows(2, 20, 0), adapter="manual")
+    assert parting_of(run) is not None
+    for env in run.env.values():
+        env.local_updates = "the plan"
+    assert parting_of(run) is None
 
 
 def test_ranks_in_step_are_silent(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from trueline.analyze.checks import dispersion_high, worker_loss_outlier
 from trueline.analyze.stats import closest_pairs, exchangeability, persistence
 from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.stats.autocorrelation import NONE, Dependence, dependence_of, longest
+from trueline.analyze.stats.autocorrelation import FEWEST_STEPS, NONE, Dependence, dependence_of, longest
 from trueline.analyze.workers.comparable import dependence_among
 from trueline.analyze.workers.series import WorkerSeries
 
@@ -84,7 +84,9 @@ def test_counts_that_change_once_at_one_worker_are_no_memory() -> None:
 
 
 def test_too_few_steps_say_nothing() -> None:
-    assert dependence_of(remembering(np.random.default_rng(0), 8, weight=0.95, steps=31)) == NONE
+    values = remembering(np.random.default_rng(0), 8, weight=0.95, steps=FEWEST_STEPS)
+    assert dependence_of(values) != NONE
+    assert dependence_of(values[1:]) == NONE
 
 
 def test_two_workers_need_more_steps_for_a_growing_fault_is_no_memory() -> None:

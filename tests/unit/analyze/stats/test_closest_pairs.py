@@ -43,6 +43,12 @@ def test_a_column_that_no_worker_has_does_not_count():
     np.testing.assert_allclose(distances(values), alone)
 
 
+def test_a_column_is_measured_in_its_median_difference_or_mean_where_most_are_equal():
+    values = np.array([[[1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [8.0, 9.0]]])
+    spread, ties = np.array([1, 3, 7, 2, 6, 4]) / 3, np.array([0, 0, 9, 0, 9, 9]) / 4.5
+    np.testing.assert_allclose(distances(values)[0], np.sqrt((spread**2 + ties**2) / 2))
+
+
 def test_equal_workers_leave_no_evidence():
     np.testing.assert_array_equal(log_e_values(distances(np.ones((5, 4, 2)))), 0.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -105,6 +106,15 @@ def test_what_rounds_is_the_least_that_counts() -> None:
 def test_small_values_moved_values_and_updates_are_not_judged(of: dict[str, Any]) -> None:
     assert told(faulty()) != []
     assert told(faulty(), **of) == []
+
+
+def test_values_that_are_seen_again_are_not_judged_again() -> None:
+    steps = [step_of(s, rels) for s, rels in enumerate(faulty())]
+    once = history_outliers(steps)
+    for step in steps:
+        again = [replace(row, place=row.place + NUM_CALLS) for row in step.rows]
+        step.rows.extend(again)
+    assert once == history_outliers(steps)
 
 
 def test_ranks_have_pasts_of_their_own() -> None:

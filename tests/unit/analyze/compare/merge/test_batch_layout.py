@@ -48,6 +48,26 @@ def test_samples_that_ranks_share_stay_one_behind_the_other(tmp_path):
         assert np.array_equal(np.asarray(mine["fwd", name].load()), np.asarray(theirs["fwd", name].load()))
 
 
+def test_tokens_of_transposed_samples_that_are_as_many_as_the_rows_are_in_their_order(tmp_path):
+    """Each of two ranks has four samples of four classes: its share of the transpose has four rows of four samples."""
+    x = draw(8, 4)
+
+    def rows(part):
+        turned = np.ascontiguousarray(part.T)
+        made = [
+            row("m.t", part, slot="in0", kind="op", module="m"),
+            row("m.t", turned, kind="op", module="m"),
+            row("m.flatten", turned, slot="in0", kind="op", module="m"),
+            row("m.flatten", turned.reshape(-1), kind="op", module="m"),
+        ]
+        made[2]["same_as"] = 1
+        return made
+
+    run = record(tmp_path / "run", {rank: rows(part) for rank, part in enumerate(np.split(x, 2))})
+    mine, _ = merged(run, record(tmp_path / "ref", {0: rows(x)}))
+    assert np.array_equal(np.asarray(mine["fwd", "m.flatten"].load()), x.T.reshape(-1).astype(np.float32))
+
+
 def stage(names):
     """The update of some parameters: each is scaled."""
     rows = [row(name, draw(3, seed=place), phase="param", kind="param", slot="value") for place, name in names.items()]
