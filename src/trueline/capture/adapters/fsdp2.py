@@ -15,11 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
-from trueline.capture.model.mesh import Mesh, on_device_mesh, workers_in
+from trueline.capture.model.mesh import Mesh, is_dtensor, on_device_mesh, workers_in
 from trueline.capture.model.world import ranks_of
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -101,9 +100,7 @@ class Fsdp2Adapter(HookingAdapter):
         group = own.members if own.ranks.ndim == 1 and process_group is None else ranks_of(process_group)
         own = replace(own, members=group, others=tuple(others))
         axes = own.ranks.ndim
-        cut = next(
-            (p.device_mesh for p in model.parameters() if isinstance(p, DTensor) and p.device_mesh.ndim > axes), None
-        )
+        cut = next((p.device_mesh for p in model.parameters() if is_dtensor(p) and p.device_mesh.ndim > axes), None)
         if cut is None:
             return own
         whole = on_device_mesh(cut, *own.roles, *("part" for _ in range(cut.ndim - axes)))

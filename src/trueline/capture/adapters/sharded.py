@@ -12,12 +12,11 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from trueline.capture.adapters.base import HookingAdapter, uncompiled
 from trueline.capture.adapters.fsdp1 import Fsdp1Adapter, fsdp1_adapter
 from trueline.capture.adapters.manual import ManualAdapter
-from trueline.capture.model.mesh import on_device_mesh, parts_in
+from trueline.capture.model.mesh import is_dtensor, on_device_mesh, parts_in
 from trueline.capture.model.world import ranks_of, world_size
 
 PRECEDENCE = 15
@@ -28,7 +27,7 @@ def adapter_for(
 ) -> Fsdp1Adapter | ManualAdapter | ShardedAdapter | None:
     """The adapter of a model among several ranks some of whose parameters are DTensors, or flattened by FSDP1."""
     wrapped = uncompiled(model)
-    meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if isinstance(param, DTensor)))
+    meshes = list(dict.fromkeys(param.device_mesh for param in wrapped.parameters() if is_dtensor(param)))
     if world_size(process_group) == 1:
         return None
     if (flattened := fsdp1_adapter(wrapped, process_group)) is not None:

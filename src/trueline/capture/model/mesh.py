@@ -7,8 +7,9 @@ An adapter makes it once a model, from what its framework says; everything else 
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 import torch.distributed as dist
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.capture.model.world import own_rank, ranks_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Role = Literal["replica", "shard", "part"]
 """What the ranks along one axis of a mesh are to each other. Replicas hold the same parameters, shards hold pieces of
@@ -133,6 +137,12 @@ def on_device_mesh(device_mesh: Any, *roles: Role, rank: int | None = None) -> M
     rank = own_rank() if rank is None else rank
     roles = roles or ("replica",) * ranks.ndim
     return Mesh(ranks, tuple(names), roles, rank=rank, members=tuple(ranks.ravel().tolist()))
+
+
+def is_dtensor(x: object) -> TypeGuard[DTensor]:
+    """Whether ``x`` is a DTensor. There is none before their module is imported, which this does not do."""
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return dtensor is not None and isinstance(x, dtensor)
 
 
 def is_piece(param: Tensor) -> bool:

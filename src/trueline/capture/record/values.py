@@ -8,17 +8,20 @@ import math
 import operator
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 
 from trueline.capture.model.host_copy import HostCopy
+from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.record.arguments import Slots
 from trueline.schema.records import SAFETENSORS_NAMES, UNDER_WAY, TensorRecord
 from trueline.tensor.measure import unmeasurable
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 
@@ -39,7 +42,7 @@ class Measurable(NamedTuple):
 
 def is_under_way(x: Tensor) -> bool:
     """Whether ``x`` is the result of a collective that nobody has waited for: the next call that takes it will."""
-    return _arrived(x._local_tensor if isinstance(x, DTensor) else x) is None
+    return _arrived(x._local_tensor if is_dtensor(x) else x) is None
 
 
 def apart(slots: Slots) -> tuple[Slots, Slots]:
@@ -53,7 +56,7 @@ def apart(slots: Slots) -> tuple[Slots, Slots]:
 
 def opened(x: Tensor) -> Measurable:
     """What can be measured of ``x``."""
-    if isinstance(x, DTensor):
+    if is_dtensor(x):
         return _of_dtensor(x)
     arrived = _arrived(x)
     reason = UNDER_WAY if arrived is None else unmeasurable(arrived)
