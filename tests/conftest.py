@@ -6,6 +6,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -21,7 +22,30 @@ ranks.PRELOADED += ("transformers.models.llama.modeling_llama",)  # seconds in e
 MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
 """Reasons that count in continuous integration: what a machine without a GPU, or without root, cannot show."""
 
+LONGEST_FIRST = (
+    *("faults/test_gallery", "cli/test_run_resume", "cli/test_run", "docs/test_transcripts", "cli/test_demo"),
+    *("ranks/test_watch_changes_nothing", "unit/store/test_disk", "ranks/test_compare_ranks", "cli/test_run_ref"),
+    *("unit/store/test_records_crash", "ranks/test_compiled_training", "cli/test_gallery", "ranks/test_live_plan"),
+    *("unit/tensor/test_kernel_sanitized", "ranks/test_compare_placements", "unit/store/test_property"),
+    *("unit/analyze/compare/test_compare", "unit/analyze/compare/match/test_name_maps", "ranks/test_shards"),
+    *("unit/tensor/test_measure", "unit/tensor/test_sketch", "unit/tensor/test_fingerprint"),
+)
+"""Files of more than ten seconds, by what they take. Workers of pytest-xdist begin with them, so that none is left with
+a long one when the others have ended.
+"""
+
 RanksOf = Callable[[int], Ranks]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist, where it is there, hand out files in the order in which they stand, not by number of tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of LONGEST_FIRST first."""
+    places = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.hookimpl(wrapper=True)
