@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.warm_python import warm_python
 
 from trueline.testing import ranks
 from trueline.testing.ranks import Ranks
@@ -98,3 +99,10 @@ def three(ranks_of: RanksOf) -> Ranks:
 def four(ranks_of: RanksOf) -> Ranks:
     """The session's pool of four ranks."""
     return ranks_of(4)
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An interpreter for scripts that train, which has imported torch already."""
+    with warm_python(tmp_path_factory.mktemp("warm")) as path:
+        yield path

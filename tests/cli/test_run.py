@@ -94,11 +94,6 @@ def call(words, cwd, **environment):
     return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
-def command(kind):
-    words = [sys.executable] if kind == "single" else [TORCHRUN, "--nproc-per-node", "2"]
-    return [*words, "train.py", kind]
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
     """The sorted lines that the script prints unwatched, by kind."""
@@ -121,7 +116,8 @@ def watched(script, tmp_path):
             printed = run_watched(script, kind, out=tmp_path / "run", plan=plan, world_size=size)
             return sorted("".join(printed).splitlines())
         options = [] if plan is None else ["--plan", plan]
-        done = call([TRUELINE, "run", "--out", "run", *options, "--", *command(kind)], tmp_path)
+        command = [TORCHRUN, "--nproc-per-node", "2", "train.py", kind]
+        done = call([TRUELINE, "run", "--out", "run", *options, "--", *command], tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("trueline: watched ") == 1, "one line, whatever the number of ranks"
         assert done.stderr.endswith(" Run: run. Next: trueline check run\n")
@@ -185,11 +181,11 @@ def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_not_told_again(script, tmp_path):
+def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_not_told_again(script, tmp_path, python):
     import trueline
 
     script.write_text(SCRIPT.replace("total = sum", "raise ValueError('mine')\ntotal = sum"), encoding="utf-8")
-    done = call([TRUELINE, "run", "--out", "run", "--", *command("single")], tmp_path)
+    done = call([TRUELINE, "run", "--out", "run", "--", python, "train.py", "single"], tmp_path)
     assert done.returncode == 1
     assert "ValueError: mine" in done.stderr
     assert "watched model (single, 1 rank): 16 steps, gradients at 16." in done.stderr
@@ -202,8 +198,8 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
 
 
-def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path):
-    done = call([TRUELINE, "run", "--out", "run", "--", sys.executable, "-c", COMPILED], tmp_path)
+def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path, python):
+    done = call([TRUELINE, "run", "--out", "run", "--", python, "-c", COMPILED], tmp_path)
     assert "NOTHING WAS WATCHED: the model is called only inside of what torch.compile made" in done.stderr
     assert "leave its call, loss.backward() and optimizer.step() outside" in done.stderr
 
@@ -220,13 +216,13 @@ def test_a_signal_reaches_the_program(tmp_path):
         assert process.wait(timeout=30) == 5
 
 
-def test_killed_training_leaves_a_readable_run(script, tmp_path):
+def test_killed_training_leaves_a_readable_run(script, tmp_path, python):
     import trueline
     from trueline.schema.errors import RunError
 
     slow = SCRIPT.replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.3)")
     script.write_text(slow, encoding="utf-8")
-    words = [TRUELINE, "run", "--out", "run", "--", *command("single")]
+    words = [TRUELINE, "run", "--out", "run", "--", python, "train.py", "single"]
     with subprocess.Popen(words, cwd=tmp_path) as process:
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -287,7 +283,7 @@ def test_the_run_of_a_job_that_lives_is_left_alone(tmp_path, how):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_model_that_cannot_be_watched_trains_on(tmp_path):
+def test_a_model_that_cannot_be_watched_trains_on(tmp_path, python):
     program = (
         "import torch\nfrom torch import nn\n"
         "model = nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -296,7 +292,7 @@ def test_a_model_that_cannot_be_watched_trains_on(tmp_path):
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "plan.toml").write_text('names = ["nothing.*"]\n', encoding="utf-8")
-    words = [TRUELINE, "run", "--out", "run", "--plan", "plan.toml", "--", sys.executable, "train.py"]
+    words = [TRUELINE, "run", "--out", "run", "--plan", "plan.toml", "--", python, "train.py"]
     done = call(words, tmp_path)
     assert done.returncode == 0
     assert done.stdout == "done\n"

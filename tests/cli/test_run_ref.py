@@ -48,12 +48,12 @@ def words_for(*command: str) -> list[str]:
     return [TRUELINE, "run", "--out", "run", "--ref", "ref", "--", *command]
 
 
-def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(tmp_path):
+def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(tmp_path, python):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for out, decay, exit_code in (("ref", "0.0", 0), ("run", "0.5", 41)):
         options = ["--out", out, "--plan", "mix", *(["--ref", "ref"] if out == "run" else [])]
-        words = [TRUELINE, "run", *options, "--", sys.executable, "train.py", decay, str(exit_code)]
+        words = [TRUELINE, "run", *options, "--", python, "train.py", decay, str(exit_code)]
         done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == exit_code
         assert done.stdout == ""

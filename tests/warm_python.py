@@ -1,0 +1,175 @@
+"""A `python` that need not import torch: each start is a fork of a process that has, which saves five seconds.
+
+For tests whose fact is what a started process does under `trueline run`, not how Python starts. Working directory,
+environment, sitecustomize, standard streams, exit status and signals are those of a process of its own, and `import
+torch` goes through the import system, so that what waits for it is called.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import importlib
+import importlib.machinery
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trueline.testing import ranks
+
+CLIENT = """#!{python} -IS
+import array, json, os, signal, socket, struct, sys
+words = json.dumps({{"words": sys.argv[1:], "environ": dict(os.environ), "cwd": os.getcwd()}}).encode()
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+streams = array.array("i", [0, 1, 2])
+server.sendmsg([struct.pack("!Q", len(words))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+server.sendall(words)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: server.send(bytes([number])))
+status = struct.unpack("!i", server.recv(4))[0]
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+"""What stands for the interpreter: hands everything on, signals too, and ends as the fork does. A fork whose client was
+killed is killed as well.
+"""
+
+
+@contextlib.contextmanager
+def warm_python(folder: Path) -> Iterator[str]:
+    """The path of such a `python`, in ``folder``."""
+    address, client = str(folder / "socket"), folder / "python"
+    client.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
+    client.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        server = ranks._context().Process(target=_serve, args=(listener,), daemon=True)
+        server.start()
+    yield str(client)
+    server.kill()
+    server.join()
+
+
+def _serve(listener: socket.socket) -> None:
+    """Fork, for every start, a process that starts the program and waits for it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those ended
+    while True:
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                _start(client)
+            os._exit(0)
+        client.close()
+
+
+def _start(client: socket.socket) -> None:
+    """Fork the program, hand on the client's signals, and tell the client how it ended."""
+    head, ancillary, *_ = client.recvmsg(8, socket.CMSG_SPACE(12))
+    streams = array.array("i", ancillary[0][2])
+    size, words = struct.unpack("!Q", head)[0], b""
+    while len(words) < size:
+        words += client.recv(size - len(words))
+    program = os.fork()
+    if program == 0:
+        client.close()
+        _become(json.loads(words), list(streams))
+    for stream in streams:
+        os.close(stream)
+    ended = os.pidfd_open(program)
+    while True:
+        ready, _, _ = select.select([client, ended], [], [])
+        if ended in ready:
+            break
+        number = client.recv(1)
+        os.kill(program, number[0] if number else signal.SIGKILL)
+    client.sendall(struct.pack("!i", os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])))
+
+
+def _become(start: dict[str, Any], streams: list[int]) -> None:
+    """Be the program that the client was started as, to the end."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(start["cwd"])
+    os.environ.clear()
+    os.environ.update(start["environ"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.set_start_method("fork", force=True)
+    random.seed()
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    status = 1
+    try:
+        _forget_torch()
+        sys.path[:0] = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("sitecustomize")
+        _run([word for word in start["words"] if word != "-u"])
+        status = 0
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
+        else:
+            status = int(left.code or 0)
+    except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _run(words: list[str]) -> None:
+    if words[0] == "-c":
+        sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
+        sys.argv, sys.path[:0] = words[1:], [os.getcwd()]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[:0] = words, [str(Path(words[0]).absolute().parent)]
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _forget_torch() -> None:
+    """Let the next ``import torch`` look for it, and find the one that is there."""
+    torch = sys.modules.pop("torch")
+
+    class Loaded(importlib.machinery.SourceFileLoader):
+        def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+            return torch
+
+        def exec_module(self, module: Any) -> None:
+            """Nothing: it was."""
+
+    class Finder(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+            spec = super().find_spec(fullname, path, target)
+            if fullname == "torch":
+                spec.loader = Loaded(spec.loader.name, spec.loader.path)
+            return spec
+
+    sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
+    importlib.machinery.PathFinder = Finder
