@@ -1,0 +1,82 @@
+"""Results as Markdown: shares by kind of fault with their 95 % lower bounds, and what was missed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.compare.corpus.verdict import CRASH, ELSEWHERE, EXACT, MODULE, NOWHERE, SILENT, UNDECIDED
+from benchmarks.page import table
+
+_COLUMNS = (EXACT, MODULE, ELSEWHERE, NOWHERE, UNDECIDED, SILENT, CRASH)
+Result = dict[str, Any]
+
+
+def summary(results: Sequence[Result]) -> str:
+    """A table of faults by kind, and one of healthy pairs."""
+    faults, healthy = [each for each in results if each["kind"]], [each for each in results if not each["kind"]]
+    kinds = sorted({each["kind"] for each in faults})
+    rows = [_row(kind, [each for each in faults if each["kind"] == kind]) for kind in kinds]
+    rows += [_row("**all**", faults)] if faults else []
+    head = ["kind of fault", "faults", *_COLUMNS, "silent, below rounding", "other code", "first site", "at least"]
+    parts = [table(head, rows, right=range(1, len(head)))] if faults else []
+    if healthy:
+        silent = _count(healthy, SILENT)
+        cells = [len(healthy), silent, _count(healthy, "alarm"), _count(healthy, UNDECIDED), _count(healthy, CRASH)]
+        head = ["healthy pairs", "silent", "alarm", "cannot tell", "crash", "silent", "at least"]
+        parts.append(table(head, [[*cells, *_share(silent, len(healthy))]], right=range(len(head))))
+    return "\n\n".join(parts)
+
+
+def _row(name: str, results: Sequence[Result]) -> list[Any]:
+    exact = _count(results, EXACT)
+    below = sum(hidden(each) for each in results)
+    other = sum(each["verdict"] == EXACT and not each["right_code"] for each in results)
+    counts = [_count(results, verdict) for verdict in _COLUMNS]
+    return [name, len(results), *counts, below, other, *_share(exact, len(results))]
+
+
+def hidden(result: Result) -> bool:
+    """Whether a fault that was silent has an effect, where values are stored, that rounding explains as well."""
+    return result["verdict"] == SILENT and result.get("at_tensor", result)["verdict"] == SILENT
+
+
+def _count(results: Sequence[Result], verdict: str) -> int:
+    return sum(each["verdict"] == verdict for each in results)
+
+
+def _share(count: int, among: int) -> tuple[str, str]:
+    return (f"{count / among:.0%}", f"{lower_bound(count, among):.0%}") if among else ("", "")
+
+
+def lower_bound(count: int, among: int, alpha: float = 0.05) -> float:
+    """The one-sided 95 % lower bound of a share by Clopper and Pearson (1934): the share with which as many as
+    ``count`` come about with probability ``alpha``.
+    """
+    if count == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        tail = sum(math.comb(among, k) * middle**k * (1 - middle) ** (among - k) for k in range(count, among + 1))
+        low, high = (middle, high) if tail < alpha else (low, middle)
+    return low
+
+
+def details(results: Sequence[Result]) -> str:
+    """One line for each case that was missed: the fault, the truth, and what compare said."""
+    missed = [each for each in results if each["verdict"] != (EXACT if each["kind"] else SILENT)]
+    return "\n".join(map(_line, missed)) or "Nothing was missed."
+
+
+def _line(result: Result) -> str:
+    truth = f" truth `{' '.join(filter(None, result['truth']))}`;" if result.get("truth") else ""
+    if "error" in result:
+        return f"- {result['key']}: **crash**; {result['error'].strip().splitlines()[-1]}"
+    at = result.get("at_tensor")
+    more = f"; at tensor {at['verdict']}: {at['headline']} {at['counts']}" if at else ""
+    return (
+        f"- {result['key']}: **{result['verdict']}**;{truth} exit {result['exit']} {result['code']}: "
+        f"{result['headline']}{more}"
+    )
