@@ -42,8 +42,7 @@ def derive_one(workers: int) -> tuple[int, float]:
     norm = np.linalg.norm(sketch, axis=1)
     own = shared_columns.Own(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
     packed = shared_columns.pack(own, reduced_norm2=norm**2, sharded=False, replicas=1)
-    spent = {"plain": 1e-3, "sampled": 1e-2, "step": 1.0}
-    scalars = np.array([shared_columns.scalars(own, step=0, spent=spent)] * workers)
+    scalars = np.array([shared_columns.scalars(own, plain=1e-3, sampled=1e-2, step_s=1.0)] * workers)
     seconds = []
     for _ in range(REPEATS):
         begin = time.perf_counter()

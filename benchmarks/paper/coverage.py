@@ -21,7 +21,7 @@ from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_step import find_duplicates
 from trueline.capture.probes.batch import read_batch
-from trueline.capture.probes.dataloader import LoaderListener
+from trueline.capture.probes.dataloader import EpochProbe
 from trueline.demo.fine_tune import Material
 from trueline.demo.worker_training import Job, endless_batches
 
@@ -49,7 +49,7 @@ def consumed(job: Job, num_workers: int) -> tuple[list[Epoch], Declared]:
     by_epoch: defaultdict[int, list[list[np.ndarray]]] = defaultdict(lambda: [[] for _ in range(num_workers)])
     facts: dict[int, dict[str, Any]] = {}
     for rank in range(num_workers):
-        probe = LoaderListener()
+        probe = EpochProbe()
         seed = job.setting.seed(rank, base=job.seed)
         try:
             for batch in itertools.islice(endless_batches(job, rank, num_workers, seed=seed), job.steps):

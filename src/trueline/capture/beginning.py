@@ -19,10 +19,9 @@ from trueline.capture.model.world import world_size
 from trueline.capture.probes.standard import StandardProbes
 from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns
-from trueline.capture.step.contributions import Contributions
 from trueline.capture.step.exchange import Team, make_team
 from trueline.capture.step.recorder import Recorder
-from trueline.capture.step.working_parts import WorkingParts
+from trueline.capture.step.working_parts import Watching, WorkingParts
 from trueline.schema.errors import InputError, TruelineError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -76,21 +75,12 @@ def begin(
     if team.index == 0:
         manifest = _manifest(adapter, team, job=job, start=start, version=version, model=name)
         start = dataclasses.replace(start, manifest=manifest)
-    safe_sink, contributions = SafeSink(sink, rank=team.rank), Contributions()
+    safe_sink = SafeSink(sink, rank=team.rank)
     parts = WorkingParts(safe_sink.degraded)
-    probes = StandardProbes(model, adapter=adapter, team=team, guard=parts.guarded, contributions=contributions)
+    watching = Watching(model, adapter, team, plan, start, safe_sink, parts)
+    probes = StandardProbes(watching)
     try:
-        recorder = Recorder(
-            model,
-            adapter=adapter,
-            probes=probes.each,
-            contributions=contributions,
-            safe_sink=safe_sink,
-            parts=parts,
-            plan=plan,
-            team=team,
-            start=start,
-        )
+        recorder = Recorder(watching, probes=probes.each, contributions=probes.contributions)
     except BaseException:
         for leave in (parts.close, adapter.detach, probes.detach, safe_sink.close, team.give_back):
             leave()

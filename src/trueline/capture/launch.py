@@ -27,7 +27,7 @@ from trueline.capture.model.layout import unwrap
 from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.untraced import Hook
 from trueline.capture.model.world import all_come, world_size
-from trueline.capture.probes.dataloader import LoaderListener
+from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch
 from trueline.schema.errors import ResumeError, TruelineError
@@ -61,7 +61,7 @@ class Attachment:
         self._failed = False
         self._optimizers: list[_Made] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
-        self._loader = LoaderListener()
+        self._loader = EpochProbe()
         self._outermost: weakref.ref[nn.Module] | None = None
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
@@ -113,7 +113,10 @@ class Attachment:
             _log.warning("trueline: not watching: %s", error)
             return
         if watch is not None:
-            watch.follow_loaders(self._loader)
+            watch.epoch.follow(self._loader)
+            if not self.watches:
+                self._loader.detach()
+            self._loader = watch.epoch
             self.watches.append(watch)
         self._listen()
 

@@ -22,8 +22,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.model_names import name_of
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, forward_module
-from trueline.capture.probes.dataloader import LoaderListener
-from trueline.capture.probes.optimizer import updates_made
+from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.updates import Updates
 from trueline.schema.errors import CaptureError
 from trueline.schema.plan import Plan
@@ -39,8 +38,8 @@ _log = logging.getLogger("trueline")
 class Watch:
     """Watching of one model. Every method is safe to call when watching has broken down: training never notices.
 
-    ``run_path`` is where the Run goes, ``name`` what the model is called, and ``param_ids`` are the ``id`` of its
-    parameters.
+    ``run_path`` is where the Run goes, ``name`` what the model is called, ``param_ids`` are the ``id`` of its
+    parameters, and ``epoch`` knows its training data.
     """
 
     def __init__(
@@ -70,6 +69,7 @@ class Watch:
             updates=updates_made(ref() for ref in optimizers),
             name=self.name,
         )
+        self.epoch = self._probes.epoch
         self._notes = self._recorder.notes
         self._guarded = self._recorder.parts.guarded
         self._batch_given = False
@@ -108,10 +108,6 @@ class Watch:
     def save(self, name: str, value: Tensor) -> None:
         """Record ``value`` and its gradient under ``name`` in the steps that are recorded; nothing in the others."""
         self._recorder.parts.session.save(name, value)
-
-    def follow_loaders(self, loaders: LoaderListener) -> None:
-        """Take the epoch from who has listened since before watching began."""
-        self._probes.epoch.follow(loaders)
 
     def note_unwatched(self, name: str) -> None:
         """Say that a further model of this name is trained and not watched."""

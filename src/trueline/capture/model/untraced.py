@@ -62,6 +62,13 @@ class Hook:
         return (Hook, ())
 
 
+def in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread: a forward pass is then a recomputation, as of a checkpoint,
+    and a backward pass one inside another.
+    """
+    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+
+
 def forward_module(model: nn.Module) -> nn.Module | None:
     """The module whose forward hooks run in eager mode once a training step: the innermost that is not compiled.
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trueline.capture.model.layout import Layout
-from trueline.capture.step.contributions import CountedPasses
+from trueline.capture.step.passes import CountedPasses
 from trueline.schema.plan import Plan
 
 Moment = Literal["batch", "forward", "output", "update", "gradients", "updated", "closed"]

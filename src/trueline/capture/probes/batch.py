@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.step.contributions import Contributions, CountedPasses, Pass
 from trueline.capture.step.own_columns import digest_columns
+from trueline.capture.step.passes import Contributions, CountedPasses, Pass
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")

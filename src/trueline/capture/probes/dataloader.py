@@ -22,12 +22,16 @@ ROWS_LOOKED_AT = 64
 """Rows, evenly spaced, that go into the digest of an in-memory dataset."""
 
 
-class LoaderListener:
-    """Counts how often the training data was iterated, and describes the loader that did it.
+class EpochProbe(FactProbe):
+    """The column ``epoch``, how often the training data was iterated before, and the fact ``data``, which describes the
+    loader that did it.
 
     The training loader is the one iterated last before the first training step; loaders over the same dataset object
     count as the same (people build one per epoch), others (evaluation) do not.
     """
+
+    name = "data loader"
+    moments = ("forward", "update", "updated")
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
@@ -40,6 +44,18 @@ class LoaderListener:
     def detach(self) -> None:
         """Stop listening."""
         patches.loader_iter.remove(self._at_iter)
+
+    def follow(self, earlier: EpochProbe) -> None:
+        """Go on from what one has seen that has listened since before watching began."""
+        vars(self).update(vars(earlier) | {"_count": dict(earlier._count)})
+
+    def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
+        """The column, as the step ends."""
+        if moment == "updated":
+            return {"epoch": self.epoch}
+        self.at_training_step()
+        step.facts["data"] = self.facts
+        return {}
 
     def at_training_step(self) -> None:
         """A training forward pass begins: the loader iterated last, if none is known yet, is the training loader."""
@@ -54,29 +70,6 @@ class LoaderListener:
         self._last = loader
         if self._dataset is not None and loader.dataset is self._dataset:
             self.epoch = self._count[key] - 1
-
-
-class EpochProbe(FactProbe):
-    """The column ``epoch`` and the fact ``data``, of the training loader that ``loader`` has seen."""
-
-    name = "data loader"
-    moments = ("forward", "update", "updated")
-
-    def __init__(self) -> None:
-        self.loader = LoaderListener()
-
-    def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
-        """The column, as the step ends."""
-        if moment == "updated":
-            return {"epoch": self.loader.epoch}
-        self.loader.at_training_step()
-        step.facts["data"] = self.loader.facts
-        return {}
-
-    def follow(self, loader: LoaderListener) -> None:
-        """Go on with one that has listened since before watching began."""
-        self.loader.detach()
-        self.loader = loader
 
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.descent import losses_in, row_of
 from trueline.capture.probes.loss_choice import PER_TOKEN, choose
-from trueline.capture.step.contributions import Contributions, CountedPasses, Pass
+from trueline.capture.step.passes import Contributions, CountedPasses, Pass
 
 NO_ROWS = np.zeros((0, 3))
 
@@ -40,7 +40,8 @@ class Given:
 class LossProbe:
     """Collects the losses of one step's micro-batches, as tensors: nothing is read until the step's host copy, and what
     is the loss is decided there (``loss_choice``). ``workers`` are those whose gradients are averaged, ``guard`` opens
-    what runs while the user's code calls ``backward``, ``passes`` say which are the step's own.
+    what runs while the user's code calls ``backward``, ``passes`` say which are the step's own: they have heard of a
+    backward pass before this probe does.
 
     Losses given by hand are averaged over the micro-batches, weighted by tokens where given, and are the loss. Those
     that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends.
@@ -74,7 +75,6 @@ class LossProbe:
         self._backward: list[tuple[Pass, Tensor]] = []
         self._unscaled: Tensor | None = None
         patches.backward.add(self._at_backward)
-        patches.backward.add(self._after_backward, after=True)
         patches.scale.add(self._at_scale)
 
     def begin(self, step: Step) -> bool:
@@ -118,7 +118,6 @@ class LossProbe:
     def detach(self) -> None:
         """Stop listening."""
         patches.backward.remove(self._at_backward)
-        patches.backward.remove(self._after_backward)
         patches.scale.remove(self._at_scale)
 
     def result(self, counted: CountedPasses) -> dict[str, Tensor]:
@@ -171,16 +170,12 @@ class LossProbe:
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("loss"):
             unscaled, self._unscaled = self._unscaled, None
-            one = self._contributions.backward_begins(args[3] if len(args) > 3 else kwargs.get("inputs"))
+            one = self._contributions.begun
             if one is None or not self._collects:
                 return
             losses = losses_in(tensors, grad_tensors) if unscaled is None else []
             rows = [self._row(loss) for loss in losses] if unscaled is None else [unscaled]
             self._backward += [(one, row[None]) for row in rows]
-
-    def _after_backward(self, *args: Any, **kwargs: Any) -> None:
-        with self._guard("loss"):
-            self._contributions.backward_ended()
 
     def _row(self, loss: Tensor) -> Tensor:
         self._rel = max(self._rel, 8 * torch.finfo(loss.dtype).eps)

@@ -16,7 +16,7 @@ from torch import Tensor
 from trueline.capture.model.outputs import field_of
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.loss import LossProbe
-from trueline.capture.step.contributions import Contributions, CountedPasses, Pass
+from trueline.capture.step.passes import Contributions, CountedPasses, Pass
 from trueline.capture.step.shared_columns import LAMBDA
 
 STEPS_AT_START = 4

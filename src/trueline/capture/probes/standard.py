@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from torch import nn
-
-from trueline.capture.adapters.base import Adapter, Guard
-from trueline.capture.probes.averaging import AveragingProbe
 from trueline.capture.probes.base import Probe
 from trueline.capture.probes.batch import BatchProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.loss import LossProbe
-from trueline.capture.probes.optimizer import OptimizerProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.sample_losses import SampleLossProbe
-from trueline.capture.probes.streams import StreamProbe
-from trueline.capture.probes.surroundings import SurroundingsProbe
-from trueline.capture.step.contributions import Contributions
-from trueline.capture.step.exchange import Team
+from trueline.capture.probes.surroundings import AveragingProbe, OptimizerProbe, StreamProbe, SurroundingsProbe
+from trueline.capture.step.passes import Contributions
+from trueline.capture.step.working_parts import Watching
 
 
 class StandardProbes:
-    """``each`` in the order in which they are asked, and by name those that the script itself gives something to."""
+    """``each`` in the order in which they are asked, and by name those that the script itself gives something to.
+    ``contributions`` follow which passes are a step's own.
+    """
 
-    def __init__(
-        self, model: nn.Module, *, adapter: Adapter, team: Team, guard: Guard, contributions: Contributions
-    ) -> None:
+    def __init__(self, watching: Watching) -> None:
+        adapter, team, guard = watching.adapter, watching.team, watching.parts.guarded
+        self.contributions = contributions = Contributions()
+        contributions.listen(guard)
         self.epoch = EpochProbe()
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=guard, passes=contributions)
         self._averaging = AveragingProbe()
@@ -39,7 +36,7 @@ class StandardProbes:
             self.loss,
             SampleLossProbe(adapter.notes, self.loss, contributions),
             OptimizerProbe(),
-            ReplicaProbe(model),
+            ReplicaProbe(watching.model),
             StreamProbe(),
             gradients,
             ExactCosineProbe(gradients, team),
@@ -47,6 +44,5 @@ class StandardProbes:
 
     def detach(self) -> None:
         """Stop listening to what torch is called with."""
-        self.epoch.loader.detach()
-        self._averaging.detach()
-        self.loss.detach()
+        for listener in (self.contributions, self.epoch, self._averaging, self.loss):
+            listener.detach()

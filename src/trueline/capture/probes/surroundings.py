@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from collections.abc import Iterable
 from typing import Any
 
-from trueline.capture.job.environment import autocast_state
+import torch
+import xxhash
+
+from trueline.capture.job.environment import autocast_state, plain_value
+from trueline.capture.model.patches import PatchedCall
 from trueline.capture.model.world import collectives_started
 from trueline.capture.probes.base import FactProbe, Moment, Step
 
@@ -34,3 +41,138 @@ class SurroundingsProbe(FactProbe):
                 self._looks_left -= 1
                 step.facts["talks_in_forward"] = step.facts.get("talks_in_forward", False) or started > self._before
         return {}
+
+
+_AVERAGERS = (
+    ("torch.distributed.algorithms.model_averaging.averagers", "PeriodicModelAverager"),
+    ("torch.distributed.algorithms.model_averaging.hierarchical_model_averager", "HierarchicalModelAverager"),
+)
+_patched: dict[str, PatchedCall] = {}
+
+
+class AveragingProbe(FactProbe):
+    """The fact ``local_updates``: the class of the averager of torch that was called, of those modules that the script
+    has imported by now, or that the Plan declares it; '' while neither.
+    """
+
+    name = "averaging"
+    moments = ("update",)
+
+    def __init__(self) -> None:
+        self._averager = ""
+        for module, name in _AVERAGERS:
+            if module in sys.modules:
+                patched = _patched.setdefault(
+                    name, PatchedCall(getattr(sys.modules[module], name), "average_parameters")
+                )
+                patched.add(self._at_average)
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """No columns."""
+        step.facts["local_updates"] = self._averager or ("the plan" if step.plan.local_updates else "")
+        return {}
+
+    def detach(self) -> None:
+        """Stop listening."""
+        for patched in _patched.values():
+            patched.remove(self._at_average)
+
+    def _at_average(self, averager: Any, *args: Any, **kwargs: Any) -> None:
+        self._averager = type(averager).__name__
+
+
+class StreamProbe(FactProbe):
+    """The columns of ``rng_digests``, in steps before which replicas are digested."""
+
+    name = "random streams"
+    moments = ("update",)
+
+    def begin(self, step: Step) -> bool:
+        """Not in every step."""
+        return step.digests
+
+    def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
+        """The columns, just before the update."""
+        return rng_digests(step.layout.device)
+
+
+def rng_digests(device: torch.device) -> dict[str, int | None]:
+    """uint64 digest of each stream's state, keyed by its workers column; None for a stream that does not exist here."""
+    return {
+        "rng_python": _hash(repr(random.getstate()).encode()),
+        "rng_numpy": _numpy(),
+        "rng_torch": _hash(torch.get_rng_state().numpy().tobytes()),
+        "rng_device": _device(device),
+    }
+
+
+def _numpy() -> int | None:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    name, keys, position, has_gauss, cached = numpy.random.get_state()
+    return _hash(keys.tobytes() + repr((name, position, has_gauss, cached)).encode())
+
+
+def _device(device: torch.device) -> int | None:
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or not hasattr(module, "get_rng_state"):
+        return None
+    return _hash(module.get_rng_state(device).numpy().tobytes())  # type: ignore[union-attr]
+
+
+def _hash(content: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(content)
+
+
+class OptimizerProbe(FactProbe):
+    """The columns ``lr`` and ``optimizer_digest``."""
+
+    name = "optimizer"
+    moments = ("update",)
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``hyper_parameters``."""
+        return {} if step.optimizer is None else hyper_parameters(step.optimizer)
+
+
+def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count
+    as not measured: reading them would synchronise.
+    """
+    rates: list[float] = []
+    facts: list[object] = [type(optimizer).__name__]
+    for group in optimizer.param_groups:
+        plain = {key: plain_value(value) for key, value in group.items() if key != "params"}
+        rate = plain.get("lr")
+        rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
+        facts.append((len(group["params"]), sorted(plain.items(), key=lambda item: item[0])))
+    return {"lr": rates, "optimizer_digest": xxhash.xxh3_64_intdigest(repr(facts).encode())}
+
+
+_COUNTING = (
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adadelta, torch.optim.ASGD, torch.optim.SparseAdam),
+)
+"""Optimizers of torch whose state counts the updates of each parameter from the first on; that of SGD does not."""
+
+
+def updates_made(optimizers: Iterable[torch.optim.Optimizer | None]) -> int | None:
+    """How many updates the state of the optimizers counts, with that of a checkpoint if it was loaded; None where none
+    of them counts. Reads a number from the device.
+    """
+    counts: list[int] = []
+    for optimizer in optimizers:
+        if optimizer is None:
+            continue
+        steps = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+        known = [int(step) for step in steps if isinstance(step, (int, float)) or _is_scalar(step)]
+        if known:
+            counts.append(max(known))
+        elif not optimizer.state and isinstance(optimizer, _COUNTING):
+            counts.append(0)
+    return max(counts, default=None)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1

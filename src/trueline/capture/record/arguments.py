@@ -30,17 +30,9 @@ def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slots:
     """(slot, tensor) of everything a call was given: ``in0``, ``in1.2`` in a list, the name of a kwarg."""
     found: Slots = []
     for index, value in enumerate(args):
-        if isinstance(value, Tensor):
-            found.append((_IN[index] if index < 64 else f"in{index}", value))
-        elif type(value) in _SCALARS:
-            continue
-        else:
-            _open(f"in{index}", value, found, 1)
+        _open(f"in{index}", value, found, 1)
     for name, value in kwargs.items():
-        if isinstance(value, Tensor):
-            found.append((name, value))
-        elif type(value) not in _SCALARS:
-            _open(name, value, found, 1)
+        _open(name, value, found, 1)
     return found
 
 

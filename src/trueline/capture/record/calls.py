@@ -1,13 +1,20 @@
-"""The calls of a step. A call that is made again at the next step is the same object: nothing of it is made anew."""
+"""The calls of a step: which of them the Plan selects, and where the values of each were seen, row by row.
+
+A call that is made again at the next step is the same object, and so is the place of each of its values: where a step
+has the same places as the one before, it has the same columns.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from trueline.capture.record.modules import in_backward
+from trueline.capture.model.untraced import in_backward
+from trueline.schema.plan import Plan
 
 MAX_CALLS = 65_536
 """Calls that are remembered before all are forgotten: a step has thousands, and a job may never repeat one."""
@@ -74,3 +81,145 @@ class Calls:
 def flagged(flags: str, flag: str) -> str:
     """Column ``flags`` with one more; '' adds none."""
     return f"{flags},{flag}" if flags and flag else flags or flag
+
+
+MAX_PLACES = 65_536
+"""Places that are remembered before all are forgotten."""
+
+_OF_CALL = ("micro", "name", "kind", "api", "module", "stack")
+_OF_PLACE = ("phase", "slot", "flags", "dtype", "shape", "numel", "mesh", "note")
+_TAKE = {"call": attrgetter("call.index")} | {name: attrgetter(f"call.{name}") for name in _OF_CALL}
+_TAKE |= {name: attrgetter(name) for name in _OF_PLACE}
+
+
+@dataclass(eq=False, slots=True)
+class RowPlace:
+    """A value of a call, apart from its numbers."""
+
+    call: Call
+    phase: str
+    slot: str
+    dtype: str
+    shape: torch.Size
+    numel: int | None
+    flags: str
+    mesh: str | None
+    note: str | None
+
+
+class StepRows:
+    """The places of one step's rows; used again for the next step."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], RowPlace] = {}
+        self._columns: dict[str, Any] = {}
+        self._before: list[RowPlace] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins: it has no rows yet."""
+        self._rows: list[RowPlace] = []
+        self._same_as: list[int | None] = []
+        self._texts: dict[str, dict[int, str]] = {"args": {}, "tensor": {}}
+        if len(self._known) > MAX_PLACES:
+            self._known.clear()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, key: tuple[Any, ...], *, same_as: int | None) -> None:
+        """A row: ``key`` is a ``Call``, phase, slot, dtype, shape, elements or None where it was not measured, flags,
+        mesh and note; ``same_as`` is the row that has its numbers.
+        """
+        place = self._known.get(key)
+        if place is None:
+            place = self._known[key] = _place(*key)
+        call = place.call
+        if call.args is not None:
+            self._texts["args"][len(self._rows)], call.args = call.args, None
+        self._rows.append(place)
+        self._same_as.append(same_as)
+
+    def stored(self, row: int, key: str) -> None:
+        """The value of a row is stored under ``key``."""
+        self._texts["tensor"][row] = key
+
+    def columns(self) -> dict[str, Any]:
+        """Columns of equal length; one that equals that of the step before is the same object."""
+        columns: dict[str, Any] = {"same_as": tuple(self._same_as)}
+        columns |= {name: _spread(texts, len(self._rows)) for name, texts in self._texts.items()}
+        if self._rows == self._before:
+            columns |= {name: self._columns[name] for name in _TAKE}
+        else:
+            columns |= {name: tuple(map(take, self._rows)) for name, take in _TAKE.items()}
+        for name, values in columns.items():
+            if self._columns.get(name) == values:
+                columns[name] = self._columns[name]
+        self._before, self._columns = self._rows, columns
+        return columns
+
+
+def _place(
+    call: Call, phase: str, slot: str, dtype: torch.dtype, shape: torch.Size, numel: int | None, *rest: Any
+) -> RowPlace:
+    if numel is not None and dtype.is_complex:
+        numel *= 2  # a real and an imaginary part each
+    return RowPlace(call, phase, slot, str(dtype).removeprefix("torch."), shape, numel, *rest)
+
+
+def _spread(texts: dict[int, str], num_rows: int) -> tuple[str | None, ...]:
+    """A column with these texts at their rows."""
+    column: list[str | None] = [None] * num_rows
+    for row, text in texts.items():
+        column[row] = text
+    return tuple(column)
+
+
+class Selection:
+    """Decides by phase, by globs over names, and by the stretch ``between`` two calls. One decision a name is kept."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._asked = plan.phases
+        self.phases = frozenset(plan.phases) | {"save"}
+        self._begun = self.phases | ({"fwd"} if "bwd" in self.phases else frozenset())
+        self._steps, self._every = plan.steps, plan.every or 1
+        self._globs = plan.names
+        self._between = plan.between
+        self._known: dict[str, bool] = {}
+        self.begin()
+
+    def wants_step(self, step: int) -> bool:
+        """Whether ``step`` is one of those that the Plan asks for."""
+        first, end = self._steps
+        return first <= step and (end is None or step < end) and (step - first) % self._every == 0
+
+    def nothing_of(self, step: int) -> str:
+        """What is to be said where no call of ``step`` was chosen."""
+        return (
+            f"Nothing of step {step} has one of the names {list(self._globs)} in the phases {list(self._asked)}: "
+            "nothing was recorded."
+        )
+
+    def begin(self) -> None:
+        """A step begins: the stretch ``between`` is before its first call again."""
+        self._inside = self._between is None
+
+    def wants(self, name: str) -> bool:
+        """Whether the name matches one of the Plan's globs."""
+        wanted = self._known.get(name)
+        if wanted is None:
+            wanted = self._known[name] = any(fnmatch.fnmatchcase(name, glob) for glob in self._globs)
+        return wanted
+
+    def enters(self, phase: str, name: str) -> bool:
+        """Whether a call that begins now is recorded, or in phase fwd its gradients alone; it may be the one that opens
+        the stretch.
+        """
+        if self._between is not None and not self._inside and fnmatch.fnmatchcase(name, self._between[0]):
+            self._inside = True
+        return self._inside and phase in self._begun and self.wants(name)
+
+    def leaves(self, name: str) -> None:
+        """A call has ended; it may be the one that closes the stretch."""
+        if self._between is not None and self._inside and fnmatch.fnmatchcase(name, self._between[1]):
+            self._inside = False

@@ -13,33 +13,13 @@ from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
 from trueline.capture.model.patches import Patch, calling
-from trueline.capture.record.modules import in_backward
+from trueline.capture.model.untraced import in_backward
 
 SILENT = frozenset(
     {
-        "backward",
-        "grad",
-        "dim",
-        "size",
-        "stride",
-        "numel",
-        "nelement",
-        "element_size",
-        "item",
-        "tolist",
-        "numpy",
-        "data_ptr",
-    }
-    | {"storage_offset", "storage", "untyped_storage"}
-    | {
-        "is_inference",
-        "is_same_size",
-        "register_hook",
-        "requires_grad_",
-        "retain_grad",
-        "get_device",
-        "type",
-        "ndimension",
+        *("backward", "grad", "dim", "size", "stride", "numel", "nelement", "element_size", "item", "tolist", "numpy"),
+        *("data_ptr", "storage_offset", "storage", "untyped_storage", "is_inference", "is_same_size", "register_hook"),
+        *("requires_grad_", "retain_grad", "get_device", "type", "ndimension"),
     }
     | {"record_stream", "has_names", "apply_", "map_", "result_type", "can_cast", "promote_types"}
     | {f"__{name}__" for name in ("bool", "len", "float", "int", "index", "repr", "format", "hash", "contains", "iter")}

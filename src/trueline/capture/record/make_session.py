@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import clean_name, unwrap
 from trueline.capture.model.world import world_size
-from trueline.capture.record.modules import eager_modules
+from trueline.capture.record.hooks import eager_modules
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record

@@ -17,19 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.untraced import in_backward
 from trueline.capture.model.world import is_initialised
 from trueline.capture.record import arguments
-from trueline.capture.record.buffer import StepBuffer
-from trueline.capture.record.calls import Call, Calls
+from trueline.capture.record.buffer import StepBuffer, Unwritten
+from trueline.capture.record.calls import Call, Calls, Selection
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
 from trueline.capture.record.guard import Guard, guarded
-from trueline.capture.record.modules import ModuleCalls, in_backward
-from trueline.capture.record.recorded_gradients import GradientHooks, Places
-from trueline.capture.record.selection import Selection
+from trueline.capture.record.hooks import GradientHooks, ModuleCalls, Places
 from trueline.capture.record.stacks import Stacks, frame_of_update
-from trueline.capture.record.unwritten import Unwritten
 from trueline.capture.record.values import apart
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
@@ -218,7 +216,7 @@ class Session:
             call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
         self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
 
-    def _leave(self, name: str, module: nn.Module, output: Any) -> None:
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if not self._open or not self._running:
             return
         while (ended := self._running.pop()).name != name and self._running:

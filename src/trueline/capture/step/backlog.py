@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from trueline.capture.step.step_record import StepRecord
+import numpy as np
+
+from trueline.capture.adapters.base import Reduction
+from trueline.capture.model.host_copy import HostCopy
+from trueline.capture.probes.base import Probe, Step
+from trueline.capture.step import own_columns, shared_columns
+from trueline.capture.step.exchange import Pending
+from trueline.capture.step.shared_columns import Array, Own
+from trueline.schema.formats import FORMATS
 
 MAX_PENDING = 16
 """Steps whose sum is still awaited before the oldest is given up: with this many outstanding a worker is gone."""
@@ -65,3 +75,71 @@ def _any_decides(records: Iterable[StepRecord], step: int) -> bool:
 def _left(until: float) -> float:
     """Seconds left until then, and always a moment."""
     return max(until - time.perf_counter(), 0.001)
+
+
+@dataclass
+class StepRecord:
+    """What the ``probes`` took at a step, on its way to the host, and the sum over workers where it is sampled. A
+    ``beat`` has no row: its sum only says whether the Plan has changed. ``wants`` is the digest of the Layout that
+    would fit the model now; ``measured`` says that gradients were looked at.
+    """
+
+    of: Step
+    row: dict[str, Any]
+    copy: HostCopy
+    interval: int
+    passes: int
+    probes: Sequence[Probe] = ()
+    wants: int = 0
+    measured: bool = False
+    beat: bool = False
+    looked_at: bool = False
+    own: Own | None = None
+    pending: Pending | None = None
+    reduced_norm2: Array | None = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer step."""
+        return self.of.number
+
+    @property
+    def known(self) -> int:
+        """The first step that may depend on what its sum says: two samples later every rank has it."""
+        return self.step + 2 * self.interval
+
+    def part_of_sum(self, *, workers: int) -> Array:
+        """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
+        shards = self.of.layout.mesh.shards
+        own = own_columns.own_measurement(self.copy.host, self.of.layout)
+        self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.of.layout)
+        replicas = workers // shards if shards > 1 else 1
+        part = shared_columns.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
+        self.own = own
+        return part
+
+    def columns_of(self, scalars: Array, flat: Array, reduction: Reduction) -> dict[str, object]:
+        """The columns that the sum over workers adds to the row (``shared_columns.columns``); none where they did not
+        all measure, or not by one Layout.
+        """
+        layout = self.of.layout
+        digest = shared_columns.agreed(scalars[:, shared_columns.SCALARS.index("layout")])
+        if self.own is None or digest != layout.digest:
+            return {}
+        return shared_columns.columns(
+            self.own,
+            shared_columns.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
+            reduced_norm2=self.reduced_norm2,
+            sharded=layout.mesh.shards > 1,
+            numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
+            dtype=reduction.dtype,
+            roundings=reduction.roundings,
+            seen=reduction.seen,
+            used_dtype=_coarsest({reduction.dtype, *(str(param.dtype) for param in layout.params)}),
+        )
+
+
+def _coarsest(dtypes: set[str]) -> str:
+    """That of ``dtypes`` with the largest rounding error."""
+    known = {FORMATS[name].unit: name for dtype in dtypes if (name := dtype.removeprefix("torch.")) in FORMATS}
+    return known[max(known)] if known else "float32"

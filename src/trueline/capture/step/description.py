@@ -6,36 +6,30 @@ import time
 import traceback
 from pathlib import Path
 
-from torch import nn
-
-from trueline.capture.adapters.base import Adapter
 from trueline.capture.job.environment import describe_optimizer, describe_rank, param_lists
-from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
 from trueline.capture.record.stacks import is_users
-from trueline.capture.step.exchange import Team
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
+from trueline.capture.step.working_parts import Watching
 from trueline.schema.plan import Plan
-from trueline.schema.run_manifest import Manifest, ParamLists, PlanRevision, RankEnv
+from trueline.schema.run_manifest import ParamLists, PlanRevision, RankEnv
 
 
 class Description:
     """Holds what the Sink has, and sends it again when it is out of date."""
 
-    def __init__(self, manifest: Manifest | None, *, adapter: Adapter, team: Team, safe_sink: SafeSink) -> None:
-        self.manifest = manifest
-        self.env = RankEnv(rank=team.rank, world_size=team.size)
-        self._adapter = adapter
-        self._team = team
-        self._safe_sink = safe_sink
+    def __init__(self, watching: Watching) -> None:
+        self.manifest = watching.start.manifest
+        self._watching, self._adapter = watching, watching.adapter
+        self.env = RankEnv(rank=watching.team.rank, world_size=watching.team.size)
         self._known: object = None
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
         self._lists: list[ParamLists] = []
 
-    def update(self, model: nn.Module, parameters: Parameters, step: Step) -> None:
+    def update(self, parameters: Parameters, step: Step) -> None:
         """Send what holds at this step, if anything has changed. Hyper-parameters that move every step (schedules) are
         columns of the row and do not count as a change.
         """
@@ -45,7 +39,7 @@ class Description:
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return
         if self._layout is None:
-            self.env = describe_rank(model, layout, world_size=self._team.size)
+            self.env = describe_rank(self._watching.model, layout, world_size=self._watching.team.size)
             self._lists = [param_lists(layout)]
         elif layout.digest != self._layout.digest:
             self._lists.append(param_lists(layout, step=step.number))
@@ -101,4 +95,4 @@ class Description:
     def _send(self, **changed: object) -> None:
         """Send both, the manifest with what has ``changed``; only the first rank keeps one."""
         self.manifest = self.manifest and self.manifest.model_copy(update=changed)
-        self._safe_sink.describe(self.manifest, self.env)
+        self._watching.safe_sink.describe(self.manifest, self.env)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from trueline.capture.job.live_plan import Change, Live
-from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
 from trueline.capture.record.make_session import Idle, make_session, require_fitting
 from trueline.capture.step.description import Description
-from trueline.capture.step.exchange import Team
 from trueline.capture.step.schedule import Recheck, Schedule
-from trueline.capture.step.working_parts import WorkingParts
-from trueline.schema.plan import Plan
-from trueline.schema.start import Start
+from trueline.capture.step.working_parts import Watching
 
 
 class NextStep:
@@ -25,40 +19,26 @@ class NextStep:
     (``live``), of cost (``schedule``), of the reduction (``recheck``) and of ``parameters``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        plan: Plan,
-        start: Start,
-        team: Team,
-        notes: list[str],
-        safe_sink: SafeSink,
-        parts: WorkingParts,
-        parameters: Parameters,
-        description: Description,
-    ) -> None:
+    def __init__(self, watching: Watching, *, parameters: Parameters, description: Description) -> None:
+        self.parts, self._team, self._plan = watching.parts, watching.team, watching.plan
+        write, start, model = watching.safe_sink.write, watching.start, watching.model
         self.live = Live(
-            plan,
-            folder=safe_sink.folder,
-            rank=team.rank,
-            ranks=team.ranks,
+            self._plan,
+            folder=watching.safe_sink.folder,
+            rank=self._team.rank,
+            ranks=self._team.ranks,
             accepts=partial(require_fitting, model),
-            report=safe_sink.write,
+            report=write,
             start=start,
         )
-        self.schedule = Schedule(plan, first=start.step)
+        self.schedule = Schedule(self._plan, first=start.step)
         self.recheck = Recheck()
-        self._plan = plan
-        self.team = team
-        self.safe_sink = safe_sink
-        self.parts = parts
         self.parameters = parameters
         self.description = description
         self._facts: dict[str, Any] = {}
-        failed = partial(parts.end, "recording")
-        self._make_session = partial(make_session, model, write=safe_sink.write, failed=failed, notes=notes)
-        parts.session = self._make_session(plan=self.live.records)
+        failed = partial(self.parts.end, "recording")
+        self._make_session = partial(make_session, model, write=write, failed=failed, notes=watching.adapter.notes)
+        self.parts.session = self._make_session(plan=self.live.records)
 
     def decide(self, number: int) -> Step:
         """What holds in step ``number``. Ask before every step, in order."""
@@ -68,7 +48,7 @@ class NextStep:
         schedule = self.schedule
         sampled = schedule.samples(number)
         with self.parts.guarded("parameters"):
-            self.parameters.follow(number, alone=self.team.size == 1)
+            self.parameters.follow(number, alone=self._team.size == 1)
         return Step(
             number,
             self.parameters.layout,

@@ -35,7 +35,7 @@ class OwnTime:
         wall_s: Callable[[], float] = time.perf_counter,
         blocked: Callable[[], int | None] = blocked_count,
     ) -> None:
-        self.latest: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
+        self.latest: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step_s": 0.0}
         """Seconds of the latest plain and sampled step that watching used, and of the latest step as a whole (0: none
         yet): what this rank sends to the others.
         """
@@ -67,7 +67,7 @@ class OwnTime:
         own_s, step_s = self._own_s, now - self._ended_at
         self._own_s, self._ended_at = 0.0, now
         self.latest["sampled" if sampled else "plain"] = own_s
-        self.latest["step"] = step_s
+        self.latest["step_s"] = step_s
         return {"step_s": step_s, "own_s": own_s}
 
 

@@ -1,24 +1,283 @@
-"""Counts the backward passes in which the framework reduces: all workers make these together, so that equal counts are
-one iteration, and another count after the same number of updates is an update that one left out or repeated. Where the
-user's own code reduces, its collectives are such a clock, but for what ranks send to each other alone.
+"""The passes of a step: which are its own, and in how many the framework reduces.
+
+A step's own are those whose gradients are in ``.grad`` when the optimizer updates.
+
+A backward pass is thrown away where what it left in ``.grad`` is gone, or zero, when the next one begins: that of a
+generator through its critic, of a look at saliency, the first one of SAM. Parameters are looked at, and not who empties
+them, since anybody may. Of a closure that is called several times a step (LBFGS) the first call counts, at the
+parameters as the step found them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import unserializable_hook
 
-from trueline.capture.adapters.base import reduces_itself, uncompiled
+from trueline.capture.adapters.base import Guard, reduces_itself, uncompiled
+from trueline.capture.model import patches
+from trueline.capture.model.layout import local
 from trueline.capture.model.outputs import differentiable
-from trueline.capture.model.untraced import skipped
+from trueline.capture.model.untraced import Hook, in_backward, skipped
 from trueline.capture.model.world import collectives_started
 
+MAX_HOOKED = 16
+"""Tensors of an output at which it is noted that a backward pass has come to the model."""
 
-class Passes:
-    """``count`` is 0 for ever where the user's own code reduces, among ``by_hand``, the ranks that do."""
+LOOKED_AT = 4
+"""Parameters of an optimizer that are looked at: the last, which is next to the loss, and the smallest."""
+
+SAMPLE = 2**14
+"""Elements of a gradient that are looked at, or one of its rows."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """A forward or backward pass. ``at`` is the number in its step of the backward pass that its gradients come from,
+    before one has come that of the next; ``reached`` is whether one came through the model's output.
+    """
+
+    at: int
+    reached: bool = False
+
+
+@dataclass(frozen=True)
+class CountedPasses:
+    """What counts of a step: nothing before the backward pass of the number ``first``, and nothing before one of
+    ``asked`` where ``zeroed`` (bool, as many) turns out to be true. ``reached``: some forward pass was; ``hooked``:
+    one could be. ``at`` is int64, of each row of what was taken by name.
+    """
+
+    first: int = 0
+    asked: tuple[int, ...] = ()
+    zeroed: tuple[Tensor, ...] = ()
+    reached: bool = False
+    hooked: bool = False
+    at: dict[str, NDArray[np.int64]] = field(default_factory=dict[str, NDArray[np.int64]])
+
+    def counts(self, one: Pass, *, backward: bool = False) -> bool:
+        """Whether it is one of the step's own, as far as the host knows."""
+        return one.at >= self.first and (one.reached or not (self.hooked if backward else self.reached))
+
+    def take(self, name: str, rows: Iterable[tuple[Pass, Tensor]], *, backward: bool = False) -> dict[str, Tensor]:
+        """``name`` with the rows of all passes that count; empty without one."""
+        mine = [(one.at, tensor) for one, tensor in rows if self.counts(one, backward=backward)]
+        if not mine:
+            return {}
+        self.at[name] = np.repeat([at for at, _ in mine], [len(tensor) for _, tensor in mine])
+        return {name: torch.cat([tensor for _, tensor in mine])}
+
+    def result(self) -> dict[str, Tensor]:
+        """What ``left`` needs on the host."""
+        return {"zeroed": torch.stack(self.zeroed)} if self.zeroed else {}
+
+    def left(self, host: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int | None]:
+        """What has arrived on the host without that of passes whose gradients were zeroed, and how many batches were
+        read for the others; None where none was.
+        """
+        zeroed = host["zeroed"].tolist() if "zeroed" in host else []
+        first = max((number for number, zero in zip(self.asked, zeroed, strict=False) if zero), default=self.first)
+        batches = int((self.at.get("tokens", np.zeros(0)) >= first).sum()) or None
+        if first == self.first:
+            return host, batches
+        taken = {name: at for name, at in self.at.items() if name in host and host[name].dim()}
+        rows = {name: host[name][torch.from_numpy(at >= first)] for name, at in taken.items()}
+        return {name: value for name, value in {**host, **rows}.items() if name not in rows or len(value)}, batches
+
+
+class Contributions:
+    """Follows the passes of one model. ``latest`` is its last forward pass in this step, None without; ``begun`` is the
+    backward pass that ``torch.autograd.backward`` was called for last, None where that cannot count.
+    """
+
+    def __init__(self) -> None:
+        self.begun: Pass | None = None
+        self._guard: Guard = contextlib.nullcontext
+        self._trained: weakref.WeakKeyDictionary[Optimizer, tuple[Tensor, ...]] = weakref.WeakKeyDictionary()
+        self._params: Sequence[Tensor] = ()
+        self.begin(())
+
+    def begin(self, params: Sequence[Tensor]) -> None:
+        """A step begins, of a model that trains ``params``."""
+        if params is not self._params:
+            self._params = params
+            self._trained.clear()
+        self.latest: Pass | None = None
+        self._num_begun = self._calls = 0
+        self._under_way: Pass | None = None
+        self._there: list[tuple[Tensor, int]] = []
+        self._zeroed: list[tuple[int, Tensor | None]] = []
+        self._updated: tuple[Tensor, ...] = ()
+        self._update_from: int | None = None
+        self._reached = self._hooked = self._is_counted = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a closure is evaluated again: nothing more counts."""
+        return self._calls > 1
+
+    def now(self) -> Pass:
+        """The pass that whatever is reported now belongs to."""
+        return self.latest or Pass(self._num_begun)
+
+    def listen(self, guard: Guard) -> None:
+        """Follow backward passes from now on; ``guard`` opens what runs while the user's code calls ``backward``."""
+        self._guard = guard
+        patches.backward.add(self._at_backward)
+        patches.backward.add(self._after_backward, after=True)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        patches.backward.remove(self._at_backward)
+        patches.backward.remove(self._after_backward)
+
+    # -- forward and backward passes -------------------------------------------------------------------------------
+
+    def forward_begins(self) -> None:
+        """A training forward pass begins, or what a batch was given for by hand."""
+        self.latest = Pass(self._num_begun)
+
+    def at_output(self, output: Any) -> None:
+        """Note when gradients come back through ``output``, unless they go on to other parameters only."""
+        one = self.now()
+        if self.is_over or not any(param.requires_grad for param in self._params):
+            return
+        for tensor in itertools.islice(differentiable(output), MAX_HOOKED):
+            tensor.register_hook(Hook(functools.partial(self._came_back, one)))
+            self._hooked = True
+
+    def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        with self._guard("passes"):
+            self.begun = None
+            if not in_backward():
+                self._under_way = self.begun = self._begin_backward(args[3] if len(args) > 3 else kwargs.get("inputs"))
+
+    def _begin_backward(self, inputs: Any) -> Pass | None:
+        """The backward pass that begins, into ``inputs`` only if given; None where it cannot count."""
+        if self.is_over or (inputs is not None and not self._any_of(inputs)):
+            return None
+        self._note_zeroed()
+        if self.is_over:
+            return None
+        self._num_begun += 1
+        return Pass(self._num_begun - 1)
+
+    def _after_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Look at what it has left in ``.grad``."""
+        with self._guard("passes"):
+            one = self._under_way
+            if one is not None and not in_backward():
+                self._under_way = None
+                if one.reached or not self._hooked:
+                    self._there = [(param, id(param.grad)) for param in self._looked_at() if param.grad is not None]
+
+    def _came_back(self, one: Pass, gradient: Tensor) -> None:
+        """A gradient: of the backward pass under way, or of ``torch.autograd.grad``, which a loss may be made from."""
+        if self._under_way is not None:
+            self._under_way.reached = True
+            one.at = self._under_way.at
+        elif self.is_over or not torch.is_grad_enabled():
+            return
+        one.reached = self._reached = True
+
+    def _note_zeroed(self) -> None:
+        """Whether anything is left of what there was, seen from the host, or by the device itself."""
+        if not self._there:
+            return
+        left = [param.grad for param, _ in self._there if param.grad is not None]
+        if left:
+            zero = _all_zero(left)
+            self._zeroed += [] if zero is None else [(self._num_begun, zero)]
+            return
+        self._there = []
+        if self._update_from is not None and self._num_begun > self._update_from and not self._is_counted:
+            self._calls = 2  # of a closure whose calls are not seen
+        else:
+            self._zeroed.append((self._num_begun, None))
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def begin_update(self, optimizer: Optimizer) -> None:
+        """``optimizer`` is about to update what it holds, or to call its closure."""
+        if optimizer not in self._trained:
+            held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            self._trained[optimizer] = _few([param for param in self._params if id(param) in held])
+        self._updated = self._trained[optimizer]
+        self._update_from = self._num_begun
+
+    def counted(self) -> CountedPasses:
+        """What counts of this step. All does where gradients are kept elsewhere, so that an empty ``.grad`` says
+        nothing: by an optimizer that holds copies, or by who puts another gradient there than backward did.
+        """
+        zeroed = self._zeroed
+        if not self._updated or any(p.grad is not None and id(p.grad) != was for p, was in self._there):
+            zeroed = []
+        first = max((number for number, zero in zeroed if zero is None), default=0)
+        asked = {number: zero for number, zero in zeroed if zero is not None and number > first}
+        return CountedPasses(first, tuple(asked), tuple(asked.values()), self._reached, self._hooked)
+
+    def counting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Arguments of an optimizer's ``step`` (with itself) whose closure counts its calls; None where it is none, or
+        an object that may have more to it than to be called.
+        """
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not isinstance(closure, (FunctionType, MethodType, functools.partial)):
+            return None
+        self._is_counted = True
+        counted = self._counted(closure)
+        return (args, kwargs | {"closure": counted}) if "closure" in kwargs else ((args[0], counted, *args[2:]), kwargs)
+
+    def _counted(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(closure)
+        @skipped
+        def evaluated(*args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            return closure(*args, **kwargs)
+
+        return evaluated
+
+    def _looked_at(self) -> Iterable[Tensor]:
+        """Those of the optimizers that have updated this model: what they do not hold, they do not empty."""
+        if not self._trained:
+            return _few(self._params)
+        return {id(param): param for few in self._trained.values() for param in few}.values()
+
+    def _any_of(self, inputs: Any) -> bool:
+        mine = {id(param) for param in self._params}
+        return any(id(one) in mine for one in ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)))
+
+
+def _few(params: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (*params[-1:], *sorted(params[:-1], key=Tensor.numel)[: LOOKED_AT - 1])
+
+
+def _all_zero(gradients: Sequence[Tensor]) -> Tensor | None:
+    """Bool []: whether all are, on the device; NaN is not. None where there is nothing to look at."""
+    parts = [local(gradient.detach()) for gradient in gradients]
+    parts = [part for part in parts if part.layout == torch.strided and part.numel() and part.device == parts[0].device]
+    sampled = [part[:: -(-part.numel() // SAMPLE)] if part.dim() else part for part in parts]
+    return torch.stack(torch._foreach_norm(sampled, float("inf"))).eq(0).all() if sampled else None
+
+
+class ReducedPasses:
+    """Counts the backward passes in which the framework reduces: all workers make these together, so that equal counts
+    are one iteration, and another count after the same number of updates is an update that one left out or repeated.
+
+    Where the user's own code reduces, among the ranks ``by_hand``, ``count`` stays 0, and its collectives are such a
+    clock, but for what ranks send to each other alone.
+    """
 
     def __init__(self, *, by_hand: Sequence[int] = ()) -> None:
         self.count = 0

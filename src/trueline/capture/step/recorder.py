@@ -16,71 +16,40 @@ import numpy as np
 import torch
 from torch import nn
 
-from trueline.capture.adapters.base import Adapter
-from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.model.layout import ALIKE, Layout, make_layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Probe
 from trueline.capture.step import exchange
-from trueline.capture.step.backlog import Backlog
-from trueline.capture.step.contributions import Contributions, CountedPasses
+from trueline.capture.step.backlog import Backlog, StepRecord
 from trueline.capture.step.description import Description
-from trueline.capture.step.exchange import Team
 from trueline.capture.step.next_step import NextStep
-from trueline.capture.step.passes import Passes
+from trueline.capture.step.passes import Contributions, CountedPasses, ReducedPasses
 from trueline.capture.step.probing import Probing
 from trueline.capture.step.schedule import BEAT
 from trueline.capture.step.shared_sum import SUMMED, SharedSum
-from trueline.capture.step.step_record import StepRecord
-from trueline.capture.step.working_parts import WorkingParts
-from trueline.schema.plan import Plan
-from trueline.schema.start import Start
+from trueline.capture.step.working_parts import Watching
 
 
 class Recorder:
     """Records one model on one rank, as hooks of a Watch call it. ``notes`` are what the manifest says is unseen."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        adapter: Adapter,
-        probes: Sequence[Probe],
-        contributions: Contributions,
-        safe_sink: SafeSink,
-        parts: WorkingParts,
-        plan: Plan,
-        team: Team,
-        start: Start,
-    ) -> None:
-        self.model = model
-        self.team = team
-        self.contributions = contributions
-        self.safe_sink = safe_sink
-        self.parts = parts
-        self.notes = adapter.notes
-        self._adapter = adapter
-        make = partial(make_layout, model, patterns=plan.param_names, max_groups=plan.max_groups, mesh=adapter.mesh)
-        self._parameters = Parameters(model, make=lambda apart: make(apart=apart), apart=team.apart or ALIKE)
-        self._description = Description(start.manifest, adapter=adapter, team=team, safe_sink=safe_sink)
-        self._next = NextStep(
-            model,
-            plan=plan,
-            start=start,
-            team=team,
-            notes=adapter.notes,
-            safe_sink=safe_sink,
-            parts=parts,
-            parameters=self._parameters,
-            description=self._description,
-        )
-        self._sum = SharedSum(self._next, adapter=adapter)
-        self._probing = Probing(probes, parts)
-        self._passes = Passes(by_hand=team.ranks if adapter.name == "manual" else ())
+    def __init__(self, watching: Watching, *, probes: Sequence[Probe], contributions: Contributions) -> None:
+        self.model, self.team, self.parts = watching.model, watching.team, watching.parts
+        self.safe_sink, self.contributions = watching.safe_sink, contributions
+        self._adapter, plan = watching.adapter, watching.plan
+        self.notes = self._adapter.notes
+        limits = {"patterns": plan.param_names, "max_groups": plan.max_groups, "mesh": self._adapter.mesh}
+        make = partial(make_layout, self.model, **limits)
+        self._parameters = Parameters(self.model, make=lambda apart: make(apart=apart), apart=self.team.apart or ALIKE)
+        self._description = Description(watching)
+        self._next = NextStep(watching, parameters=self._parameters, description=self._description)
+        self._sum = SharedSum(watching, self._next)
+        self._probing = Probing(probes, self.parts)
+        self._passes = ReducedPasses(by_hand=self.team.ranks if self._adapter.name == "manual" else ())
         self._backlog = Backlog()
         self._updating = False
-        self._now = safe_sink.step = start.step
+        self._now = self.safe_sink.step = watching.start.step
         self._open()
 
     @property
@@ -121,7 +90,7 @@ class Recorder:
             self._parameters.look(self._now)
         self._probing.ask("update", optimizer=optimizer)
         with self.parts.guarded("environment"):
-            self._description.update(self.model, self._parameters, self._step)
+            self._description.update(self._parameters, self._step)
         if gradients_ready:
             self._gather()
 

@@ -22,7 +22,12 @@ SCALARS: tuple[str, ...] = (
     *("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s"),
     *("plan", "seen", "layout", "wants"),
 )
-"""What every rank sends to the others in a sampled step, in this order."""
+"""What every rank sends to the others in a sampled step, in this order: the step; the reduced backward passes so far,
+which all workers make together; whether all that it measured is finite; the squared norm of its gradient and the norm
+of its sketch; ``OwnTime.latest``; the latest revision of the Plan that it announces; the faults that it has detected
+(``Triggers.take_bits``); the digest of the Layout of what it adds to the sums, 0 where it adds nothing, and of the one
+that would fit its model now.
+"""
 
 _U32 = FORMATS["float32"].unit
 LAMBDA = 8.0
@@ -64,33 +69,16 @@ class Sums:
     reduced_norm2: Array
 
 
-def scalars(
-    own: Own,
-    *,
-    step: int,
-    spent: Mapping[str, float],
-    passes: int = 0,
-    plan: int = 0,
-    seen: float = 0.0,
-    layout: int = 0,
-    wants: int = 0,
-) -> list[float]:
-    """This worker's row of the scalars, in the order of ``SCALARS``; zeros for what is not finite. ``passes`` are the
-    reduced backward passes so far, which all workers make together, ``plan`` the latest revision of the Plan that this
-    worker announces, and ``seen`` the faults that it has detected (``Triggers.take_bits``). ``layout`` is the digest of
-    the Layout of what it adds to the sums, 0 where it adds nothing, and ``wants`` that of the one that would fit its
-    model now.
+def scalars(own: Own, **known: float) -> list[float]:
+    """This worker's row of the scalars, in the order of ``SCALARS``, from ``own`` and what else is ``known``; zeros for
+    what is not known or not finite.
     """
     norm2 = float(np.sum(own.local_norm**2))
-    whole = math.isfinite(norm2) and all(
-        part is None or bool(np.all(np.isfinite(part))) for part in (own.reduced, own.used)
-    )
-    sketch_norm = float(np.linalg.norm(own.local))
-    values = {"step": float(step), "passes": float(passes), "finite": float(whole)}
-    values |= {"norm2": norm2, "sketch_norm": sketch_norm}
-    values |= {"plain": spent["plain"], "sampled": spent["sampled"], "step_s": spent["step"]}
-    values |= {"plan": float(plan), "seen": seen, "layout": float(layout), "wants": float(wants)}
-    return [values[name] if math.isfinite(values[name]) else 0.0 for name in SCALARS]
+    parts = [np.array(norm2), *(part for part in (own.reduced, own.used) if part is not None)]
+    known["finite"] = all(np.isfinite(part).all() for part in parts)
+    known |= {"norm2": norm2, "sketch_norm": float(np.linalg.norm(own.local))}
+    values = [float(known.get(name, 0.0)) for name in SCALARS]
+    return [value if math.isfinite(value) else 0.0 for value in values]
 
 
 def pack(own: Own, *, reduced_norm2: Array | None, sharded: bool, replicas: int) -> Array:

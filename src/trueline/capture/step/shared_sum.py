@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.capture.adapters.base import Adapter
 from trueline.capture.job.triggers import nonfinite_in, seen_in_row
 from trueline.capture.step import exchange, shared_columns
-from trueline.capture.step.backlog import Backlog
+from trueline.capture.step.backlog import Backlog, StepRecord
 from trueline.capture.step.next_step import NextStep
 from trueline.capture.step.own_time import worst
-from trueline.capture.step.step_record import StepRecord
+from trueline.capture.step.working_parts import Watching
 
 SUMMED = "gradients"
 """The part whose measurements are summed; a rank on which it has failed adds zeros."""
@@ -21,53 +20,54 @@ SUMMED = "gradients"
 class SharedSum:
     """Begins and reads the sums of one rank; all ranks of the team begin the same ones, whatever becomes of them."""
 
-    def __init__(self, next_step: NextStep, *, adapter: Adapter) -> None:
+    def __init__(self, watching: Watching, next_step: NextStep) -> None:
         self._next = next_step
-        self._adapter = adapter
+        self._adapter, self._team, self._parts = watching.adapter, watching.team, watching.parts
+        self._write = watching.safe_sink.write
 
     def start(self, record: StepRecord, *, now: int) -> None:
         """Begin the sum of a sampled step, once its numbers are on the host; ``now`` is the step that is under way."""
         self._look_at(record, now=now)
-        due = record.of.sampled and record.pending is None and self._next.team.group is not None
-        if not (due and self._next.parts.works("exchange")):
+        due = record.of.sampled and record.pending is None and self._team.group is not None
+        if not (due and self._parts.works("exchange")):
             return
         sums = np.zeros(0)
-        if record.measured and self._next.parts.works(SUMMED):
-            with self._next.parts.guarded(SUMMED):
-                sums = record.part_of_sum(workers=self._next.team.size)
-        with self._next.parts.guarded("exchange"):
+        if record.measured and self._parts.works(SUMMED):
+            with self._parts.guarded(SUMMED):
+                sums = record.part_of_sum(workers=self._team.size)
+        with self._parts.guarded("exchange"):
             scalars = shared_columns.scalars(
                 record.own or shared_columns.NOTHING,
                 step=record.step,
-                spent=self._next.parts.time.latest,
+                **self._parts.time.latest,
                 passes=record.passes,
                 plan=self._next.live.announced,
                 seen=self._next.live.triggers.take_bits(),
                 layout=record.of.layout.digest if sums.size else 0,
                 wants=record.wants,
             )
-            record.pending = exchange.start(self._next.team, step=record.step, scalars=scalars, sums=sums)
+            record.pending = exchange.start(self._team, step=record.step, scalars=scalars, sums=sums)
 
     def read(self, backlog: Backlog, *, until: float | None, decides_at: int | None) -> None:
         """Take the sums that have arrived, in order, and give up those that never will."""
-        if not self._next.parts.works("exchange"):
+        if not self._parts.works("exchange"):
             backlog.forget_sums()
         for record, arrived in backlog.sums(until=until, decides_at=decides_at):
             if arrived:
                 self._take(record)
             else:
                 error = TimeoutError(f"the sum over workers of step {record.step} never arrived")
-                self._next.parts.end("exchange", error)
+                self._parts.end("exchange", error)
 
     def _look_at(self, record: StepRecord, *, now: int) -> None:
         """Note the faults that this rank can detect alone, from what has reached the host."""
         if record.looked_at:
             return
         record.looked_at = True
-        with self._next.parts.guarded("plan"):
+        with self._parts.guarded("plan"):
             triggers, autocast = self._next.live.triggers, self._next.description.env.autocast
             triggers.add(nonfinite_in(record.copy.host, scaled="torch.float16" in str(autocast)))
-            if self._next.team.group is None:
+            if self._team.group is None:
                 triggers.receive([triggers.take_bits()], step=record.step, known=now)
 
     def _take(self, record: StepRecord) -> None:
@@ -76,7 +76,7 @@ class SharedSum:
             return
         scalars = result[0]
         if (apart := shared_columns.apart(scalars)) is not None:
-            self._next.parts.end("exchange", RuntimeError(apart))
+            self._parts.end("exchange", RuntimeError(apart))
             return
         plan, seen, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
         self._next.live.receive(int(plan.max()), known=record.known)
@@ -95,7 +95,7 @@ class SharedSum:
         self._next.recheck.update(straight=straight, mean=mean)
         lossy = reduction.lossy or not reduction.known
         self._next.live.triggers.add(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
-        self._next.safe_sink.write({"step": record.step} | columns)
+        self._write({"step": record.step} | columns)
 
     def _follow_budget(self, scalars: shared_columns.Array, record: StepRecord) -> None:
         if not self._next.schedule.counts(record.step):

@@ -1,13 +1,39 @@
-"""Which parts of watching still work: an exception of ours ends the part that it comes from, and never training."""
+"""What watches one model, and which parts of it still work: an exception of ours ends the part that it comes from, and
+never training.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from torch import nn
+
+from trueline.capture.adapters.base import Adapter
+from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.record.make_session import AnySession, Idle
+from trueline.capture.step.exchange import Team
 from trueline.capture.step.own_time import OwnTime
+from trueline.schema.plan import Plan
+from trueline.schema.start import Start
+
+
+@dataclass(frozen=True)
+class Watching:
+    """One watched ``model`` on this rank: in which ``team``, where gradients are seen, what to measure, and where that
+    goes. ``plan`` is the one that watching begins with.
+    """
+
+    model: nn.Module
+    adapter: Adapter
+    team: Team
+    plan: Plan
+    start: Start
+    safe_sink: SafeSink
+    parts: WorkingParts
+
 
 _here: list[WorkingParts] = []
 """Those of this process, one for each watched model: what one computes, no other may record."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 
@@ -15,11 +16,10 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import make_layout
 from trueline.capture.probes.base import Step
 from trueline.capture.probes.batch import read_batch
-from trueline.capture.probes.dataloader import LoaderListener, describe_loader, rows_digest
+from trueline.capture.probes.dataloader import EpochProbe, describe_loader, rows_digest
 from trueline.capture.probes.loss import LossProbe
-from trueline.capture.probes.optimizer import hyper_parameters, updates_made
-from trueline.capture.probes.streams import rng_digests
-from trueline.capture.step.contributions import CountedPasses
+from trueline.capture.probes.surroundings import hyper_parameters, rng_digests, updates_made
+from trueline.capture.step.passes import Contributions, CountedPasses
 from trueline.schema.errors import CaptureError
 from trueline.schema.plan import Plan
 
@@ -130,7 +130,7 @@ def test_a_loader_is_described():
 
 
 def test_epochs_are_those_of_the_training_data():
-    probe = LoaderListener()
+    probe = EpochProbe()
     rows, held_out = TensorDataset(torch.arange(4)), TensorDataset(torch.arange(2))
     seen = []
     for _ in range(3):
@@ -145,15 +145,24 @@ def test_epochs_are_those_of_the_training_data():
 # -- losses
 
 
-def loss_columns(probe):
-    """What is recorded of the step that the probe has seen, which then ends."""
+@pytest.fixture
+def probe():
+    """A LossProbe in a step, which hears of each backward pass what follows them has made of it."""
+    passes = Contributions()
+    passes.listen(contextlib.nullcontext)
+    probe = LossProbe(passes=passes)
+    probe.begin(STEP)
+    yield probe
     probe.detach()
+    passes.detach()
+
+
+def loss_columns(probe):
+    """What is recorded of the step that the probe has seen."""
     return probe.columns(probe.result(CountedPasses()), STEP, {})
 
 
-def test_losses_by_hand_are_weighted_by_tokens():
-    probe = LossProbe()
-    probe.begin(STEP)
+def test_losses_by_hand_are_weighted_by_tokens(probe):
     probe.give(torch.tensor(1.0), 1)
     probe.give(torch.tensor(4.0), torch.tensor(3))
     result = loss_columns(probe)
@@ -161,9 +170,7 @@ def test_losses_by_hand_are_weighted_by_tokens():
     assert float(result["tokens"]) == 4
 
 
-def test_the_loss_is_found_at_backward_and_added_up_over_micro_batches():
-    probe = LossProbe()
-    probe.begin(STEP)
+def test_the_loss_is_found_at_backward_and_added_up_over_micro_batches(probe):
     weight = torch.ones(1, requires_grad=True)
     for _ in range(2):
         (weight * 3).sum().div(2).backward()
@@ -172,9 +179,7 @@ def test_the_loss_is_found_at_backward_and_added_up_over_micro_batches():
     assert probe.source == "backward"
 
 
-def test_a_scaled_loss_is_taken_before_it_is_scaled():
-    probe = LossProbe()
-    probe.begin(STEP)
+def test_a_scaled_loss_is_taken_before_it_is_scaled(probe):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     loss = (torch.ones(1, requires_grad=True) * 3).sum()
     scaler.scale(loss).backward()

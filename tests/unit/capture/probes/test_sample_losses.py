@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from trueline.capture.probes import sample_losses
 from trueline.capture.probes.base import Step
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.sample_losses import STEPS_AT_START, SampleLossProbe, loss_rounding
-from trueline.capture.step.contributions import CountedPasses
+from trueline.capture.step.passes import Contributions, CountedPasses
 from trueline.schema.plan import Plan
 
 SAMPLES, POSITIONS, CLASSES = 4, 7, 11
@@ -279,12 +280,15 @@ def test_counts_of_another_shape_are_refused_in_words():
 def test_losses_at_backward_are_parts_where_each_has_a_batch():
     weight = torch.ones(1, requires_grad=True)
     for micros, expected in ((2, [2.0, 6.0]), (1, None)):
-        probe = LossProbe()
+        passes = Contributions()
+        passes.listen(contextlib.nullcontext)
+        probe = LossProbe(passes=passes)
         probe.begin(STEP)
         for value in (2.0, 6.0):
             (weight * value).sum().div(2).backward()
         columns = probe.columns(probe.result(CountedPasses()), STEP, {"num_micro": micros})
         probe.detach()
+        passes.detach()
         assert columns["loss"] == 4.0
         assert columns.get("part_losses") == expected
 

@@ -7,6 +7,7 @@ import pytest
 
 from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
+from trueline.schema.start import FIRST
 from trueline.tensor.digest import digest_rows
 
 
@@ -23,7 +24,8 @@ def test_the_line_is_the_users_own(raises):
     sent = []
     safe_sink = SimpleNamespace(describe=lambda manifest, env: sent.append(env))
     team = Team(ranks=(0,), rank=0, group=None)
-    description = Description(None, adapter=SimpleNamespace(), team=team, safe_sink=safe_sink)
+    facts = {"start": FIRST, "adapter": None, "team": team, "safe_sink": safe_sink}
+    description = Description(SimpleNamespace(**facts))
     with pytest.raises(Exception) as caught:  # noqa: PT011
         raises()
     description.note_raised(caught.value)

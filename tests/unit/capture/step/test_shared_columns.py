@@ -11,7 +11,6 @@ from trueline.capture.step import shared_columns
 from trueline.capture.step.shared_columns import Own
 
 G, K = 3, 521
-SPENT = {"plain": 0.0, "sampled": 0.0, "step": 0.0}
 
 
 def team(gradients_NGK, *, reduced=None, used=None, local_norm=None):
@@ -27,7 +26,7 @@ def team(gradients_NGK, *, reduced=None, used=None, local_norm=None):
     flat = sum(
         shared_columns.pack(own, reduced_norm2=(own.reduced**2).sum(axis=1), sharded=False, replicas=1) for own in owns
     )
-    scalars = np.array([shared_columns.scalars(own, step=4, spent=SPENT) for own in owns])
+    scalars = np.array([shared_columns.scalars(own, step=4) for own in owns])
     return owns, shared_columns.unpack(scalars, flat, groups=G, k=K)
 
 
@@ -208,7 +207,7 @@ def test_the_standard_error_of_the_mean_cosine_is_honest():
             for i in range(workers)
         ]
         flat = sum(shared_columns.pack(own, reduced_norm2=None, sharded=False, replicas=1) for own in owns)
-        scalars = np.array([shared_columns.scalars(own, step=0, spent=SPENT) for own in owns])
+        scalars = np.array([shared_columns.scalars(own, step=0) for own in owns])
         sums = shared_columns.unpack(scalars, flat, groups=1, k=K)
         unit = g / np.linalg.norm(g, axis=1, keepdims=True)
         truth = ((unit @ unit.T).sum() - workers) / workers / (workers - 1)
@@ -220,10 +219,7 @@ def test_the_standard_error_of_the_mean_cosine_is_honest():
 
 def test_workers_whose_parts_are_of_different_iterations_are_told():
     def scalars(*places):
-        rows = [
-            shared_columns.scalars(shared_columns.NOTHING, step=step, spent=SPENT, passes=passes)
-            for step, passes in places
-        ]
+        rows = [shared_columns.scalars(shared_columns.NOTHING, step=step, passes=passes) for step, passes in places]
         return np.array(rows)
 
     assert shared_columns.apart(scalars((4, 9), (4, 9))) is None

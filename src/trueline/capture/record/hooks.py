@@ -1,0 +1,147 @@
+"""Hooks that are on while a step is recorded: on modules, for their forward passes, and on the tensors that recorded
+calls took and returned, for their gradients.
+
+Hooks on tensors see a gradient when all of it has been added up, and leave the order of adding as it is; the backward
+hooks of modules put an identity into the graph and so change that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.untraced import Hook
+from trueline.capture.record.calls import Call
+
+
+class ModuleCalls:
+    """Hooks on every module that runs eagerly. ``enter(name, module, args, kwargs)`` is called before a forward pass,
+    ``leave(name, module, args, output)`` after it, also where it raised (output None).
+
+    Inside a compiled region a hook would be traced into the graph, so there only the outermost module is hooked.
+    """
+
+    def __init__(self, model: nn.Module, *, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        self._enter = enter
+        self._leave = leave
+        self._model = model
+        self._handles: list[Any] = []
+        self._names: dict[int, str] = {}
+        self.compiled: list[str] = []
+        """Names of the modules at which compiled code begins: what runs inside them is not seen."""
+
+    def attach(self) -> None:
+        """Put the hooks on."""
+        self.compiled = []
+        for name, module in eager_modules(self._model, self.compiled):
+            enter, leave = Hook(functools.partial(self._enter, name)), Hook(functools.partial(self._leave, name))
+            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(leave, always_call=True))
+
+    def name_of(self, module: nn.Module) -> str:
+        """Clean FQN of ``module``, or of its class where it is not part of the model."""
+        if not self._names:
+            self._names = {id(inner): clean_name(name) for name, inner in unwrap(self._model).named_modules() if name}
+        return self._names.get(id(module), type(module).__name__)
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        self._names.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def eager_modules(model: nn.Module, compiled: list[str]) -> list[tuple[str, nn.Module]]:
+    """(clean FQN, module) of all modules outside compiled regions, the outermost first; the model itself has the name
+    of its class. The names of compiled ones are added to ``compiled``: of these only the wrapper is there, if any.
+    """
+    root = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        name = clean_name(prefix) if prefix else type(unwrap(module)).__name__
+        if "_orig_mod" in module._modules:  # looking for the attribute costs an exception
+            compiled.append(name)
+            found.append((name, module))
+            return
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            compiled.append(name)
+            return
+        found.append((name, module))
+        for child, inner in module.named_children():
+            visit(f"{prefix}.{child}" if prefix else child, inner)
+
+    visit("", root)
+    return found
+
+
+Places = list[Any]
+"""A call and a slot of it, the next call and slot, and so on: flat, as pairs are objects more to collect."""
+
+
+class GradientHooks:
+    """Calls ``arrived(places, gradient)`` when the gradient with respect to a watched tensor is complete.
+
+    One hook a tensor, however many calls it belongs to; hooks on tensors inside the graph go away with it, those on
+    leaves with ``detach``.
+    """
+
+    def __init__(self, arrived: Callable[[Places, Tensor], None]) -> None:
+        self._arrived = arrived
+        self._hooked: dict[int, _Arrived] = {}
+        self._handles: list[Any] = []
+
+    def watch(self, x: Tensor, call: Call, slot: str) -> None:
+        """The gradient with respect to ``x`` is that of a slot of a call; nothing happens where there will be none."""
+        if not x.requires_grad:
+            return
+        known = self._hooked.get(id(x))
+        if known is not None and known.tensor() is x and known.version == x._version:
+            known.places += (call, slot)
+            return
+        hook = self._hooked[id(x)] = _Arrived(self, x, [call, slot])
+        handle = x.register_hook(hook)
+        if x.is_leaf:
+            self._handles.append(handle)
+
+    def detach(self) -> None:
+        """No gradient is of interest any more, also of graphs that live on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._hooked.clear()
+        self._arrived = _ignored
+
+
+class _Arrived:
+    """The hook; a copy of the tensor (``deepcopy``) gets none."""
+
+    __slots__ = ("hooks", "places", "tensor", "version")
+
+    def __init__(self, hooks: GradientHooks, x: Tensor, places: Places) -> None:
+        self.hooks, self.places = hooks, places
+        self.tensor, self.version = weakref.ref(x), x._version
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.hooks._arrived(self.places, gradient)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[Tensor], None]:
+        return _silent
+
+
+def _silent(gradient: Tensor) -> None:
+    """The hook of a copy."""
+
+
+def _ignored(places: Places, gradient: Tensor) -> None:
+    """Nobody listens."""
