@@ -13,7 +13,7 @@ from tests.unit.recording import Recording
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from trueline.schema.records import UNDER_WAY
+from trueline.schema.records import Unmeasured
 
 
 def comm_of(rows):
@@ -365,7 +365,7 @@ def leave_under_way(rank, world):
 
 def test_a_result_that_is_not_there_when_the_step_ends_is_named(two):
     rows, _ = two.run(leave_under_way)
-    assert [(row["slot"], row["note"]) for row in comm_of(rows)] == [("in0", None), ("out0", UNDER_WAY)]
+    assert [(row["slot"], row["note"]) for row in comm_of(rows)] == [("in0", None), ("out0", Unmeasured.UNDER_WAY)]
 
 
 def send_wrongly(rank, world):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -19,11 +20,23 @@ from trueline.schema.workers import Column
 STAT_NAMES: tuple[str, ...] = ("nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum", "sum_sq")
 """The statistics of one value, in the order in which they are measured; all but the first three over finite ones."""
 
-UNCOUNTED = "not all elements are finite, and nothing was counted"
-"""Part of the note of an imported value of which only that is known."""
 
-UNDER_WAY = "a collective that is still under way"
-"""The note of the result of a collective that nobody has waited for."""
+class Unmeasured(StrEnum):
+    """Why a value has no numbers of its own, or not all, where the program acts on that. The column ``note`` says it in
+    these words, or in a sentence that has them.
+    """
+
+    UNDER_WAY = "a collective that is still under way"
+    """The result of a collective that no one has waited for."""
+
+    UNCOUNTED = "not all elements are finite, and nothing was counted"
+    """Of an imported value nothing else is known."""
+
+    @classmethod
+    def of(cls, note: str) -> Unmeasured | None:
+        """The reason that a ``note`` of a Run gives; None for any other."""
+        return next((reason for reason in cls if reason in note), None)
+
 
 RECORD_COLUMNS: tuple[Column, ...] = (
     Column("step", "int64", "optimizer steps", "Optimizer step, from 0."),

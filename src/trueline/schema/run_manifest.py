@@ -12,8 +12,9 @@ from trueline.schema.secrets import redacted, redacted_notes, redacted_words, so
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""
 
-
 _COMPILED = " is compiled: what runs inside it is not seen"
+_INTERVAL = "gradients are sampled every "
+"""Parts of the notes of a Manifest that ``note_of_compiled`` and ``with_interval`` make; they are read here only."""
 
 
 def note_of_compiled(name: str) -> str:
@@ -21,9 +22,10 @@ def note_of_compiled(name: str) -> str:
     return f"{name}{_COMPILED}, only what goes in and comes out."
 
 
-def compiled_in(notes: Iterable[str]) -> frozenset[str]:
-    """The modules and functions of ``note_of_compiled``."""
-    return frozenset(note.partition(_COMPILED)[0] for note in notes if _COMPILED in note)
+def with_interval(notes: Iterable[str], interval: int, *, step: int, why: str) -> list[str]:
+    """The ``notes`` with the sampling interval that is followed since about ``step``, in place of an earlier one."""
+    kept = [note for note in notes if not note.startswith(_INTERVAL)]
+    return [*kept, f"{_INTERVAL}{interval} steps since about step {step}: {why}."]
 
 
 def unknown_keys(model: BaseModel) -> list[str]:
@@ -87,6 +89,11 @@ class Manifest(BaseModel):
         "Runs say something about each other only where it is the same",
     )
     attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
+
+    @property
+    def compiled(self) -> frozenset[str]:
+        """The modules and functions of ``note_of_compiled``."""
+        return frozenset(note.partition(_COMPILED)[0] for note in self.notes if _COMPILED in note)
 
     _no_secrets = field_validator("source")(redacted)
     _no_secrets_said = field_validator("notes")(redacted_notes)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from trueline.schema.errors import PlanError, SiteError
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.plan import Plan
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.records import Unmeasured
+from trueline.schema.run_manifest import Manifest, with_interval
 from trueline.schema.site import Site
 from trueline.schema.workers import COLUMN_BY_NAME, WORKER_COLUMNS
 
@@ -118,3 +119,17 @@ def test_an_unreadable_plan_file_is_named(tmp_path):
     listed.write_text("[1]", encoding="utf-8")
     with pytest.raises(PlanError, match="it holds a list, expected a table of keys"):
         Plan.load(listed)
+
+
+def test_what_notes_of_older_runs_say_is_still_known():
+    msprobe = "from msProbe: Max inf, Min 0.0; not all elements are finite, and nothing was counted"
+    assert Unmeasured.of(msprobe) is Unmeasured.UNCOUNTED
+    assert Unmeasured.of("a collective that is still under way") is Unmeasured.UNDER_WAY
+    assert Unmeasured.of("a nested tensor is not measured") is None
+    compiled = "blocks.0 is compiled: what runs inside it is not seen, only what goes in and comes out."
+    early = "gradients are sampled every 4 steps since about step 12: the smallest interval within the budget."
+    assert Manifest(notes=[compiled, early]).compiled == {"blocks.0"}
+    assert with_interval([early, compiled], 8, step=20, why="so") == [
+        compiled,
+        "gradients are sampled every 8 steps since about step 20: so.",
+    ]

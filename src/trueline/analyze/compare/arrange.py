@@ -13,7 +13,6 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.join import Parts, joined, with_parameters
 from trueline.analyze.recorded.step_values import RankStep, StepValues
 from trueline.schema.errors import CannotTell, InputError
-from trueline.schema.run_manifest import compiled_in
 from trueline.store.reader import Run
 from trueline.store.records.record_summary import COPY_AGAIN, damaged_records
 from trueline.store.records.whole import place_of
@@ -117,7 +116,7 @@ def _reader(run: Run, ref: Run, step: int, names: NameMap, rank: int | None = No
 
 def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> StepValues:
     values = read[rank].values if rank in read else []
-    return StepValues(run.path, step, (rank,), values, compiled_in(run.manifest.notes))
+    return StepValues(run.path, step, (rank,), values, run.manifest.compiled)
 
 
 def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:

@@ -17,8 +17,7 @@ from typing import Any, cast
 from trueline.analyze.recorded.stored_tensors import Stored, stored
 from trueline.schema.errors import RunError
 from trueline.schema.fact import fact
-from trueline.schema.records import STAT_NAMES, UNCOUNTED
-from trueline.schema.run_manifest import compiled_in
+from trueline.schema.records import STAT_NAMES, Unmeasured
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.log import column_lists
@@ -226,9 +225,7 @@ def read_step(run: Run, step: int, rank: int) -> StepValues:
     Raises ``RunError`` where a part is gone since the Run was opened.
     """
     columns = _read_columns(run, step, rank)
-    return StepValues(
-        run.path, step, (rank,), _values(step, rank, columns, repeat(None)), compiled_in(run.manifest.notes)
-    )
+    return StepValues(run.path, step, (rank,), _values(step, rank, columns, repeat(None)), run.manifest.compiled)
 
 
 def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
@@ -315,7 +312,7 @@ def _of_row(
     """
     if nan is None:
         nan = pos_inf = neg_inf = zero = subnormal = 0
-        if UNCOUNTED in note:
+        if Unmeasured.of(note) is Unmeasured.UNCOUNTED:
             nan, total, total_sq = 1, 0.0, 0.0
         elif (total is None or total_sq is None) and fingerprint is None:
             return None

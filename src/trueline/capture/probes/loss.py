@@ -20,7 +20,7 @@ from trueline.capture.model.outputs import field_of
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.descent import losses_in, row_of
-from trueline.capture.probes.loss_choice import PER_TOKEN, choose
+from trueline.capture.probes.loss_choice import PER_TOKEN, Doubt, choose
 from trueline.capture.step.passes import Contributions, CountedPasses, Pass
 
 NO_ROWS = np.zeros((0, 3))
@@ -65,7 +65,7 @@ class LossProbe:
         self._guard = guard
         self._contributions = passes or Contributions()
         self._notes = [] if notes is None else notes
-        self._noted: set[str] = set()
+        self._noted: set[Doubt] = set()
         self._workers = workers
         self._rel = 1e-5
         self._window = 0
@@ -148,19 +148,14 @@ class LossProbe:
             return out
         if not (self.source == PER_TOKEN and choice.tokens is not None):
             self.source = choice.source
-        self._note(choice.note)
+        if choice.doubt is not None and choice.doubt not in self._noted:
+            self._noted.add(choice.doubt)
+            self._notes.append(choice.note)
         out["loss"] = choice.loss
         if choice.tokens is not None:
             out["tokens"] = choice.tokens
         self.is_models = choice.is_models
         return out | ({"part_losses": choice.parts} if len(choice.parts) == micros and micros > 1 else {})
-
-    def _note(self, note: str) -> None:
-        """Say it once, whatever numbers it has."""
-        kind = note.partition(":")[0]
-        if note and kind not in self._noted:
-            self._noted.add(kind)
-            self._notes.append(note)
 
     def _at_scale(self, scaler: torch.amp.GradScaler, outputs: Any) -> None:
         with self._guard("loss"):

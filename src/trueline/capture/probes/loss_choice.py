@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,20 @@ PER_TOKEN = "backward, per token"
 """Source of a loss that is the mean over the rank's tokens, where a multiple of their sum was trained."""
 
 
+class Doubt(Enum):
+    """What a reader of the loss has to know, once a Run."""
+
+    NOT_RETURNED = auto()
+    OWN_TOKENS = auto()
+    SHORT_WINDOW = auto()
+    SCALED = auto()
+
+
 @dataclass(frozen=True)
 class Choice:
     """A loss, the tokens that it is the mean over (None: not known), the losses of the M micro-batches, where it comes
-    from, whether what the model returned is that loss, too, and what is to be said of it ('': nothing).
+    from, whether what the model returned is that loss, too, and what a reader has to know, with the ``note`` that says
+    it of this step.
     """
 
     loss: float
@@ -31,6 +42,7 @@ class Choice:
     parts: list[float] = field(default_factory=list[float])
     source: str = "backward"
     is_models: bool = False
+    doubt: Doubt | None = None
     note: str = ""
 
 
@@ -60,13 +72,15 @@ def choose(
     parts = (trained_M3[:, 0] * len(trained_M3)).tolist()
     if agrees or not len(returned) or not np.isfinite([trained, *returned]).all():
         short = not agrees and len(trained_M3) < window
-        return Choice(trained, parts=parts, is_models=agrees, note=_short(len(parts), window, step) if short else "")
+        doubt = (Doubt.SHORT_WINDOW, _short(len(parts), window, step)) if short else ()
+        return Choice(trained, None, parts, "backward", agrees, *doubt)
     mean = float(returned.mean())
     if scale := _scale(trained, mean, rel):
-        return Choice(mean, None, returned.tolist(), "output", is_models=True, note=_scaled(scale, step))
+        return Choice(mean, None, returned.tolist(), "output", True, Doubt.SCALED, _scaled(scale, step))
     return Choice(
         trained,
         parts=parts,
+        doubt=Doubt.NOT_RETURNED,
         note=f"the recorded loss is what backward was called on, not the loss in the model's output: {trained:.4g} and "
         f"{mean:.4g} at step {step}, and neither micro-batches nor ranks explain that they differ.",
     )
@@ -137,13 +151,14 @@ def _per_token(trained: float, sums_M2: Array, *, rel: float, step: int, is_mode
     if math.isclose(trained, own, rel_tol=rel):
         return Choice(trained, count, parts, is_models=is_models)
     if scale := _scale(trained, own, rel):
-        return Choice(own, count, parts, is_models=True, note=_scaled(scale, step))
+        return Choice(own, count, parts, "backward", True, Doubt.SCALED, _scaled(scale, step))
     return Choice(
         float(sums_M2[:, 0].sum() / count),
         count,
         parts,
         source=PER_TOKEN,
         is_models=is_models,
+        doubt=Doubt.OWN_TOKENS,
         note="the recorded loss is the mean over this rank's own tokens, as backward was called on their sum divided "
         "by a number that is not how many they are, such as that of all ranks.",
     )

@@ -29,7 +29,7 @@ from trueline.capture.record.arguments import Slots, inputs
 from trueline.capture.record.dispatched import dispatched
 from trueline.capture.record.functions import ENGINE
 from trueline.capture.record.guard import Fails, Guard
-from trueline.schema.records import UNDER_WAY
+from trueline.schema.records import Unmeasured
 
 CHANGED = "changed before anybody waited for it where that is seen"
 
@@ -145,7 +145,7 @@ class Collectives:
         """The step ends: look at what is done without anyone having waited for it in Python."""
         with Guard(self._session):
             self._take(_is_done)
-            self._take(lambda pending: True, note=UNDER_WAY)
+            self._take(lambda pending: True, note=Unmeasured.UNDER_WAY)
 
     def _waited(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(work, *args, **kwargs)

@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.record.arguments import Slots
-from trueline.schema.records import SAFETENSORS_NAMES, UNDER_WAY, TensorRecord
+from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord, Unmeasured
 from trueline.tensor.measure import unmeasurable
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def opened(x: Tensor) -> Measurable:
     if is_dtensor(x):
         return _of_dtensor(x)
     arrived = _arrived(x)
-    reason = UNDER_WAY if arrived is None else unmeasurable(arrived)
+    reason = Unmeasured.UNDER_WAY if arrived is None else unmeasurable(arrived)
     return Measurable(arrived if reason is None else None, note=reason)
 
 
@@ -73,7 +73,7 @@ def _arrived(x: Tensor) -> Tensor | None:
 def _of_dtensor(x: DTensor) -> Measurable:
     local = _arrived(x._local_tensor)
     if local is None:
-        return Measurable(None, note=UNDER_WAY)
+        return Measurable(None, note=Unmeasured.UNDER_WAY)
     spec = x._spec
     whole = tuple(spec.shape)
     offsets = _offsets(x, tuple(local.shape), whole)

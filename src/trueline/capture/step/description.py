@@ -14,7 +14,7 @@ from trueline.capture.record.stacks import is_users
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.plan import Plan
-from trueline.schema.run_manifest import ParamLists, PlanRevision, RankEnv
+from trueline.schema.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
 
 
 class Description:
@@ -82,15 +82,12 @@ class Description:
         if self.manifest is None or (interval, early) == self._interval:
             return
         self._interval = interval, early
-        start = "gradients are sampled every "
-        kept = [line for line in self.manifest.notes if not line.startswith(start)]
         why, cost = "the smallest interval within the budget", f"watching takes {decision.cost_frac:.1%} of step time"
         if early:
             why = f"the budget asks for every {decision.asked}, and checks need more in the first steps; {cost}"
         elif interval == MAX_INTERVAL:
             why = f"the budget asks for fewer; {cost}"
-        note = f"{start}{interval} steps since about step {step}: {why}."
-        self._send(notes=[*kept, note])
+        self._send(notes=with_interval(self.manifest.notes, interval, step=step, why=why))
 
     def _send(self, **changed: object) -> None:
         """Send both, the manifest with what has ``changed``; only the first rank keeps one."""

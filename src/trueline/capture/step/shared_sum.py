@@ -65,8 +65,8 @@ class SharedSum:
             return
         record.looked_at = True
         with self._parts.guarded("plan"):
-            triggers, autocast = self._next.live.triggers, self._next.description.env.autocast
-            triggers.add(nonfinite_in(record.copy.host, scaled="torch.float16" in str(autocast)))
+            triggers = self._next.live.triggers
+            triggers.add(nonfinite_in(record.copy.host, scaled=self._next.description.env.in_float16))
             if self._team.group is None:
                 triggers.receive([triggers.take_bits()], step=record.step, known=now)
 

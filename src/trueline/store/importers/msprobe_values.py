@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trueline.schema.records import UNCOUNTED
+from trueline.schema.records import Unmeasured
 from trueline.store.importers.msprobe_names import Key
 from trueline.store.importers.msprobe_signatures import SIGNATURES
 from trueline.store.importers.step_rows import UNKNOWN, Measured, slot_part
 
 ROUNDED = "from msProbe: sums are of its rounded mean and norm, NaN and infinities were not counted"
-NOT_FINITE = f"from msProbe: Max {{Max}}, Min {{Min}}; {UNCOUNTED}"
+NOT_FINITE = f"from msProbe: Max {{Max}}, Min {{Min}}; {Unmeasured.UNCOUNTED}"
 MAGNITUDES = "from msProbe: its statistics of complex numbers are of magnitudes, and were left out"
 NO_NUMBERS = "from msProbe, which did not measure it"
 

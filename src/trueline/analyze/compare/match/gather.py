@@ -14,7 +14,6 @@ from trueline.analyze.compare.match.call_pairs import updated
 from trueline.analyze.compare.match.names import plain_name
 from trueline.analyze.recorded.step_values import OF_BATCH, RankStep, StepValues, Value, read_rank_step
 from trueline.schema.errors import CannotTell
-from trueline.schema.run_manifest import compiled_in
 from trueline.store.reader import Run
 from trueline.store.records.whole import Place
 
@@ -112,7 +111,7 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
         num_teams=max(len(shares), len(own) if set(steps) <= own and not alone else 0),
         num_micro=pieces,
         whole=all(rank_step.whole for rank_step in steps.values()),
-        compiled=compiled_in(run.manifest.notes),
+        compiled=run.manifest.compiled,
         params=frozenset(
             numbers_of(value)
             for rank_step in steps.values()

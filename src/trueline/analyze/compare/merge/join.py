@@ -25,7 +25,7 @@ from trueline.analyze.compare.merge.shards import (
 from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.analyze.recorded.stored_tensors import Shape
 from trueline.schema.formats import FORMATS
-from trueline.schema.records import UNDER_WAY
+from trueline.schema.records import Unmeasured
 
 
 def joined(one: Parts, other: Parts, twins: Sequence[tuple[int, int]]) -> tuple[StepValues, StepValues]:
@@ -161,7 +161,7 @@ def _seen_later(mine: StepValues, theirs: StepValues, twins: Sequence[tuple[int,
     for i, j in twins:
         value, twin = values[i], theirs.values[j]
         found = seen.get((twin.root, value.site.phase))
-        waits = "pending_sum" in value.flags or value.note == UNDER_WAY
+        waits = "pending_sum" in value.flags or Unmeasured.of(value.note) is Unmeasured.UNDER_WAY
         if value.stats is None and waits and found is not None and found.shape == value.shape:
             note = f"the value after the collective, as seen in {found.site.name}"
             known = {"stats": found.stats, "load": found.load, "scale": found.scale}
