@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trueline.schema.documents import decode, sealed
+from trueline.schema.text.documents import decode, sealed
 from trueline.store.log.parts import encode_part
 
 Change = tuple[str, bytes]

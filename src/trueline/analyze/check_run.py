@@ -9,18 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trueline.analyze.ends import ends_of
-from trueline.analyze.evidence import data_parallel_ranks
+from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
+from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
-from trueline.schema.judged import Asked, Judged, NotRun, Question, asked_of
-from trueline.schema.reading import why
-from trueline.schema.shown import Shown
-from trueline.schema.verdict import EXIT_CODES, Verdict
+from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of
+from trueline.schema.text.reading import why
+from trueline.schema.text.shown import Shown
 from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)

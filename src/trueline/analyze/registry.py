@@ -15,7 +15,7 @@ from trueline.analyze import checks
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 
 GROUP = "trueline.checks"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.check_run import CheckReport, check
-from trueline.analyze.evidence import data_parallel_ranks
+from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.workers.dispersion import (
     ChanceBand,
     CosineMatrix,

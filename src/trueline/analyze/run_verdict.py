@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from trueline.analyze.incidents import Incident
 from trueline.schema.finding import WATCH_DEGRADED, Finding
-from trueline.schema.judged import QUESTIONS, Asked, Judged
-from trueline.schema.verdict import Verdict
-from trueline.schema.words import counted, listed, whose_text
+from trueline.schema.judged import QUESTIONS, Asked, Judged, Verdict
+from trueline.schema.text.words import counted, listed, whose_text
 
 
 def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged) -> Verdict:

@@ -60,7 +60,7 @@ def command(
 
 
 def _print_tolerance(console: Console, tolerance: Tolerance, target: str) -> None:
-    from trueline.schema.words import counted
+    from trueline.schema.text.words import counted
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False)
@@ -128,7 +128,7 @@ def _chances(tolerance: Tolerance) -> list[str]:
 
 
 def _losses(tolerance: Tolerance) -> str:
-    from trueline.schema.words import counted
+    from trueline.schema.text.words import counted
 
     if not tolerance.losses:
         return "No step has a loss in all of them, so how fast losses diverge was not measured."

@@ -90,7 +90,7 @@ def _head(finding: Finding) -> Text:
     """``error replica-drift  rank 2  steps 50-149``."""
     from rich.text import Text
 
-    from trueline.schema.words import ranks_text
+    from trueline.schema.text.words import ranks_text
 
     head = Text.assemble((finding.severity, f"bold {_COLOURS[finding.severity]}"), " ", (finding.code, "bold"))
     if finding.ranks:
@@ -114,7 +114,7 @@ def _numbers(finding: Finding) -> list[str]:
 
 def _not_checked(report: CheckReport) -> list[str]:
     """A line for each reason, with all checks that did not run for it."""
-    from trueline.schema.words import by_reason
+    from trueline.schema.text.words import by_reason
 
     left_out = by_reason((entry.check, entry.why) for entry in report.checks_not_run)
     return [f"{', '.join(checks)}: {why}" for checks, why in left_out]

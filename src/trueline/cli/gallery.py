@@ -97,7 +97,7 @@ def _print_table(scores: Sequence[Score]) -> None:
 
 
 def _cells(score: Score) -> tuple[str, ...]:
-    from trueline.schema.words import counted
+    from trueline.schema.text.words import counted
 
     spoken = counted(len(score.alarms), "alarm") if score.alarms else "silent"
     healthy = "did not finish" if score.failed_healthy else spoken

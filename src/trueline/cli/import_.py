@@ -134,7 +134,7 @@ def _tell(path: str, *, json: bool) -> None:
 
     from trueline.cli.json_document import print_document
     from trueline.schema.run_manifest import SCHEMA_VERSION
-    from trueline.schema.words import counted
+    from trueline.schema.text.words import counted
     from trueline.store.reader import Run
 
     run = Run(path)

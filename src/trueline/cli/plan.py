@@ -79,10 +79,10 @@ def _split(change: str) -> tuple[str, Any]:
     """Key and value of ``KEY=VALUE``: lists have commas, ``steps`` is FIRST:END or one step, and nothing is the
     default. Anything may also be written as JSON.
     """
-    from trueline.schema.documents import parsed
     from trueline.schema.errors import PlanError
     from trueline.schema.plan import Plan
-    from trueline.schema.reading import shortened
+    from trueline.schema.text.documents import parsed
+    from trueline.schema.text.reading import shortened
 
     key, given, text = change.partition("=")
     key = key.strip()

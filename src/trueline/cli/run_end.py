@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trueline.capture.child_env import place_of_restart
 from trueline.schema.finding import WATCH_DEGRADED
-from trueline.schema.words import counted
+from trueline.schema.text.words import counted
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run

@@ -14,7 +14,7 @@ import numpy as np
 
 from trueline.demo.fine_tune import Trained
 from trueline.schema.finding import Finding
-from trueline.schema.verdict import Status, Verdict
+from trueline.schema.judged import Status, Verdict
 
 ABOUT_CURVES = (
     "What the raw curves can tell: with a DistributedSampler every shard is a random draw, whatever the seeds, so the "

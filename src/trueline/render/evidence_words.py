@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from trueline.render.wording import number
-from trueline.schema.words import clipped
+from trueline.schema.text.words import clipped
 
 _MAX_ENTRIES = 16
 _MAX_VALUE = 400

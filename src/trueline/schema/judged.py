@@ -1,4 +1,5 @@
-"""What of a Run was judged: the questions that checks answer, and why some checks could not.
+"""What of a Run was judged: the questions that checks answer, why some checks could not, and the verdict in one
+sentence, which command line, report and documents have alike.
 
 Whether nothing found means that nothing is wrong follows from here, never from the words of a reason.
 """
@@ -160,3 +161,33 @@ def asked_of(
         for question in QUESTIONS
     )
     return tuple(each for each in asked if each.checks_run or each.checks_not_run)
+
+
+Status = Literal["out", "suspect", "clear", "unknown"]
+WORDS: dict[Status, str] = {
+    "out": "Fault found",
+    "suspect": "Probable fault",
+    "clear": "No fault found",
+    "unknown": "Cannot tell",
+}
+"""The gravest first."""
+EXIT_CODES: dict[Status, int] = {"out": 1, "suspect": 1, "clear": 0, "unknown": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``where`` is which ranks since which step, "" where nothing was found; ``line`` is the whole sentence."""
+
+    status: Status
+    where: str
+    rest: str
+
+    @property
+    def word(self) -> str:
+        """The status as a reader sees it."""
+        return WORDS[self.status]
+
+    @property
+    def line(self) -> str:
+        """``Probable fault: rank 2, since step 32; 3 findings.``"""
+        return f"{self.word}{': ' if self.where else ''}{self.where}{self.rest}."

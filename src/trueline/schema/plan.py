@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from trueline.schema.errors import PlanError
-from trueline.schema.reading import read_table, shortened, shown
+from trueline.schema.text.reading import read_table, shortened, shown
 
 Preset = Literal["workers", "modules", "ops", "mix"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]

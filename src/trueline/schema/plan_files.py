@@ -13,9 +13,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trueline.schema.documents import decode, sealed
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import Plan
+from trueline.schema.text.documents import decode, sealed
 
 PLAN_FILE = "plan.json"
 REVISIONS_DIR = "plans"

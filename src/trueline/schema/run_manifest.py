@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from trueline.schema.secrets import redacted, redacted_notes, redacted_words, sorted_out
+from trueline.schema.text.secrets import redacted, redacted_notes, redacted_words, sorted_out
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a file of a Run changes meaning; `store/migrate.py` then reads the older ones."""

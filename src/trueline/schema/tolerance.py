@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trueline.schema.documents import decode, if_edited, sealed
 from trueline.schema.errors import InputError
-from trueline.schema.reading import shortened, shown
+from trueline.schema.text.documents import decode, if_edited, sealed
+from trueline.schema.text.reading import shortened, shown
 
 TOLERANCE_SCHEMA = 2
 """Version of the file; raised when a field is added or changes meaning. Files of version 1, without losses, are read.

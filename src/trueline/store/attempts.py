@@ -7,13 +7,13 @@ import os
 
 from fsspec.implementations.local import LocalFileSystem
 
-from trueline.schema.documents import decode
 from trueline.schema.errors import ResumeError, RunError, RunExistsError
-from trueline.schema.owner import require_ended
+from trueline.schema.run_lock import require_ended
 from trueline.schema.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
 from trueline.schema.start import Job, Start
+from trueline.schema.text.documents import decode
 from trueline.store import file_names
-from trueline.store.log.recover import last_step
+from trueline.store.log.earlier_start import last_step
 from trueline.store.manifest import open_manifest
 
 _ELSEWHERE = "Pass another --out, and it begins a Run of its own."

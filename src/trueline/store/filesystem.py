@@ -12,8 +12,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import InputError, RunError
-from trueline.schema.reading import why
-from trueline.schema.secrets import without_credentials
+from trueline.schema.text.reading import why
+from trueline.schema.text.secrets import without_credentials
 
 
 def filesystem_of(path: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pydantic import ValidationError
 
-from trueline.schema.documents import decode, if_edited
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
+from trueline.schema.text.documents import decode, if_edited
 
 OLDEST_VERSION = 1
 

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from trueline.schema.documents import decode
 from trueline.schema.errors import RunError
 from trueline.schema.plan import Plan
 from trueline.schema.plan_files import PLAN_FILE, REVISIONS_DIR
-from trueline.schema.reading import why
 from trueline.schema.run_manifest import SCHEMA_VERSION, unknown_keys
-from trueline.schema.secrets import without_credentials
+from trueline.schema.text.documents import decode
+from trueline.schema.text.reading import why
+from trueline.schema.text.secrets import without_credentials
 from trueline.store import file_names
 from trueline.store.env_and_findings import env_of, findings_of
 from trueline.store.file_names import PartName, Problem

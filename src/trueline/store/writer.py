@@ -16,14 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from trueline.schema import documents
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
-from trueline.schema.owner import Hold
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
+from trueline.schema.run_lock import Hold
 from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.start import FIRST, Job, Start
+from trueline.schema.text import documents
 from trueline.store import file_names
 from trueline.store.attempts import next_start
 from trueline.store.filesystem import local_path
@@ -31,9 +31,9 @@ from trueline.store.findings import FindingsFile
 from trueline.store.log.background import MAX_BYTES
 from trueline.store.log.claim import alone_in, claim, claim_share, taken
 from trueline.store.log.durable import make_folder, replace_file
+from trueline.store.log.earlier_start import end_last_line, first_sequence, seal_leftover
 from trueline.store.log.journal import FrameCodec
 from trueline.store.log.parts import encode_part
-from trueline.store.log.recover import end_last_line, first_sequence, seal_leftover
 from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.records.step_parts import encode_records

@@ -26,7 +26,7 @@ from trueline.analyze.compare.expect.rounding import (
     sum_error_rel,
     unit_roundoff,
 )
-from trueline.analyze.evidence import data_parallel_ranks
+from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.workers.dispersion import dispersion
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from trueline.schema.documents import decode
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.text.documents import decode
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

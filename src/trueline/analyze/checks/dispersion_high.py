@@ -77,7 +77,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, Ints, sites_of
+from trueline.analyze.compared_ranks import Floats, Ints, sites_of
 from trueline.analyze.stats import permutation, persistence
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
@@ -96,7 +96,7 @@ from trueline.analyze.workers.comparable import (
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.words import capitalized, counted, ranks_text, since_text
+from trueline.schema.text.words import capitalized, counted, ranks_text, since_text
 from trueline.store.reader import Run
 
 CODE = "dispersion-high"

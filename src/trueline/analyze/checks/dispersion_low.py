@@ -86,7 +86,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, sites_of
+from trueline.analyze.compared_ranks import Bools, Floats, sites_of
 from trueline.analyze.samples.repeats_in_step import told_by_digests
 from trueline.analyze.stats import closest_pairs, permutation
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
@@ -105,7 +105,7 @@ from trueline.analyze.workers.copies import (
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.words import capitalized, counted, ranks_text, since_text
+from trueline.schema.text.words import capitalized, counted, ranks_text, since_text
 from trueline.store.reader import Run
 
 CODE = "dispersion-low"

@@ -68,7 +68,7 @@ import math
 
 import numpy as np
 
-from trueline.analyze.evidence import MAX_SITES
+from trueline.analyze.compared_ranks import MAX_SITES
 from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
@@ -76,7 +76,7 @@ from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
-from trueline.schema.words import capitalized, listed, ranks_text, steps_text
+from trueline.schema.text.words import capitalized, listed, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "duplicate-data"

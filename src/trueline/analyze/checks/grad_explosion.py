@@ -66,14 +66,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.evidence import MAX_SITES
+from trueline.analyze.compared_ranks import MAX_SITES
 from trueline.analyze.recorded.gradient_growth import Growth, growths
 from trueline.analyze.recorded.step_values import StepValues, Value, read_step
 from trueline.analyze.recorded.steps import chunks, is_scaled, require_statistics
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
-from trueline.schema.words import ranks_text
+from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
 
 CODE = "grad-explosion"

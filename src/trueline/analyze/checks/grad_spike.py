@@ -65,7 +65,7 @@ from functools import partial
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, sites_of
+from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike, find_spikes, num_judged
 from trueline.analyze.workers.run_series import (
@@ -79,7 +79,7 @@ from trueline.analyze.workers.run_series import (
 )
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.schema.finding import Finding
-from trueline.schema.words import named_some
+from trueline.schema.text.words import named_some
 from trueline.store.reader import Run
 
 CODE = "grad-spike"

@@ -61,12 +61,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trueline.analyze.evidence import MAX_SITES, any_over, require_equal_replicas, sites_of
+from trueline.analyze.compared_ranks import MAX_SITES, any_over, require_equal_replicas, sites_of
 from trueline.analyze.workers.reduction import Reductions, at_steps, reductions_of
 from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import capitalized, named_some, ranks_text, steps_text
+from trueline.schema.text.words import capitalized, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "gradient-not-reduced"

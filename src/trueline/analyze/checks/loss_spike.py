@@ -63,13 +63,13 @@ from __future__ import annotations
 
 import math
 
-from trueline.analyze.evidence import sites_of
+from trueline.analyze.compared_ranks import sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import find_spikes, num_judged
 from trueline.analyze.workers.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.schema.finding import Finding
-from trueline.schema.words import counted
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 CODE = "loss-spike"

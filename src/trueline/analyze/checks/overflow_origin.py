@@ -75,7 +75,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trueline.analyze.evidence import MAX_SITES
+from trueline.analyze.compared_ranks import MAX_SITES
 from trueline.analyze.recorded.nonfinite_advice import FaultyCall, backward_advice, forward_advice
 from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow, Origin
 from trueline.analyze.recorded.nonfinite_reach import Reached, reached
@@ -83,7 +83,7 @@ from trueline.analyze.recorded.step_values import Call, CallKey, StepValues, Val
 from trueline.analyze.recorded.steps import is_scaled, nonfinite_steps
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.words import capitalized, counted, listed, ranks_text
+from trueline.schema.text.words import capitalized, counted, listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "overflow-origin"

@@ -62,13 +62,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import MAX_SITES, Bools
+from trueline.analyze.compared_ranks import MAX_SITES, Bools
 from trueline.analyze.recorded.step_values import function_name
 from trueline.analyze.recorded.steps import chunks, require_statistics
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
 from trueline.schema.site import Site
-from trueline.schema.words import counted, named_some, ranks_text, steps_text
+from trueline.schema.text.words import counted, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "range-saturation"

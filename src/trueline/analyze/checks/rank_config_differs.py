@@ -58,13 +58,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, columns_of, differs, odd_ranks, several_workers
+from trueline.analyze.compared_ranks import Floats, columns_of, differs, odd_ranks, several_workers
 from trueline.analyze.workers.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.site import Site
-from trueline.schema.words import capitalized, listed, named_some, ranks_text
+from trueline.schema.text.words import capitalized, listed, named_some, ranks_text
 from trueline.store.reader import Run
 
 CODE = "rank-config-differs"

@@ -78,13 +78,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import MAX_SITES, Bools, Floats, any_over, numbers, require_equal_replicas, sites_of
+from trueline.analyze.compared_ranks import (
+    MAX_SITES,
+    Bools,
+    Floats,
+    any_over,
+    numbers,
+    require_equal_replicas,
+    sites_of,
+)
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
-from trueline.schema.words import named_some, ranks_text, steps_text
+from trueline.schema.text.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "reduction-mismatch"

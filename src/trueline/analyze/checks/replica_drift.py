@@ -74,12 +74,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
+from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
 from trueline.analyze.workers.whole_parameters import held_by_one, param_names
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
-from trueline.schema.words import capitalized, counted, listed, named_some, ranks_text
+from trueline.schema.text.words import capitalized, counted, listed, named_some, ranks_text
 from trueline.store.reader import Run
 
 CODE = "replica-drift"

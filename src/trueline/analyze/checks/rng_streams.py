@@ -52,10 +52,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import Bools, columns_of, differs, several_workers
+from trueline.analyze.compared_ranks import Bools, columns_of, differs, several_workers
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import listed
+from trueline.schema.text.words import listed
 from trueline.store.reader import Run
 
 CODE = "rng-streams"

@@ -75,13 +75,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trueline.analyze.evidence import data_parallel_ranks, sites_of
+from trueline.analyze.compared_ranks import data_parallel_ranks, sites_of
 from trueline.analyze.samples.declared import SPLIT_STREAM, declared_sampling
 from trueline.analyze.samples.repeats_in_order import Again, Batches, Resumed, again_of, batches_of, resumed_of
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import capitalized, counted, ranks_text
+from trueline.schema.text.words import capitalized, counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "sample-repeats"

@@ -84,7 +84,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.evidence import Ints
+from trueline.analyze.compared_ranks import Ints
 from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.coverage import (
     Gap,
@@ -105,7 +105,7 @@ from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site
-from trueline.schema.words import counted, listed, ranks_text
+from trueline.schema.text.words import counted, listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "shard-overlap"

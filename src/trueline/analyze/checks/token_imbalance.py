@@ -77,7 +77,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, Ints, envs_of, sites_of
+from trueline.analyze.compared_ranks import Floats, Ints, envs_of, sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
 from trueline.analyze.stats.change_point import Onset, worker_onset
@@ -87,7 +87,7 @@ from trueline.analyze.workers.loss_weighting import Slope, Weighting, weighting_
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import ranks_text, since_text
+from trueline.schema.text.words import ranks_text, since_text
 from trueline.store.reader import Run
 
 CODE = "token-imbalance"

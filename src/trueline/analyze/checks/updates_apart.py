@@ -53,11 +53,11 @@ if finite:
 
 from __future__ import annotations
 
-from trueline.analyze.evidence import data_parallel_ranks, several_workers, sites_of
+from trueline.analyze.compared_ranks import data_parallel_ranks, several_workers, sites_of
 from trueline.analyze.workers.iterations import Parting, parting_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import capitalized, ranks_text
+from trueline.schema.text.words import capitalized, ranks_text
 from trueline.store.reader import Run
 
 CODE = "updates-apart"

@@ -49,7 +49,7 @@ inputs, labels = inputs[order], labels[order]
 
 from __future__ import annotations
 
-from trueline.analyze.evidence import data_parallel_ranks
+from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.samples.repeats_in_step import told_by_digests
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.intervals import mean_of_workers
@@ -61,7 +61,7 @@ from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import of_ranks
+from trueline.schema.text.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-direction-outlier"

@@ -74,7 +74,7 @@ from trueline.analyze.workers.outlier_finding import (
 from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
-from trueline.schema.words import of_ranks
+from trueline.schema.text.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-loss-outlier"

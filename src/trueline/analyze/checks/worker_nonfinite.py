@@ -56,7 +56,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.evidence import (
+from trueline.analyze.compared_ranks import (
     MAX_SITES,
     Bools,
     any_over,
@@ -70,7 +70,7 @@ from trueline.analyze.evidence import (
 )
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.words import capitalized, named_some, of_ranks, ranks_text
+from trueline.schema.text.words import capitalized, named_some, of_ranks, ranks_text
 from trueline.store.reader import Run
 
 CODE = "worker-nonfinite"

@@ -65,7 +65,7 @@ from trueline.analyze.workers.gradient_scale import Scale, scales
 from trueline.analyze.workers.outlier_finding import claim, common, counterpart, named, sites, subject, when
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
-from trueline.schema.words import of_ranks
+from trueline.schema.text.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-scale"

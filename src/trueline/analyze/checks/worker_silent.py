@@ -59,7 +59,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trueline.analyze.evidence import (
+from trueline.analyze.compared_ranks import (
     MAX_SITES,
     Bools,
     any_over,
@@ -72,7 +72,7 @@ from trueline.analyze.evidence import (
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding
-from trueline.schema.words import capitalized, counted, named_some, of_ranks, ranks_text, steps_text
+from trueline.schema.text.words import capitalized, counted, named_some, of_ranks, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "worker-silent"

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from trueline.schema.fact import fact
 from trueline.schema.finding import Finding
-from trueline.schema.shown import Shown
 from trueline.schema.site import Site
+from trueline.schema.text.shown import Shown
 
 SCHEMA = 1
 """Version of the document that ``Comparison.to_json`` makes; raised when a field changes meaning."""

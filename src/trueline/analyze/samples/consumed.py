@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import Bools, Ints, columns_of, several_workers
+from trueline.analyze.compared_ranks import Bools, Ints, columns_of, several_workers
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, Ints
+from trueline.analyze.compared_ranks import Bools, Floats, Ints
 from trueline.analyze.samples.consumed import Samples, Tally, first_equal
 from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_epoch import RANK_SHARE, TOTAL_SHARE

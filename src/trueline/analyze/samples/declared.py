@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.analyze.evidence import odd_ranks
+from trueline.analyze.compared_ranks import odd_ranks
 from trueline.schema.run_manifest import RankEnv
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, Ints
+from trueline.analyze.compared_ranks import Bools, Floats, Ints
 from trueline.analyze.samples.consumed import Samples, Tally
 from trueline.analyze.stats.tails import (
     ALARM_LEVEL,

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import Floats, Ints
+from trueline.analyze.compared_ranks import Floats, Ints
 from trueline.analyze.stats.tails import ALARM_LEVEL, evidence_start, log_e_process, log_likelihood_steps
 from trueline.store.reader import Run
 

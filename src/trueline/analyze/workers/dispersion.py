@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.evidence import Floats, Ints, columns_of, data_parallel_ranks, numbers
+from trueline.analyze.compared_ranks import Floats, Ints, columns_of, data_parallel_ranks, numbers
 from trueline.analyze.stats.tails import chi_square_quantile
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run

@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats
+from trueline.analyze.compared_ranks import Floats
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import LEVEL, Estimate, mean_of_workers
 from trueline.analyze.stats.memoize import memoized

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, data_parallel_ranks, differs, numbers, odd_ranks
+from trueline.analyze.compared_ranks import Bools, Floats, data_parallel_ranks, differs, numbers, odd_ranks
 from trueline.store.reader import Run
 
 LEAST = 2

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, sites_of
+from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.intervals import Estimate
 from trueline.analyze.stats.tails import NAMING_LEVEL
 from trueline.analyze.workers.outliers import Outlier, effect_of, whole_and_groups
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.finding import Finding
-from trueline.schema.words import capitalized, named_some, ranks_text, since_text
+from trueline.schema.text.words import capitalized, named_some, ranks_text, since_text
 
 _MAX_GROUPS = 8
 """Parameter groups that a Finding lists."""

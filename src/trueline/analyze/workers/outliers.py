@@ -28,7 +28,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats, Ints
+from trueline.analyze.compared_ranks import Floats, Ints
 from trueline.analyze.stats.alarm_budget import AlarmBudget, Statistic
 from trueline.analyze.stats.alarms import Alarm, alarm_of
 from trueline.analyze.stats.autocorrelation import NONE, Dependence
@@ -40,7 +40,7 @@ from trueline.analyze.stats.tails import NAMING_LEVEL
 from trueline.analyze.workers.comparable import SeriesName, dependence_among
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
-from trueline.schema.words import counted
+from trueline.schema.text.words import counted
 
 Quantity = Literal["loss", "norm", "direction"]
 

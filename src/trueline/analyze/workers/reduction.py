@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, several_workers
+from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, several_workers
 from trueline.analyze.workers.whole_parameters import EQUAL, held_by_one
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.run_manifest import RankEnv

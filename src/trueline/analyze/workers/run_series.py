@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, data_parallel_ranks, numbers
+from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, data_parallel_ranks, numbers
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell, RunError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trueline.analyze.evidence import Bools, Floats, Ints, columns_of, numbers, several_workers
+from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell, RunError

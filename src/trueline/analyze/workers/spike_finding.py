@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.evidence import Floats
+from trueline.analyze.compared_ranks import Floats
 from trueline.analyze.stats.peaks_over_threshold import STEPS_BEFORE, Spike, num_judged
 from trueline.analyze.workers.run_series import WholeRun
 from trueline.schema.errors import CannotTell

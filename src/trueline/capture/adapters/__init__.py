@@ -14,7 +14,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import Adapter, AdapterModule
 from trueline.schema.errors import CaptureError
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 
 GROUP = "trueline.adapters"
 

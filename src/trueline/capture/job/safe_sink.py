@@ -6,9 +6,9 @@ import contextlib
 import logging
 
 from trueline.schema.finding import WATCH_DEGRADED, Finding
-from trueline.schema.reading import why
 from trueline.schema.roles import Record, Sink
 from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.text.reading import why
 
 _log = logging.getLogger("trueline")
 

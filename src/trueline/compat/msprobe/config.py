@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError
 from trueline.schema.plan import Depth, Phase, Preset
-from trueline.schema.reading import shortened, shown, why
+from trueline.schema.text.documents import parsed
+from trueline.schema.text.reading import shortened, shown, why
 
 PRESETS: Mapping[str, Preset] = {"L0": "modules", "L1": "ops", "mix": "mix"}
 PHASES: Mapping[str, tuple[Phase, ...]] = {

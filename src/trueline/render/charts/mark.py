@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trueline.render.charts.path import Plot
 from trueline.schema.finding import SEVERITIES, Finding
-from trueline.schema.words import ranges
+from trueline.schema.text.words import ranges
 
 _APART_PERCENT = 6.0
 """Marks nearer to each other than this share one label, or their numbers would overlap."""

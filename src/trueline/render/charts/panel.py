@@ -23,7 +23,7 @@ from trueline.render.report.run_reading import (
     RunReading,
 )
 from trueline.render.wording import number
-from trueline.schema.words import counted
+from trueline.schema.text.words import counted
 
 _HEIGHT = 150
 _COMPACT_HEIGHT = 84

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from trueline.analyze.compare.result import StepSummary
 from trueline.render.wording import number
-from trueline.schema.words import counted, ranges, ranks_text
+from trueline.schema.text.words import counted, ranges, ranks_text
 
 
 def steps_lines(steps: Sequence[StepSummary]) -> list[str]:

@@ -22,7 +22,7 @@ from trueline.render.output import save
 from trueline.render.report.finding_row import FindingRow, finding_row
 from trueline.render.report.page import FindingGroup
 from trueline.render.wording import ABSENT, number
-from trueline.schema.words import clipped
+from trueline.schema.text.words import clipped
 
 _TEMPLATE = "compare.html.j2"
 _MAX_RELEVANT = 300

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Judgement
-from trueline.schema.documents import plain
 from trueline.schema.site import SITE_FORM
+from trueline.schema.text.documents import plain
 
 Cell = str | int | float | None
 

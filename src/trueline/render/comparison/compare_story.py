@@ -14,7 +14,7 @@ from trueline.render.wording import number
 from trueline.schema.errors import SiteError
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.site import Site
-from trueline.schema.words import counted, listed
+from trueline.schema.text.words import counted, listed
 
 _MAX_SLOTS = 4
 """Values of the first call that are named one by one for each judgement."""

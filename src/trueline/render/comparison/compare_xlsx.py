@@ -14,7 +14,7 @@ from trueline.render.comparison.compare_story import Story
 from trueline.render.output import replacing
 from trueline.render.wording import visible
 from trueline.schema.errors import InputError
-from trueline.schema.words import clipped
+from trueline.schema.text.words import clipped
 
 MAX_SHEET_ROWS = 1_048_576
 """Rows of a sheet, its header included, and characters of a cell that Excel takes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.schema.words import clipped, counted, ranks_text
+from trueline.schema.text.words import clipped, counted, ranks_text
 
 _MAX_VALUE = 300
 """Characters of a value that are shown."""

@@ -9,7 +9,7 @@ from typing import Any
 from trueline.render.evidence_words import evidence_words
 from trueline.render.wording import false_alarm, number, span, steps_words
 from trueline.schema.finding import Finding
-from trueline.schema.words import counted, listed, ranges
+from trueline.schema.text.words import counted, listed, ranges
 
 _MAX_SITES = 8
 """Sites shown; the Run and `trueline check --json` have all."""

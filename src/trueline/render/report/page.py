@@ -19,7 +19,7 @@ from trueline.render.report.finding_row import FindingRow, finding_row
 from trueline.render.report.page_summary import Summary, headline, judges_workers
 from trueline.render.report.run_reading import RunReading
 from trueline.render.wording import number, seconds_words, steps_words
-from trueline.schema.words import clipped, counted, listed, whose_text
+from trueline.schema.text.words import clipped, counted, listed, whose_text
 
 if TYPE_CHECKING:
     from trueline.analyze.incidents import Incident

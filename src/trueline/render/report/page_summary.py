@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trueline.render.wording import steps_words
-from trueline.schema.verdict import WORDS, Verdict
-from trueline.schema.words import by_reason, counted, listed
+from trueline.schema.judged import WORDS, Verdict
+from trueline.schema.text.words import by_reason, counted, listed
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trueline.render.charts.downsampling import Series
 from trueline.render.report.page_summary import Summary, summary
-from trueline.schema.words import ranks_text
+from trueline.schema.text.words import ranks_text
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport

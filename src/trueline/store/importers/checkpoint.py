@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import reading, shortened
+from trueline.schema.text.reading import reading, shortened
 from trueline.store.importers import dcp, safetensors, torch_files
 from trueline.store.importers.checkpoint_weights import Checkpoint, Options, write_checkpoint
 from trueline.store.importers.target import require_free

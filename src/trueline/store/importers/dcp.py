@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import reading, require_room, shown, why
+from trueline.schema.text.reading import reading, require_room, shown, why
 from trueline.store.importers.checkpoint_weights import Checkpoint
 from trueline.store.importers.torch_files import state_weights
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError
-from trueline.schema.reading import why
+from trueline.schema.text.documents import parsed
+from trueline.schema.text.reading import why
 
 
 def read_object(path: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import reading, shortened
 from trueline.schema.records import StackRecord
 from trueline.schema.run_manifest import Manifest
+from trueline.schema.text.reading import reading, shortened
 from trueline.store.importers import msprobe_values as values
 from trueline.store.importers.msprobe_calls import Calls
 from trueline.store.importers.msprobe_files import RankDump, find_dumps, read_dump, read_json, read_stacks, read_value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 from trueline.store.importers.json_files import read_object
 from trueline.store.importers.torch_files import load
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import require_room, why
+from trueline.schema.text.reading import require_room, why
 from trueline.store.importers.checkpoint_weights import Weight
 from trueline.store.importers.step_rows import slot_part
 

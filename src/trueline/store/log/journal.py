@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 from trueline.store.file_names import INTERRUPTED, PARTS_PER_ATTEMPT, PartName, Problem
 from trueline.store.log.durable import append, open_replacement
 from trueline.store.records.arrays import from_values

@@ -14,7 +14,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 from trueline.store.file_names import PartName, Problem
 from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within

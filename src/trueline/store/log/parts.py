@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 from trueline.store.file_names import PartName
 
 MOST_ROWS = 1_000

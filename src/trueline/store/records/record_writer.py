@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable
 
 from trueline.schema.finding import WATCH_DEGRADED, Finding
-from trueline.schema.reading import why
 from trueline.schema.records import StackRecord, StepRecords, TensorRecord
+from trueline.schema.text.reading import why
 from trueline.store import file_names
 from trueline.store.log.background import MAX_BYTES, Background
 from trueline.store.log.durable import make_folder, sync
-from trueline.store.log.recover import first_sequence
+from trueline.store.log.earlier_start import first_sequence
 from trueline.store.log.table_writer import SealAfter, TableWriter
 from trueline.store.records.stack_files import StackFile
 from trueline.store.records.step_parts import StepEncoder, check_records, encode_records, size_in_memory

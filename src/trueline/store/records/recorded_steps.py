@@ -12,9 +12,9 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
-from trueline.schema.reading import reading, shortened
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
+from trueline.schema.text.reading import reading, shortened
 from trueline.store.file_names import Problem
 from trueline.store.records.record_reader import RecordReader, site_of
 from trueline.store.records.stack_files import read_stacks

@@ -21,10 +21,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError, RunError
-from trueline.schema.reading import shortened, shown, why
 from trueline.schema.records import TensorRecord
+from trueline.schema.text.documents import parsed
+from trueline.schema.text.reading import shortened, shown, why
 from trueline.store.file_names import TEMPORARY_SUFFIX
 from trueline.store.log.durable import write_at
 

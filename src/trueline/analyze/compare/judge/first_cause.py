@@ -16,7 +16,7 @@ from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
 from trueline.schema.finding import Finding, by_weight
-from trueline.schema.words import counted, named_some
+from trueline.schema.text.words import counted, named_some
 from trueline.store.reader import Run
 
 First = tuple[Step, Compared]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.analyze.evidence import Floats, data_parallel_ranks, numbers
+from trueline.analyze.compared_ranks import Floats, data_parallel_ranks, numbers
 from trueline.schema.finding import Finding
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run

@@ -20,7 +20,7 @@ from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call
 from trueline.schema.finding import Finding
-from trueline.schema.words import counted, named_some
+from trueline.schema.text.words import counted, named_some
 
 
 @dataclass(frozen=True)

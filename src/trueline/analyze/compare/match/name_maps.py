@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from trueline.schema.errors import InputError
-from trueline.schema.reading import why
+from trueline.schema.text.reading import why
 
 REGEX = "re:"
 """In front of a pattern that is a regular expression over the whole name."""

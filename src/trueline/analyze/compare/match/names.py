@@ -15,7 +15,7 @@ from typing import Any, cast
 from trueline.analyze.compare.match.name_maps import BUILT_IN, REGEX, Merge, Rename, Rules
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import InputError
-from trueline.schema.reading import read_table, reading, shortened, shown
+from trueline.schema.text.reading import read_table, reading, shortened, shown
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a name that DDP, torch.compile, FSDP1 and activation checkpointing put in."""

@@ -12,7 +12,7 @@ from tests.unit.recorded_steps import make_step
 from tests.unit.writer_deaths import start
 
 from trueline.capture.job.safe_sink import SafeSink
-from trueline.schema import owner
+from trueline.schema import run_lock
 from trueline.schema.errors import ResumeError, RunExistsError
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
@@ -94,17 +94,17 @@ def test_a_later_process_with_the_same_pid_is_not_the_owner(tmp_path, other_job)
 def test_a_job_of_another_machine_lives_as_long_as_it_writes(tmp_path, monkeypatch, other_job, machine):
     path = tmp_path / "run"
     change_owner(path, machine=machine, host="node-7", pid=1)
-    monkeypatch.setattr(owner, "this_process", lambda: owner.Owner("here", 2, "", ""))
+    monkeypatch.setattr(run_lock, "this_process", lambda: run_lock.Owner("here", 2, "", ""))
     with pytest.raises(RunExistsError, match=r"by process 1 on node-7.*5 minutes after its last step"):
         RunWriter(path, rank=0, overwrite=True)
     assert next_start(path, JOB, rank=0).step == 1  # it may have been killed just now, and started again here
-    old = os.stat(owner_file(path)).st_mtime - owner.STALE_S - 1
+    old = os.stat(owner_file(path)).st_mtime - run_lock.STALE_S - 1
     os.utime(owner_file(path), (old, old))
     RunWriter(path, rank=0, overwrite=True).close()
 
 
 def test_writing_freshens_what_tells_other_machines(tmp_path, monkeypatch):
-    monkeypatch.setattr(owner, "BEAT_S", 0.0)
+    monkeypatch.setattr(run_lock, "BEAT_S", 0.0)
     writer = RunWriter(tmp_path, rank=0)
     os.utime(owner_file(tmp_path), (1, 1))
     writer.write({"step": 0})
@@ -133,7 +133,7 @@ def files_in(path):
 @pytest.mark.parametrize("meets_it", ["write", "seal", "finding", "describe", "close"])
 def test_a_job_whose_run_was_taken_away_says_so_and_touches_nothing(tmp_path, monkeypatch, caplog, by, meets_it):
     path = tmp_path / "run"
-    monkeypatch.setattr(owner, "LOOK_S", 0.0 if meets_it == "write" else 1e9)
+    monkeypatch.setattr(run_lock, "LOOK_S", 0.0 if meets_it == "write" else 1e9)
     writer = RunWriter(path, rank=0, seal_steps=2)
     outlet = SafeSink(writer, rank=0)
     outlet.write({"step": 0, "loss": 1.0})

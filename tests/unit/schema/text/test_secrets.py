@@ -9,7 +9,14 @@ import pytest
 import trueline
 from trueline.schema.errors import RunError
 from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.schema.secrets import HIDDEN, redacted, redacted_text, redacted_words, sorted_out, without_credentials
+from trueline.schema.text.secrets import (
+    HIDDEN,
+    redacted,
+    redacted_text,
+    redacted_words,
+    sorted_out,
+    without_credentials,
+)
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Generator
 from typing import Any, cast
 
-from trueline.schema.documents import parsed
 from trueline.schema.errors import InputError, TruelineError
-from trueline.schema.secrets import without_credentials
+from trueline.schema.text.documents import parsed
+from trueline.schema.text.secrets import without_credentials
 
 _LONGEST = 200
 """Characters of a name, or of what a library says, that stand in a message."""

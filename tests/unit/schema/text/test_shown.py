@@ -10,7 +10,7 @@ from tests.synthetic_runs import write_run
 import trueline
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
-from trueline.schema.shown import MAX_ROWS
+from trueline.schema.text.shown import MAX_ROWS
 
 EVIL = Finding("evil", "error", "<script>alert(1)</script>", ranks=(0, 1), step_first=3, next=("Mend & go on.",))
 

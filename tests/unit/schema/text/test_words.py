@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.schema.words import clipped, listed, named_some, of_ranks, ranks_text, steps_text, whose_text
+from trueline.schema.text.words import clipped, listed, named_some, of_ranks, ranks_text, steps_text, whose_text
 
 SOURCE = Path(trueline.__file__).parent
 BROKEN = re.compile(
@@ -68,8 +68,8 @@ MANY = {
     "render/comparison/compare_story.py count values",
     "analyze/results.py len(ranks) workers",
     "render/report/finding_row.py len(ranks) ranks",
-    "schema/words.py len(ordered) steps",
-    "schema/words.py len(whose) ranks",
+    "schema/text/words.py len(ordered) steps",
+    "schema/text/words.py len(whose) ranks",
 }
 """Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
 

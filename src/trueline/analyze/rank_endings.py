@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.evidence import data_parallel_ranks
+from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.workers.iterations import parting_of
-from trueline.schema.owner import living, owner_left
-from trueline.schema.words import capitalized, ranks_text
+from trueline.schema.run_lock import living, owner_left
+from trueline.schema.text.words import capitalized, ranks_text
 from trueline.store.reader import Run
 
 End = Literal["running", "killed", "unknown"]

@@ -20,7 +20,7 @@ from trueline.cli.plan import _split
 from trueline.compat.msprobe.config import read_config, settings_of
 from trueline.schema.errors import InputError, PlanError, RunError
 from trueline.schema.plan import Plan
-from trueline.schema.reading import reading
+from trueline.schema.text.reading import reading
 from trueline.schema.tolerance import Tolerance
 from trueline.store.filesystem import filesystem_of
 from trueline.store.importers.checkpoint import import_checkpoint

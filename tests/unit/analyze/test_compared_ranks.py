@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trueline.analyze.evidence import Marked, differs, longest_run, marked, odd_ranks, sites_of
+from trueline.analyze.compared_ranks import Marked, differs, longest_run, marked, odd_ranks, sites_of
 
 
 @pytest.mark.parametrize(
