@@ -37,12 +37,11 @@ _log = logging.getLogger("trueline")
 
 
 class _Running(NamedTuple):
-    """A module whose forward pass has begun; ``within`` is the frame that calls it and the number of its stack."""
+    """A module whose forward pass has begun, and whether our mode was put on for it."""
 
     name: str
     call: Call | None
     pushed: bool
-    within: tuple[FrameType, int] | None
 
 
 class Session:
@@ -208,13 +207,12 @@ class Session:
         self._begin_pass(module)
         pushed = not self._running and self._push()
         call = None
-        frame = sys._getframe(3)  # that of nn.Module, which also calls forward
-        stack = self._stack(frame)
+        stack = self._stack(sys._getframe(3))  # that of nn.Module, which also calls forward
         compiled = name in self._modules.compiled  # asking the module itself costs an exception
         if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
             made = unwrap(module) if compiled else module
             call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
-        self._running.append(_Running(name, call, pushed, None if stack is None else (frame, stack)))
+        self._running.append(_Running(name, call, pushed))
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if not self._open or not self._running:
@@ -364,7 +362,7 @@ class Session:
     def _stack(self, frame: FrameType | None) -> int | None:
         if frame is None or not self._plan.stacks:
             return None
-        return self._stacks.take(frame, self._running[-1].within if self._running else self._update)
+        return self._stacks.take(frame, None if self._running else self._update)
 
     def _watch_parameters(self) -> None:
         for name, param in unwrap(self._model).named_parameters():
