@@ -6,15 +6,20 @@ pair (they are hashes, not proofs), which is stated wherever a Finding rests on 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
+
+from trueline.tensor.memory import bits_of
 
 _K1 = -7046029254386353131  # 2⁶⁴/φ rounded to odd, as int64: Knuth's multiplicative hash (TAOCP 3, 6.4)
 _K2 = -4417276706812531889  # an odd constant of xxHash64 (PRIME64_2, as int64), as second lane
 _SHIFT = 29
 _CHUNK = 4_194_304
 _BYTES_PER_ROW = 8_192
+
+_BYTE = np.dtype(np.uint8)
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -27,7 +32,7 @@ def digest_tensor(x: Tensor) -> Tensor:
     """
     x = x.detach()
     if x.device.type == "cpu":
-        return torch.tensor(_signed(xxhash.xxh3_64_intdigest(_bytes(x))), dtype=torch.int64)
+        return torch.tensor(_of_bytes(x), dtype=torch.int64)
     return _by_position(x.reshape(1, -1))[0]
 
 
@@ -44,7 +49,7 @@ def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:
     if rows == 0 or x_BX.numel() == 0:
         return torch.zeros(rows, dtype=torch.int64, device=x_BX.device)
     if keep_BT is None and x_BX.device.type == "cpu" and x_BX[0].numel() * x_BX.element_size() > _BYTES_PER_ROW:
-        return torch.tensor([_signed(xxhash.xxh3_64_intdigest(_bytes(row))) for row in x_BX], dtype=torch.int64)
+        return torch.tensor([_of_bytes(row) for row in x_BX], dtype=torch.int64)
     if keep_BT is not None:
         position_BL = keep_BT.to(torch.int64).cumsum(dim=1)
         mixed_BL = _mix(_as_int64(x_BX) * _K1 + position_BL * _K2)
@@ -68,11 +73,10 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _bytes(x: Tensor) -> memoryview:
-    flat = x.contiguous().view(-1)
-    if flat.numel() == 0:
-        return memoryview(b"")
-    return flat.view(torch.uint8).numpy().data
+def _of_bytes(x: Tensor) -> int:
+    dense = x.resolve_conj().resolve_neg().contiguous()
+    content = bits_of(dense, _BYTE) if dense.numel() else b""
+    return _signed(xxhash.xxh3_64_intdigest(content))
 
 
 def _as_int64(x: Tensor) -> Tensor:

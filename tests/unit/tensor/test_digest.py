@@ -32,6 +32,14 @@ def test_logical_order_counts_not_memory_order():
     assert digest_tensor(x.t().contiguous().t()) == digest_tensor(x)
 
 
+@pytest.mark.parametrize("of", [digest_tensor, digest_rows])
+def test_storages_can_still_be_resized_after_a_digest(of):
+    """FSDP2 resizes those of gathered parameters."""
+    x = torch.zeros(2, 10_000)
+    of(x)
+    x.untyped_storage().resize_(0)
+
+
 def test_last_bit_of_one_float_is_seen_by_the_integer_hash():
     x = torch.randn(3, 100)
     y = x.clone()

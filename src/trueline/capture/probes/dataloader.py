@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from trueline.capture.model import patches
 from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.tensor.memory import bits_of
 
 ROWS_LOOKED_AT = 64
 """Rows, evenly spaced, that go into the digest of an in-memory dataset."""
@@ -141,7 +142,8 @@ def _rows(dataset: Any) -> Any:
 
 def _content(value: Any) -> bytes | None:
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dense = value.detach().cpu().contiguous()
+        return bits_of(dense, np.dtype(np.uint8)).tobytes() if dense.numel() else b""
     if isinstance(value, np.ndarray):
         return None if value.dtype == object else np.ascontiguousarray(value).tobytes()
     if isinstance(value, (str, int, float, bool, bytes, np.generic)):
