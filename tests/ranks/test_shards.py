@@ -38,6 +38,7 @@ def train(rank, world, out, fault, options):
     fully_shard(model, mp_policy=dtypes, ignored_params={model.scale} if "whole" in options else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     plan = {"every": 1, "params_every": 1}
+    gather(model, options)
     watch = trueline.watch(model, optimizer, out=out, plan=plan) if out is not None else None
     sharded = [param for param in model.parameters() if hasattr(param, "to_local")]
     micros, losses = 3 if "micros" in options else 1, []
@@ -46,6 +47,8 @@ def train(rank, world, out, fault, options):
         for micro in range(micros):
             model.set_requires_gradient_sync(micro + 1 == micros and not (bad and fault == "held back"))
             generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
+            if "gathered" in options:
+                model.unshard()
             x, y = torch.randn(8, 31, generator=generator), torch.randint(0, 5, (8,), generator=generator)
             loss = nn.functional.cross_entropy(model(x).float(), y)
             loss.backward()
@@ -64,6 +67,14 @@ def train(rank, world, out, fault, options):
         watch.close()
     weights = [param.to_local() if hasattr(param, "to_local") else param for param in model.parameters()]
     return losses, [weight.detach().clone() for weight in weights]
+
+
+@torch.no_grad()
+def gather(model, options):
+    if "evaluated" in options:
+        model(torch.zeros(8, 31))
+    if "gathered" in options:
+        model.unshard()
 
 
 @torch.no_grad()
@@ -120,6 +131,12 @@ def test_a_rank_that_changes_its_shards_alone_is_named(two, tmp_path, fault, fac
     "options", [("clipped",), ("clipped by value",), ("micros", "clipped"), ("micros", "bf16", "clipped")]
 )
 def test_what_all_ranks_do_to_their_shards_is_left_alone(two, tmp_path, options):
+    assert findings(two, tmp_path, "", *options) == []
+
+
+@pytest.mark.parametrize("options", [("evaluated",), ("gathered", "micros")])
+def test_parameters_that_are_gathered_when_watching_begins_are_shards(two, tmp_path, options):
+    """As a forward pass without a backward pass leaves the root's, and as ``unshard`` does ahead of a forward pass."""
     assert findings(two, tmp_path, "", *options) == []
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
+from trueline.capture.model.layout import fsdp2_groups, named_parameters
 from trueline.capture.model.mesh import Mesh, is_dtensor, on_device_mesh, workers_in
 from trueline.capture.model.world import ranks_of
 from trueline.capture.probes.gradients import GradientProbe
@@ -41,7 +42,7 @@ class Fsdp2Adapter(HookingAdapter):
         super().__init__(workers_in(process_group))
         self._probe: GradientProbe | None = None
         self._guard: Guard | None = None
-        self._groups = list(_param_groups(model))
+        self._groups = list(fsdp2_groups(model))
         if not self._groups:
             self.notes.append(
                 "this version of torch keeps FSDP2's parameter groups elsewhere: gradients are not watched."
@@ -100,7 +101,8 @@ class Fsdp2Adapter(HookingAdapter):
         group = own.members if own.ranks.ndim == 1 and process_group is None else ranks_of(process_group)
         own = replace(own, members=group, others=tuple(others))
         axes = own.ranks.ndim
-        cut = next((p.device_mesh for p in model.parameters() if is_dtensor(p) and p.device_mesh.ndim > axes), None)
+        params = (param for _, param in named_parameters(model))
+        cut = next((p.device_mesh for p in params if is_dtensor(p) and p.device_mesh.ndim > axes), None)
         if cut is None:
             return own
         whole = on_device_mesh(cut, *own.roles, *("part" for _ in range(cut.ndim - axes)))
@@ -192,19 +194,6 @@ def _watched_comm(original: Any, adapter: Fsdp2Adapter, group: Any) -> Any:
 
     owner = group
     return Watched()
-
-
-def _param_groups(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        state_of = getattr(module, "_get_fsdp_state", None)
-        if state_of is None:
-            continue
-        state = state_of()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            single = getattr(state, "_fsdp_param_group", None)
-            groups = [single] if single is not None else []
-        yield from (group for group in groups if hasattr(group, "_reduce_scatter_comm"))
 
 
 def _has_gradient(fsdp_param: Any) -> bool:

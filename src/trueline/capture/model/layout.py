@@ -89,7 +89,7 @@ class Layout:
 
     def held_by(self, model: nn.Module) -> Layout:
         """The same Layout over the parameters that ``model`` holds now under these names."""
-        held = {clean_name(name): param for name, param in unwrap(model).named_parameters()}
+        held = dict(named_parameters(model))
         gone = nn.Parameter(torch.empty(0, device=self.device), requires_grad=False)
         params = tuple(
             param if param is not None and _shape(param, self.mesh) == shape else gone
@@ -130,14 +130,41 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
+    """FSDP2's own groups of the parameters of ``model``; none where a version of torch keeps them elsewhere."""
+    for module in model.modules():
+        state_of = getattr(module, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            single = getattr(state, "_fsdp_param_group", None)
+            groups = [single] if single is not None else []
+        yield from (group for group in groups if hasattr(group, "_reduce_scatter_comm"))
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(clean FQN, parameter) of every parameter, and of one that FSDP2 has gathered just now (before or after a forward
+    pass) its shard: the gathered one is empty again before the optimizer's step.
+    """
+    shards = {
+        id(getattr(each, "_unsharded_param", None)): each.sharded_param
+        for group in fsdp2_groups(model)
+        for each in group.fsdp_params
+    }
+    for name, param in unwrap(model).named_parameters():
+        yield clean_name(name), shards.get(id(param), param)
+
+
 def watched_parameters(model: nn.Module, *, patterns: tuple[str, ...]) -> list[tuple[str, nn.Parameter]]:
     """(clean FQN, parameter) of the trainable parameters of ``model`` whose names match one of the globs.
 
     Raises ``CaptureError`` for a model without trainable parameters and for globs that match none.
     """
     every = [
-        (clean_name(name), param)
-        for name, param in unwrap(model).named_parameters()
+        (name, param)
+        for name, param in named_parameters(model)
         if param.requires_grad and (param.is_floating_point() or param.is_complex())
     ]
     if not every:
@@ -178,9 +205,9 @@ def make_layout(
     k = sketch_length(len(groups))
     device = local(params[0]).device
     frozen = tuple(
-        (clean, param)
-        for name, param in unwrap(model).named_parameters()
-        if (clean := clean_name(name)) in apart.frozen or (not param.requires_grad and clean not in apart.shape)
+        (name, param)
+        for name, param in named_parameters(model)
+        if name in apart.frozen or (not param.requires_grad and name not in apart.shape)
     )
     said = repr((names, shapes, group_of, k, shards, [name for name, _ in frozen]))
     layout = Layout(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from trueline.capture.model.layout import Apart, Layout, clean_name, local, unwrap
+from trueline.capture.model.layout import Apart, Layout, local, named_parameters
 from trueline.schema.errors import CaptureError
 from trueline.schema.run_manifest import ParamChange, ParamState
 
@@ -98,15 +98,15 @@ class Parameters:
 def _states(model: nn.Module, *, whole: bool) -> dict[str, ParamState]:
     """Of each parameter by name; FSDP swaps ``whole`` ones and shards, of other dtypes, so these are left out there."""
     return {
-        clean_name(name): ParamState(
-            name=clean_name(name),
+        name: ParamState(
+            name=name,
             trains=param.requires_grad,
             dtype=str(param.dtype) if whole else "",
             shape=list(local(param).shape) if whole else [],
         )
-        for name, param in unwrap(model).named_parameters()
+        for name, param in named_parameters(model)
     }
 
 
 def _ids(model: nn.Module) -> dict[str, int]:
-    return {clean_name(name): id(param) for name, param in unwrap(model).named_parameters()}
+    return {name: id(param) for name, param in named_parameters(model)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import Apart, clean_name, local, unwrap
+from trueline.capture.model.layout import Apart, local, named_parameters
 from trueline.tensor.digest import digest_tensor
 
 SHARED = 0.5
@@ -39,15 +39,14 @@ def outline(model: nn.Module) -> list[tuple[str, tuple[int, ...], bool]]:
     """Names, shapes and whether they train of all parameters, in order: equal on all ranks unless something is wrong,
     or they hold parts of one model. (Another dtype alone is a fault of one rank's settings.)
     """
-    named = unwrap(model).named_parameters()
-    return [(clean_name(name), tuple(param.shape), param.requires_grad) for name, param in named]
+    return [(name, tuple(param.shape), param.requires_grad) for name, param in named_parameters(model)]
 
 
 def holdings(model: nn.Module) -> dict[str, Param]:
     """All parameters of ``model`` on this rank. Reads all of them once."""
     return {
-        clean_name(name): Param(tuple(param.shape), param.requires_grad, _digest(local(param.detach())))
-        for name, param in unwrap(model).named_parameters()
+        name: Param(tuple(param.shape), param.requires_grad, _digest(local(param.detach())))
+        for name, param in named_parameters(model)
     }
 
 
