@@ -10,8 +10,10 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import importlib
 import importlib.machinery
+import itertools
 import json
 import multiprocessing
 import os
@@ -31,11 +33,14 @@ from trueline.testing import ranks
 
 CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys
-words = json.dumps({{"words": sys.argv[1:], "environ": dict(os.environ), "cwd": os.getcwd()}}).encode()
+files = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
+files = sorted(number for number in files if number < 3 or os.get_inheritable(number))
+given = {{"argv": sys.argv, "environ": dict(os.environ), "cwd": os.getcwd(), "files": files}}
+words = json.dumps(given).encode()
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-streams = array.array("i", [0, 1, 2])
-server.sendmsg([struct.pack("!Q", len(words))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+server.sendmsg([struct.pack("!Q", len(words))], [rights])
 server.sendall(words)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, frame: server.send(bytes([number])))
@@ -48,6 +53,9 @@ os._exit(status)
 """What stands for the interpreter: hands everything on, signals too, and ends as the fork does. A fork whose client was
 killed is killed as well.
 """
+
+MAX_FILES = 64
+"""How many open files a start can hand on."""
 
 
 @contextlib.contextmanager
@@ -82,17 +90,17 @@ def _serve(listener: socket.socket) -> None:
 
 def _start(client: socket.socket) -> None:
     """Fork the program, hand on the client's signals, and tell the client how it ended."""
-    head, ancillary, *_ = client.recvmsg(8, socket.CMSG_SPACE(12))
-    streams = array.array("i", ancillary[0][2])
+    head, ancillary, *_ = client.recvmsg(8, socket.CMSG_SPACE(4 * MAX_FILES))
+    files = array.array("i", ancillary[0][2])
     size, words = struct.unpack("!Q", head)[0], b""
     while len(words) < size:
         words += client.recv(size - len(words))
     program = os.fork()
     if program == 0:
         client.close()
-        _become(json.loads(words), list(streams))
-    for stream in streams:
-        os.close(stream)
+        _become(json.loads(words), list(files))
+    for file in files:
+        os.close(file)
     ended = os.pidfd_open(program)
     while True:
         ready, _, _ = select.select([client, ended], [], [])
@@ -103,15 +111,19 @@ def _start(client: socket.socket) -> None:
     client.sendall(struct.pack("!i", os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])))
 
 
-def _become(start: dict[str, Any], streams: list[int]) -> None:
+def _become(start: dict[str, Any], files: list[int]) -> None:
     """Be the program that the client was started as, to the end."""
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    out_of_the_way = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 1000) for file in files]
+    for number, file in zip(start["files"], out_of_the_way, strict=True):
+        os.dup2(file, number)
+    for file in {*files, *out_of_the_way} - {*start["files"]}:
+        os.close(file)
     os.chdir(start["cwd"])
     os.environ.clear()
     os.environ.update(start["environ"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.current_process()._config["daemon"] = False  # may have children
+    multiprocessing.set_executable(start["argv"][0])  # of the server of a pool
     multiprocessing.set_start_method("fork", force=True)
     random.seed()
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
@@ -122,7 +134,7 @@ def _become(start: dict[str, Any], streams: list[int]) -> None:
         sys.path[:0] = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("sitecustomize")
-        _run([word for word in start["words"] if word != "-u"])
+        _run(list(itertools.dropwhile(lambda word: word in ("-u", "-B"), start["argv"][1:])))
         status = 0
     except SystemExit as left:
         if isinstance(left.code, str):

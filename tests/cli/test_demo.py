@@ -23,7 +23,7 @@ from trueline.demo.settings import SETTINGS as SETTINGS_OF_DEMO
 from trueline.demo.tokens import Sample
 from trueline.demo.worker_training import Job, PackedSamples, train
 
-CALL = [sys.executable, "-c", "from trueline.cli.main import main; main()", "demo"]
+CALL = ["-c", "from trueline.cli.main import main; main()", "demo"]
 SMALL = ["--workers", "2", "--steps", "8", "--batch-size", "4", "--max-length", "48"]
 SETTINGS = ["s1-1", "s1-2", "s1-3", "no-sampler", "loss-scale", "labels"]
 
@@ -154,23 +154,28 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch, cap
     assert [path.name for path in tmp_path.iterdir()] == ["few.json"]
 
 
-def start_and_wait_for_training(folder, data):
-    """A long demo that has trained its first steps, and the processes of its workers."""
-    call = [*CALL, "--workers", "2", "--steps", "5000", "--batch-size", "2", "--data", data, "--out", "out"]
+def start_and_wait_for_training(folder, data, python):
+    """A long demo that has trained its first steps, its processes, and those of them that are its workers."""
+    call = [python, *CALL, "--workers", "2", "--steps", "5000", "--batch-size", "2", "--data", data, "--out", "out"]
     running = subprocess.Popen(
         call, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
     )
-    parent = psutil.Process(running.pid)
     while running.poll() is None:
         journals = list((folder / "out").glob("s1-1/journal/*.tlj"))
         sealed = len(list((folder / "out").glob("s1-1/workers/*")))
         if len(journals) == 2 and (sealed > 1 or all(journal.stat().st_size > 10_000 for journal in journals)):
             break
         time.sleep(0.1)
-    processes = parent.children(recursive=True)
+    processes = [process for process in psutil.process_iter() if is_in(folder, process)]
     opened = {process: [file.path for file in process.open_files()] for process in processes}
     workers = [process for process, paths in opened.items() if any("journal" in path for path in paths)]
     return running, processes, workers
+
+
+def is_in(folder, process):
+    with contextlib.suppress(psutil.Error):
+        return process.cwd() == str(folder)
+    return False
 
 
 def heed_interrupts():
@@ -182,8 +187,8 @@ def all_gone(processes):
     return not psutil.wait_procs(processes, timeout=30)[1]
 
 
-def test_a_killed_worker_ends_the_demo_with_one_sentence_and_no_orphans(tmp_path, data):
-    running, processes, workers = start_and_wait_for_training(tmp_path, data)
+def test_a_killed_worker_ends_the_demo_with_one_sentence_and_no_orphans(tmp_path, data, python):
+    running, processes, workers = start_and_wait_for_training(tmp_path, data, python)
     workers[-1].kill()
     _, errors = running.communicate()
     assert running.returncode == 2
@@ -194,8 +199,8 @@ def test_a_killed_worker_ends_the_demo_with_one_sentence_and_no_orphans(tmp_path
     assert all_gone(processes)
 
 
-def test_an_interrupt_stops_all_workers(tmp_path, data):
-    running, processes, _ = start_and_wait_for_training(tmp_path, data)
+def test_an_interrupt_stops_all_workers(tmp_path, data, python):
+    running, processes, _ = start_and_wait_for_training(tmp_path, data, python)
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate()
     assert running.returncode == 130

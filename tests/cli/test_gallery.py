@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import trueline
 from trueline.cli.main import main
 from trueline.schema.errors import RunError
 
-COMMAND = (sys.executable, "-c", "from trueline.cli.main import main; main()", "gallery")
+COMMAND = ("-c", "from trueline.cli.main import main; main()", "gallery")
 Gallery = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -50,8 +49,8 @@ def test_json_has_the_summary_of_the_contract_and_keeps_the_runs(gallery: Galler
         assert (tmp_path / "runs" / run / "manifest.json").is_file()
 
 
-def test_table_tells_people_and_nothing_is_left_behind(tmp_path: Path):
-    command = [*COMMAND, "--only", "N4.inf"]
+def test_table_tells_people_and_nothing_is_left_behind(tmp_path: Path, python: str):
+    command = [python, *COMMAND, "--only", "N4.inf"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0
     assert "N4.inf" in done.stdout

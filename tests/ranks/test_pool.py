@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -169,10 +168,10 @@ if __name__ == "__main__":
 """
 
 
-def test_busy_ranks_do_not_outlive_a_killed_parent(tmp_path: Path):
+def test_busy_ranks_do_not_outlive_a_killed_parent(tmp_path: Path, python: str):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+    parent = subprocess.Popen([python, str(script), str(tmp_path)])
     while len(notes := list(tmp_path.glob("*.pid"))) < 2:
         assert parent.poll() is None
         time.sleep(0.05)

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -291,10 +290,10 @@ if __name__ == "__main__":
 """The first example of msProbe's guide, with one import changed."""
 
 
-def test_the_script_of_the_guide_records_with_one_import_changed(tmp_path):
+def test_the_script_of_the_guide_records_with_one_import_changed(tmp_path, python):
     (tmp_path / "config.json").write_text(json.dumps({**GUIDE, "dump_path": str(tmp_path / "dump")}))
     (tmp_path / "train.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, timeout=100)
+    subprocess.run([python, "train.py"], cwd=tmp_path, check=True, timeout=100)
     run = trueline.open_run(tmp_path / "dump")
     torch.manual_seed(1234)
     linear, x = nn.Linear(8, 4), torch.randn(10, 8)
