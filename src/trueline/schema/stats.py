@@ -145,11 +145,6 @@ class TensorStats:
         mean = self.sum / finite
         return math.sqrt(max(self.sum_sq / finite - mean * mean, 0.0))
 
-    @property
-    def zero_frac(self) -> float | None:
-        """Fraction (0-1) of all numbers that are zero."""
-        return self.zero / self.numel if self.numel else None
-
     def quantile(self, fraction: float) -> tuple[float, float] | None:
         """Bounds [low, high) of the ``fraction`` (0-1) quantile of |x| over finite numbers, zeros included.
 

@@ -74,7 +74,10 @@ class HostFingerprint:
         return np.empty(PAGE, np.int64)
 
     def of(self, x: Tensor, *, whole_shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None) -> int:
-        """The fingerprint of ``x`` (uint64), or its part of that of the whole; see ``fingerprint_part``.
+        """The fingerprint of ``x`` (uint64), or what it adds, as a rectangular shard, to that of the whole: the sum of
+        all parts mod 2⁶⁴. ``offsets`` is the position of the shard's first element in the whole, one number a dim.
+
+        Raises ValueError where the shard does not lie within the whole.
 
         Copies a page at a time, but for a part cut into short runs and for a tensor whose conjugation is still pending.
         """
@@ -123,17 +126,6 @@ class HostFingerprint:
             total += int(part) * weights.of_page(page)
             done += count
         return total
-
-
-def fingerprint_part(x_local: Tensor, *, whole_shape: Sequence[int], offsets: Sequence[int]) -> int | Tensor:
-    """What a rectangular shard adds to the fingerprint of the whole, which is the sum of all parts mod 2⁶⁴.
-
-    ``offsets`` are the place of the shard's first element in the whole, one for each dim. An int (uint64) for a tensor
-    in host memory, int64 [] on its device for others. Raises ValueError where the shard does not lie within the whole.
-    """
-    if x_local.device.type == "cpu":
-        return HostFingerprint().of(x_local, whole_shape=whole_shape, offsets=offsets)
-    return fingerprint_on_device(x_local, whole_shape=whole_shape, offsets=offsets)
 
 
 def fingerprint_on_device(

@@ -264,7 +264,7 @@ class Sketcher:
         num_sums = [seen * (-(-count // self._each) if self._in_cache else count) for count in counts]
         room = (sum(num_sums) if self._in_cache else 0) + len(spans)
         sums = torch.zeros(room, self.k, dtype=wide, device=self._device)
-        free = iter(_rows(sums, 1))
+        free = iter(torch.split(sums, 1))
         parts = tuple(self._part(index, shard, free=free, wide=wide) for index in indices)
         sum_groups = [self._group_of[index] for index, num in zip(indices, num_sums, strict=True) for _ in range(num)]
         owners = [place for place, part in enumerate(parts) for blocks in part.blocks for _ in blocks]
@@ -303,7 +303,7 @@ class Sketcher:
         signs_WR = self._signs[index].view(self.shards, self._rows[index]).to(wide)
         signs_WR = signs_WR if shard is None else signs_WR[shard : shard + 1]
         blocks: list[tuple[_Block, ...]] = []
-        for signs in _rows(signs_WR, 1) if self._in_cache else (signs_WR[:, None],):
+        for signs in torch.split(signs_WR, 1) if self._in_cache else (signs_WR[:, None],):
             made: list[_Block] = []
             for number, signs_R in enumerate(torch.split(signs, heights, dim=-1) if heights else ()):
                 first = number % self._each == 0
@@ -370,8 +370,3 @@ class Sketcher:
             end = start + -(-(end - start) // self.k) * self.k
             spans.append((start, end))
         return slots, spans
-
-
-def _rows(x: Tensor, height: int, *, dim: int = 0) -> tuple[Tensor, ...]:
-    """Views of at most ``height`` of ``x`` along ``dim``."""
-    return torch.split(x, height, dim=dim)

@@ -112,7 +112,6 @@ def test_derived_numbers_are_those_of_numpy(numbers):
     assert stats.rms == pytest.approx(np.sqrt((x**2).mean()), rel=1e-12)
     assert stats.norm == pytest.approx(np.linalg.norm(x), rel=1e-12)
     assert stats.std == pytest.approx(x.std(), rel=1e-6, abs=1e-7 * size)  # a difference of sums: half of the digits
-    assert stats.zero_frac == (x == 0).sum() / (len(numbers) + 2)
 
 
 @settings(max_examples=100, deadline=None)
@@ -127,7 +126,6 @@ def test_a_quantile_lies_within_its_bounds(numbers, fraction):
 def test_nothing_finite_has_no_mean_and_no_quantile():
     stats = counted([math.nan, math.inf])
     assert (stats.mean, stats.rms, stats.std, stats.quantile(0.5), stats.min) == (None,) * 5
-    assert TensorStats("float32", (0,), 0).zero_frac is None
     with pytest.raises(ValueError, match=r"quantile of 1.5"):
         stats.quantile(1.5)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.kernels import SETS, using
 
-from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device, fingerprint_part
+from trueline.tensor.fingerprint import HostFingerprint, fingerprint_on_device
 from trueline.tensor.native import NATIVE
 from trueline.tensor.weights import BOOKS, NEAR_PAGES, PAGE, host_weights
 
@@ -195,11 +195,11 @@ def test_the_device_needs_no_value_of_the_tensor():
 def test_a_shard_outside_of_the_whole_is_refused_with_its_numbers():
     x = torch.ones(3, 4)
     with pytest.raises(ValueError, match=r"shape \[3, 4\] at \[2, 0\] does not lie within a tensor of shape \[4, 4\]"):
-        fingerprint_part(x, whole_shape=(4, 4), offsets=(2, 0))
+        HostFingerprint().of(x, whole_shape=(4, 4), offsets=(2, 0))
     with pytest.raises(ValueError, match="one number of dims"):
-        fingerprint_part(x, whole_shape=(4,), offsets=(0,))
+        HostFingerprint().of(x, whole_shape=(4,), offsets=(0,))
     with pytest.raises(ValueError, match="more than"):
-        fingerprint_part(x, whole_shape=(2**30, 2**30), offsets=(0, 0))
+        HostFingerprint().of(x, whole_shape=(2**30, 2**30), offsets=(0, 0))
 
 
 def test_taking_it_changes_neither_the_tensor_nor_torch():

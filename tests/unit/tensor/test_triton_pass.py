@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from trueline.tensor.fingerprint import fingerprint_part
+from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.weights import PAGE, device_weights
 
 if not torch.cuda.is_available():
@@ -69,13 +69,13 @@ def test_extremes_are_nan_where_nothing_is_finite():
 @pytest.mark.parametrize("dtype", sorted(triton_pass.DTYPES, key=str))
 def test_fingerprint_is_that_of_the_host(dtype):
     x = mixture(PAGE + 700, dtype, seed=1)
-    assert measured(x)[1] == fingerprint_part(x, whole_shape=x.shape, offsets=[0])
+    assert measured(x)[1] == HostFingerprint().of(x, whole_shape=x.shape, offsets=[0])
 
 
 @pytest.mark.parametrize("cut", [1, 700, PAGE - 1, PAGE + 1])
 def test_fingerprints_of_parts_add_up_to_that_of_the_whole(cut):
     x = mixture(PAGE + 900, torch.bfloat16, seed=2)
-    whole = fingerprint_part(x, whole_shape=x.shape, offsets=[0])
+    whole = HostFingerprint().of(x, whole_shape=x.shape, offsets=[0])
     assert (measured(x[:cut])[1] + measured(x[cut:], start=cut)[1]) % 2**64 == whole
 
 
@@ -86,4 +86,4 @@ def test_several_slices_of_pages_give_the_same(monkeypatch):
     stats, print_ = measured(x, start=PAGE // 2)
     np.testing.assert_array_equal(stats[:7], truth(x)[:7])
     np.testing.assert_allclose(stats[7:], truth(x)[7:], rtol=1e-12)
-    assert print_ == fingerprint_part(x, whole_shape=[10 * PAGE], offsets=[PAGE // 2])
+    assert print_ == HostFingerprint().of(x, whole_shape=[10 * PAGE], offsets=[PAGE // 2])

@@ -18,11 +18,10 @@ from trueline.analyze.stats.tails import evidence_start
 class Alarm:
     """Indices of steps: the evidence starts at ``first``, crosses the threshold at ``crossed`` and is highest at
     ``last``. ``log_height`` is the natural log of the detector there, ``threshold`` that of the height it alarms at.
-    ``first`` is where the bet starts to win that is highest at ``crossed``, ``first_of_highest`` that at ``last``.
+    ``first`` is where the bet starts to win that is highest at ``crossed``.
     """
 
     first: int
-    first_of_highest: int
     crossed: int
     last: int
     log_height: float
@@ -46,7 +45,6 @@ def alarm_of(log_e_TB: Floats, *, threshold: float) -> Alarm | None:
     detectors_TB = log_detectors(log_e_TB[: last + 1])
     return Alarm(
         first=_winning_since(log_e_TB, detectors_TB, crossed),
-        first_of_highest=_winning_since(log_e_TB, detectors_TB, last),
         crossed=crossed,
         last=last,
         log_height=float(height_T[last]),

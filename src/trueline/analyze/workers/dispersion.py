@@ -29,7 +29,7 @@ class Dispersion:
 
     ``std`` has N - 1 in its denominator; ``range`` is largest minus smallest; ``cv`` is std over mean.
     ``cosine_mean`` is over all pairs of workers, ``cosine_pairs`` [T, N] of each worker to the others,
-    ``cosine_smallest`` the least of these, ``cosine_others`` [T, N] each worker's to the mean of the others.
+    ``cosine_smallest`` the least of these.
     """
 
     steps: Ints
@@ -45,7 +45,6 @@ class Dispersion:
     cosine_se: Floats
     cosine_pairs: Floats
     cosine_smallest: Floats
-    cosine_others: Floats
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,6 @@ def dispersion(run: Run) -> Dispersion:
         cosine_se=_any_worker(numbers(run, "cosine_se", ranks)[0]),
         cosine_pairs=pairs,
         cosine_smallest=_over_measured(np.fmin, pairs),
-        cosine_others=numbers(run, "cosine_others", ranks)[0],
     )
 
 

@@ -59,10 +59,10 @@ class Mesh:
         index = tuple(slice(None) if name in names else at for name, at in zip(self.names, own, strict=True))
         return tuple(self.ranks[index].ravel().tolist())
 
-    def along(self, *roles: Role, rank: int | None = None) -> tuple[int, ...]:
+    def along(self, *roles: Role) -> tuple[int, ...]:
         """``group`` of all axes of these roles."""
         names = [name for name, role in zip(self.names, self.roles, strict=True) if role in roles]
-        return self.group(*names, rank=rank)
+        return self.group(*names)
 
     @functools.cached_property
     def replicas(self) -> tuple[int, ...]:

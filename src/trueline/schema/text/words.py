@@ -8,19 +8,19 @@ _MAX_PIECES = 4
 """Single steps or ranges that a sentence lists before it only counts them."""
 
 
-def listed(items: Sequence[str], last: str = "and") -> str:
+def listed(items: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
-    return "".join(items) if len(items) < 2 else f"{', '.join(items[:-1])} {last} {items[-1]}"
+    return "".join(items) if len(items) < 2 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def named_some(names: Sequence[str], *, limit: int = 3) -> str:
+def named_some(names: Sequence[str]) -> str:
     """``a, b, c and 12 more``."""
-    return listed(names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"])
+    return listed(names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"])
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
+def counted(number: int, noun: str) -> str:
     """``1 sample``, ``1,200 samples``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def capitalized(sentence: str) -> str:
