@@ -8,7 +8,7 @@ from trueline.schema.errors import SiteError
 from trueline.schema.fact import fact
 
 SITE_FORM = "step.micro-batch/rank/phase/name#call:slot"
-"""How a site is read: the key that screens show beside the first one."""
+"""The fields of a site, as screens explain them where the first site is shown."""
 
 _FORM = re.compile(
     r"^(?P<step>\d+)\.(?P<micro>\d+)/r(?P<rank>\d+)/(?P<phase>[a-z_]+)/(?P<name>[^#]*)#(?P<call>\d+):(?P<slot>[A-Za-z_0-9.]+)$"

@@ -1,4 +1,4 @@
-"""The JSON documents of a Run beside its manifest: each rank's environment, and the findings of live checks.
+"""The JSON documents of a Run other than its manifest: each rank's environment, and the findings of live checks.
 
 A document that is damaged is skipped as a whole: one of its values may be another than was written, and would be
 evidence against a rank.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY_LIMIT = "4GiB"
-"""What DuckDB may take beside the tables; it spills nothing to disk."""
+"""Memory that DuckDB may use in addition to the tables; it writes nothing to disk."""
 TIME_LIMIT_S = 300.0
 MAX_ROWS = 1_000_000
 """Of an answer, each of whose values becomes an object of Python."""

@@ -22,7 +22,7 @@ from trueline.tensor.lanes import PARTS
 from trueline.tensor.weights import host_weights
 
 INTERFACE = 3
-"""What the kernel must say of itself: one that was built from other sources than these is left out."""
+"""The version that the kernel must report: one that was built from other sources than these is not used."""
 
 SWITCH = "TRUELINE_NATIVE"
 
@@ -41,7 +41,7 @@ WORTH = {
     torch.int64: "INT64",
     torch.uint64: "UINT64",
 }
-"""Dtypes whose numbers the kernel measures, and what it calls them; complex ones go as their parts."""
+"""Dtypes that the kernel measures, with its codes for them; complex numbers are passed as two real ones."""
 
 _WORDS = {1: "INT8", 2: "INT16", 4: "INT32", 8: "INT64"}
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from trueline.tensor.native import Native
 
 MAX_PREPARED = 4
-"""Calls about all parameters whose preparations are kept; gradients that come in ever new company (experts that are
-left out at random) push the oldest out."""
+"""Gradients whose preparations are cached, as a multiple of all parameters; the cache is cleared when it holds more, as
+where experts are left out at random and every call has another set of gradients.
+"""
 
 _FLOATS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
 
@@ -57,7 +58,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class _Company:
+class _Prepared:
     """What stays the same between calls about the same gradients: ``slots`` are the places of their groups among
     ``groups``, the rest is as in ``Measured``.
     """
@@ -81,7 +82,7 @@ class NativeSketch:
         self._k = k
         addresses = ([signs.data_ptr() for signs in some] for some in (cut.signs, cut.tail_signs))
         self._table_PT = np.array([cut.widths, cut.rows, cut.tails, cut.places, *addresses], np.int64).T.copy()
-        self._companies: dict[tuple[int, ...], _Company] = {}
+        self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
     def measure(self, gradients: Sequence[tuple[int, Tensor]], *, first_shard: int, num_shards: int) -> Measured | None:
         """Norms and sketches of (position, tensor) pairs, each of which has so many shards, in logical order; None
@@ -89,10 +90,10 @@ class NativeSketch:
 
         Raises ValueError where a tensor has not the elements that were announced.
         """
-        company = self._company_of(tuple(index for index, _ in gradients))
+        prepared = self._prepared_for(tuple(index for index, _ in gradients))
         given: list[int] = []
         kept: list[Tensor] = []
-        for (index, x), slot in zip(gradients, company.slots, strict=True):
+        for (index, x), slot in zip(gradients, prepared.slots, strict=True):
             kind = self._kinds.get(x.dtype)
             if kind is None:
                 return None
@@ -100,19 +101,19 @@ class NativeSketch:
                 x = x.detach().resolve_neg().contiguous()
                 kept.append(x)
             given += (index, slot, kind, x.data_ptr(), x.numel())
-        norm2_n, sketch_mk = np.zeros(len(company.slots)), np.zeros((len(company.groups), self._k))
+        norm2_n, sketch_mk = np.zeros(len(prepared.slots)), np.zeros((len(prepared.groups), self._k))
         self._kernel.sketch(self._table_PT, given, self._k, first_shard, num_shards, norm2_n, sketch_mk)
         norm2, sketch = torch.from_numpy(norm2_n), torch.from_numpy(sketch_mk)  # pyright: ignore[reportUnknownMemberType]
-        return Measured(company.indices, company.positions, company.groups, norm2, sketch)
+        return Measured(prepared.indices, prepared.positions, prepared.groups, norm2, sketch)
 
-    def _company_of(self, indices: tuple[int, ...]) -> _Company:
-        found = self._companies.get(indices)
+    def _prepared_for(self, indices: tuple[int, ...]) -> _Prepared:
+        found = self._prepared.get(indices)
         if found is None:
-            if sum(map(len, self._companies)) > MAX_PREPARED * len(self._group_of):
-                self._companies.clear()
+            if sum(map(len, self._prepared)) > MAX_PREPARED * len(self._group_of):
+                self._prepared.clear()
             groups = sorted({self._group_of[index] for index in indices})
             slots = tuple(groups.index(self._group_of[index]) for index in indices)
-            found = self._companies[indices] = _Company(indices, _ints(indices), _ints(groups), slots)
+            found = self._prepared[indices] = _Prepared(indices, _ints(indices), _ints(groups), slots)
         return found
 
 

@@ -43,7 +43,7 @@ class Layout:
 
     ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``shapes`` are of whole
     parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``mesh`` says in how many
-    equal pieces each is reduced. ``whole`` are the positions of parameters that ranks hold whole beside the pieces of
+    equal pieces each is reduced. ``whole`` are the positions of parameters that ranks hold whole, unlike the sharded
     others, and reduce by other means: they have norms and digests, and no sketch. ``digest`` is one of
     names, shapes and groups: ranks add up what they measured only where theirs are equal. A parameter that this rank
     does not hold any more is an empty one, ``gone``.

@@ -40,8 +40,8 @@ class Given:
 class LossProbe:
     """Collects the losses of one step's micro-batches, as tensors: nothing is read until the step's host copy, and what
     is the loss is decided there (``loss_choice``). ``workers`` are those whose gradients are averaged, ``guard`` opens
-    what runs while the user's code calls ``backward``, ``passes`` say which are the step's own: they have heard of a
-    backward pass before this probe does.
+    what runs while the user's code calls ``backward``, ``passes`` say which are the step's own: their hooks of
+    ``backward`` run before those of this probe.
 
     Losses given by hand are averaged over the micro-batches, weighted by tokens where given, and are the loss. Those
     that ``backward`` is called on are added up: with gradient accumulation their sum is what the step descends.

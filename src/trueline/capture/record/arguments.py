@@ -13,13 +13,13 @@ from torch import Tensor
 Slots = Sequence[tuple[str, Tensor]]
 
 MAX_DEPTH = 4
-"""Containers inside containers that are opened: deeper ones are named by their type."""
+"""Levels of nested containers that are searched for tensors; deeper ones are described by their type."""
 
 MAX_KNOWN = 4096
-"""Descriptions that are remembered before all are forgotten."""
+"""Descriptions in the cache; it is cleared when it holds more."""
 
 MAX_TEXT = 200
-"""Characters of a text, and elements of a list, that are kept."""
+"""Characters of a text, and elements of a list, that are recorded."""
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
 _IN = tuple(f"in{index}" for index in range(64))
@@ -53,8 +53,8 @@ def outputs(result: Any) -> Slots:
 
 
 class Described:
-    """``inputs`` and ``described`` of calls, the latter remembered: calls of one kind have the same arguments step
-    after step.
+    """``inputs`` and ``described`` of calls. Descriptions are cached: the same call has the same arguments at every
+    step.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Described:
 
 
 def _take(value: Any, slot: str, found: Slots, key: list[Any]) -> None:
-    """Add the tensors in one argument, and what its description depends on: 1, 1.0 and True are told apart."""
+    """Add the tensors in one argument, and what its description depends on: 1, 1.0 and True are different."""
     if isinstance(value, Tensor):
         found.append((slot, value))
         key.append(Tensor)
@@ -105,7 +105,7 @@ def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _key(value: Any) -> Any:
-    """What of an argument its description depends on; 1, 1.0 and True are told apart."""
+    """The part of an argument that its description depends on; 1, 1.0 and True are different."""
     if isinstance(value, Tensor):
         return Tensor
     kind = type(value)

@@ -1,8 +1,8 @@
 """The rows of one step, while it runs and until its numbers have reached the host. Every value is measured once,
 however often it is seen.
 
-A value is known by its storage, the storage's version, and the view of it; storages are held weakly, which keeps their
-address from being used again within the step without keeping their memory.
+A value is identified by its storage, the storage's version, and the view of it. Storages are held by weak references:
+their memory is freed, and their address is not used again within the step.
 
 Letters: M measured rows, S statistics, E exponent bins.
 """
@@ -60,7 +60,7 @@ class StepBuffer:
         self._max_bytes = plan.max_bytes
 
     def begin(self, step: int) -> None:
-        """Nothing has been seen of ``step`` yet."""
+        """Start to record ``step``, of which there are no rows yet."""
         self.step = step
         self._rows.begin()
         self._measured: list[int] = []
@@ -71,8 +71,8 @@ class StepBuffer:
         self.forget()
 
     def forget(self) -> None:
-        """Values seen until now are measured anew when they are seen again: someone may have changed them in a way
-        that leaves no trace in their version (a collective, a fused update).
+        """Measure all values again when they are next seen: they may have been changed in a way that leaves their
+        version as it was (a collective, a fused update).
         """
         self._known: dict[tuple[Any, ...], int] = {}
         self._storages: dict[int, int] = {}
@@ -81,8 +81,8 @@ class StepBuffer:
         self._held.clear()
 
     def changed(self, slots: Slots) -> None:
-        """Something that leaves no trace in their version, a collective, may have changed these values: they are
-        measured anew when they are seen again.
+        """Measure these values again when they are next seen: a collective, which leaves their version as it was, may
+        have changed them.
         """
         for _, x in slots:
             address = x.untyped_storage()._cdata
@@ -90,7 +90,9 @@ class StepBuffer:
                 self._storages[address] += 1
 
     def see(self, call: Call, slots: Slots, *, phase: str | None = None, note: str | None = None) -> None:
-        """Add the rows of values of a call, and measure those that were not yet. ``note``: why they must not be."""
+        """Add the rows of values of a call, and measure each value that was not measured before. With a ``note``, which
+        says why, none is measured.
+        """
         phase, measures = phase or call.phase, self._measures and note is None
         for slot, x in slots:
             if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_meta or _functorch_wrapped(x):
@@ -103,7 +105,7 @@ class StepBuffer:
             self._rows.add((call, phase, slot, x.dtype, x.shape, numel, call.flags, None, note), same_as=same_as)
 
     def _see_wrapped(self, call: Call, phase: str, slot: str, x: Tensor, note: str | None) -> None:
-        """The same for a tensor that has its values in others, or none at all."""
+        """The same for a tensor that wraps other tensors, or has no values."""
         seen = opened(x)
         local, why, same_as, numel = seen.local, note or seen.note, None, None
         flags = flagged(call.flags, "pending_sum" if seen.pending_sum else "")
@@ -111,7 +113,7 @@ class StepBuffer:
             numel = local.numel()
             key = self._key(local, seen.mesh)
             if key is not None and local is not x:
-                # What is done in place to a DTensor leaves no trace in the version of its local part.
+                # An in-place change of a DTensor does not change the version of its local tensor.
                 key = (*key, None if x.is_inference() else x._version)
             same_as = self._measure_once(local, key, call, phase, slot, whole=seen.whole)
         shape = x.shape if local is None else local.shape
@@ -163,7 +165,7 @@ class StepBuffer:
         return finished
 
     def _key(self, x: Tensor, mesh: str | None) -> tuple[Any, ...] | None:
-        """What a value is known by within the step; None for one whose changes leave no trace."""
+        """What identifies a value within the step; None for one that has no version."""
         try:
             version = x._version
         except RuntimeError:
@@ -228,7 +230,7 @@ class StepBuffer:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether the elements of ``x`` fill a stretch of memory, in whatever order: a permuted contiguous tensor."""
+    """Whether the elements of ``x`` fill a contiguous range of memory, in any order: a permuted contiguous tensor."""
     filled = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1:
@@ -291,8 +293,8 @@ def queue_of(x: Tensor) -> Queue:
 
 
 class Arrival:
-    """Numbers of one queue on their way to the host, and the measured rows that they belong to. They stay on the stream
-    that made them (FSDP2 reduces on a stream of its own), which is neither waited for nor read too early by another.
+    """Numbers of one queue on their way to the host, and the measured rows that they belong to. They are copied on the
+    stream that made them (FSDP2 reduces on a stream of its own), so that no stream waits for it or reads too early.
     """
 
     def __init__(self, found: list[tuple[int, dict[str, Tensor]]], queue: Queue) -> None:

@@ -17,12 +17,12 @@ from trueline.capture.model.untraced import in_backward
 from trueline.schema.plan import Plan
 
 MAX_CALLS = 65_536
-"""Calls that are remembered before all are forgotten: a step has thousands, and a job may never repeat one."""
+"""Calls in the cache, which is cleared when it holds more: a step has thousands, and a job may never repeat one."""
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of a module or operator; its rows share all that is said here."""
+    """One call of a module or operator: the columns that all of its rows share."""
 
     micro: int
     phase: str
@@ -46,7 +46,7 @@ class Calls:
         self._counts: dict[str, int] = {}
 
     def begin(self) -> None:
-        """A step begins: nothing was called yet."""
+        """Begin a step, without calls."""
         self.micro = -1
         self._counts.clear()
         if len(self._known) > MAX_CALLS:
@@ -62,12 +62,12 @@ class Calls:
         stack: int | None = None,
         flag: str = "",
     ) -> Call:
-        """The next call of ``name``, with the flags that are due now and ``flag`` behind them."""
+        """The next call of ``name``, with the flags that follow from the state of autograd, and ``flag``."""
         flags = "" if torch.is_grad_enabled() or phase not in ("fwd", "save") else "no_grad"
         if phase == "fwd" and in_backward():
             flags = "recomputed"
         micro = max(self.micro, 0)
-        counted = f"{micro}/{phase}/{name}"  # a text, which Python's garbage collector need not look at
+        counted = f"{micro}/{phase}/{name}"  # a string, as Python's garbage collector does not track those
         index = self._counts.get(counted, 0)
         self._counts[counted] = index + 1
         flags = flagged(flags, flag)
@@ -84,7 +84,7 @@ def flagged(flags: str, flag: str) -> str:
 
 
 MAX_PLACES = 65_536
-"""Places that are remembered before all are forgotten."""
+"""Places in the cache, which is cleared when it holds more."""
 
 _OF_CALL = ("micro", "name", "kind", "api", "module", "stack")
 _OF_PLACE = ("phase", "slot", "flags", "dtype", "shape", "numel", "mesh", "note")
@@ -94,7 +94,7 @@ _TAKE |= {name: attrgetter(name) for name in _OF_PLACE}
 
 @dataclass(eq=False, slots=True)
 class RowPlace:
-    """A value of a call, apart from its numbers."""
+    """A value of a call, without its statistics."""
 
     call: Call
     phase: str
@@ -117,7 +117,7 @@ class StepRows:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins: it has no rows yet."""
+        """Begin a step, without rows."""
         self._rows: list[RowPlace] = []
         self._same_as: list[int | None] = []
         self._texts: dict[str, dict[int, str]] = {"args": {}, "tensor": {}}
@@ -176,7 +176,7 @@ def _spread(texts: dict[int, str], num_rows: int) -> tuple[str | None, ...]:
 
 
 class Selection:
-    """Decides by phase, by globs over names, and by the stretch ``between`` two calls. One decision a name is kept."""
+    """Selects by phase, by globs over names, and by the range ``between`` two calls. Caches its decisions by name."""
 
     def __init__(self, plan: Plan) -> None:
         self._asked = plan.phases
@@ -201,7 +201,7 @@ class Selection:
         )
 
     def begin(self) -> None:
-        """A step begins: the stretch ``between`` is before its first call again."""
+        """Begin a step: the first call of the range ``between`` has not been made yet."""
         self._inside = self._between is None
 
     def wants(self, name: str) -> bool:
@@ -212,14 +212,14 @@ class Selection:
         return wanted
 
     def enters(self, phase: str, name: str) -> bool:
-        """Whether a call that begins now is recorded, or in phase fwd its gradients alone; it may be the one that opens
-        the stretch.
+        """Whether a call that begins now is recorded, or in phase fwd only its gradients; it may be the first of the
+        range.
         """
         if self._between is not None and not self._inside and fnmatch.fnmatchcase(name, self._between[0]):
             self._inside = True
         return self._inside and phase in self._begun and self.wants(name)
 
     def leaves(self, name: str) -> None:
-        """A call has ended; it may be the one that closes the stretch."""
+        """Take note that a call has ended; it may be the last of the range."""
         if self._between is not None and self._inside and fnmatch.fnmatchcase(name, self._between[1]):
             self._inside = False

@@ -1,7 +1,7 @@
-"""The rows of collectives: what each rank gives before, and what it has once somebody has waited for the result.
+"""The rows of collectives: the values that each rank sends, and those that it has when the collective has completed.
 
-The result of a collective is there when ``Work.wait`` or ``wait_tensor`` returns; where C++ waits, as DDP's reducer
-does, when the backward pass ends; at the latest at the end of the step, if it is known to be done by then.
+The result is complete when ``Work.wait`` or ``wait_tensor`` returns; where C++ waits, as DDP's reducer does, when the
+backward pass ends. At the end of the step the results of all collectives that are known to be complete are recorded.
 
 DDP reduces its parameters in buckets, each by one collective, in an order that its reducer knows.
 """
@@ -36,16 +36,16 @@ CHANGED = "changed before anybody waited for it where that is seen"
 _DDP = nn.parallel.DistributedDataParallel.__module__
 
 _ONE_SIDED = {"send": (True, False), "recv_": (False, True), "recv_any_source_": (False, True)}
-"""Operators that give a value or get one, and have one argument for both: whether it is given, whether it is got."""
+"""Operators that either send a tensor or receive one: whether their tensor argument is sent, whether it is received."""
 
 _RANKS = {"root_rank": "root", "dst": "to", "src": "from"}
-"""Arguments that are ranks within the group, and what they are called in column ``args``."""
+"""Arguments that are ranks within the group, and their names in column ``args``."""
 
 
 @dataclass(eq=False)
 class _Pending:
-    """A collective under way. ``versions`` are those of the results where whoever changes them next leaves a trace
-    there: a backend that has to copy its results changes them too. ``by_ddp``: DDP waits for it, in C++.
+    """A collective that may not be complete. ``versions`` are those of the result tensors, empty where their versions
+    do not show later changes: a backend that copies its results in changes them too. ``by_ddp``: DDP waits, in C++.
     """
 
     token: Any
@@ -56,9 +56,10 @@ class _Pending:
 
 
 class Collectives:
-    """Listens while attached, also to what DDP does for ``model``. ``begin(name, args, inputs, frame)`` is called
-    before a collective and returns a token, None where it is not recorded; ``end(token, outputs, note)`` when its
-    result is there, or will not be looked at (``note`` says why). An exception of ours goes to ``session``.
+    """Observes all collectives while attached, including those of DDP for ``model``. ``begin(name, args, inputs,
+    frame)`` is called before a collective and returns a token, None where it is not recorded; ``end(token, outputs,
+    note)`` when its result is complete, or will not be measured (``note`` says why). An exception of Trueline's is
+    passed to ``session``.
     """
 
     def __init__(
@@ -79,14 +80,14 @@ class Collectives:
         self._thread = 0
 
     def attach(self) -> None:
-        """Listen; nothing where no group was made."""
+        """Begin to observe; without an initialised process group, do nothing."""
         self._thread = threading.get_ident()
         if is_initialised() and self._wait is not None:
             dispatched.add(self)
             self._wait.put()
 
     def detach(self) -> None:
-        """Hear no more."""
+        """Stop observing."""
         dispatched.remove(self)
         if self._wait is not None:
             self._wait.remove()
@@ -94,7 +95,7 @@ class Collectives:
         self._texts.clear()
 
     def begin_pass(self) -> None:
-        """A forward pass of the model begins; DDP has waited for the buffers that it sends just before."""
+        """A forward pass of the model begins; DDP has waited for the broadcast of its buffers."""
         with Guard(self._session):
             self._take(lambda pending: pending.by_ddp)
             self._buckets.begin()
@@ -137,12 +138,12 @@ class Collectives:
                 self._take(lambda p: any(y.untyped_storage()._cdata == memory for _, y in p.results), now=True)
 
     def after_backward(self) -> None:
-        """A backward pass has ended, and with it what DDP's reducer waits for."""
+        """A backward pass has ended, and with it the collectives that DDP's reducer waits for."""
         with Guard(self._session):
             self._take(lambda pending: pending.by_ddp)
 
     def finish(self) -> None:
-        """The step ends: look at what is done without anyone having waited for it in Python."""
+        """The step ends: record the collectives that are complete though no Python code has waited for them."""
         with Guard(self._session):
             self._take(_is_done)
             self._take(lambda pending: True, note=Unmeasured.UNDER_WAY)
@@ -155,18 +156,18 @@ class Collectives:
         return result
 
     def _take(self, wanted: Callable[[_Pending], bool], *, note: str | None = None, now: bool = False) -> None:
-        """Look at the results of those that are ``wanted``: they have arrived ``now``, or some time ago."""
+        """Record the results of pending collectives that are ``wanted``: complete since ``now``, or for some time."""
         for pending in tuple(self._pending):
             if wanted(pending):
                 self._pending.remove(pending)
                 changed = not now and pending.versions != _versions(pending.results)[: len(pending.versions)]
                 self._end(pending.token, pending.results, note or (CHANGED if changed else None))
 
-    # -- what is said of it ----------------------------------------------------------------------------------------
+    # -- how a collective is described ---------------------------------------------------------------------------------
 
     def _described(self, op: Any, args: tuple[Any, ...], place: int, group: Any, bucket: Any) -> str:
-        """Column ``args``: the group's global ranks, what is done to their values, ranks within the group as global
-        ones, and of a bucket of DDP its index and parameters.
+        """Column ``args``: the group's global ranks, the reduction, the global ranks that arguments name, and for a
+        bucket of DDP its index and parameters.
         """
         names = [argument.name for argument in op._schema.arguments[place + 1 : len(args)]]
         reduce_op = next((arg.op() for arg in args[place + 1 :] if isinstance(arg, torch.ScriptObject)), None)
@@ -184,8 +185,9 @@ class Collectives:
 
 
 def _sides(name: str, args: tuple[Any, ...], *, place: int, rank: int) -> tuple[Slots, Slots]:
-    """What this rank gives and what it gets, of the tensors in front of the group, which is at ``place``: the last
-    argument and the first, but for who sends or receives alone. ``rank`` is that within the group.
+    """The tensors that this rank sends and those that it receives: the argument before the group, which is at index
+    ``place``, and the first one; one of them only for ranks that only send or only receive. ``rank`` is the rank
+    within the group.
     """
     gives, gets = _ONE_SIDED.get(name, (True, True))
     if name == "broadcast_":
@@ -198,7 +200,7 @@ def _sides(name: str, args: tuple[Any, ...], *, place: int, rank: int) -> tuple[
 
 
 def _numbered(side: str, value: Any) -> Slots:
-    """The tensors in an argument, numbered however they are nested."""
+    """The tensors in an argument, numbered in order, nested ones too."""
     return [(f"{side}{index}", tensor) for index, (_, tensor) in enumerate(inputs((value,), {}))]
 
 
@@ -219,7 +221,7 @@ _PRE_FORWARD = getattr(getattr(nn.parallel.DistributedDataParallel, "_pre_forwar
 
 
 class Bucket(NamedTuple):
-    """One bucket: its place in the order in which they are reduced, its elements, and the names of its parameters."""
+    """One bucket: its index in the order of reduction, its number of elements, and the names of its parameters."""
 
     index: int
     numel: int
@@ -236,7 +238,7 @@ class Buckets:
         self._next = 0
 
     def begin(self) -> None:
-        """A forward pass begins: from now to the end of backward DDP keeps its buckets as they are."""
+        """A forward pass begins: until the end of backward DDP does not rebuild its buckets."""
         reducer = None if self._ddp is None else getattr(self._ddp, "reducer", None)
         if reducer is None or torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
             return
@@ -250,8 +252,8 @@ class Buckets:
         self._next = 0
 
     def of(self, group: Any, given: Slots) -> Bucket | None:
-        """The bucket that is reduced by a collective that starts now with these inputs, if it is one: DDP starts them
-        in their order, and a comm hook may have them in another dtype.
+        """The bucket that a collective with these inputs reduces, None where it reduces none: DDP starts them in their
+        order, and a comm hook may pass them in another dtype.
         """
         if not self._buckets or len(given) != 1 or group != self._ddp.process_group:
             return None
@@ -264,8 +266,8 @@ class Buckets:
 
 
 def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
-    """Whether DDP's reducer, which ``frame`` has called, tells the other ranks how it cuts its buckets, or asks which
-    parameters they have used: numbers of its own, that say nothing of the training.
+    """Whether DDP's reducer, called by ``frame``, exchanges with the other ranks the layout of its buckets, or which
+    parameters were used: its own bookkeeping, which is no part of the training.
     """
     if any(x.dtype is not torch.int32 for x in sent):
         return False
@@ -273,7 +275,7 @@ def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
 
 
 class _NoMemory(TorchDispatchMode):
-    """Answers ``zeros_like``, which the reducer makes of every bucket to show it, without a copy of all gradients."""
+    """Answers ``zeros_like``, which the reducer calls for every bucket, without allocating a copy of all gradients."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.zeros_like.default:

@@ -1,8 +1,8 @@
 """Functions and modules that ``torch.compile`` made, called from eager code while a step is recorded.
 
-Dynamo takes modes on torch functions into what it compiles, so with ours on it would compile another graph. Every call
-of what it made sets its callback for frames just before and resets it just after: there ours is taken off and put on
-again, and the call is seen from the outside.
+Dynamo traces modes on torch functions into the graph, so with Trueline's mode on it would compile another graph. Every
+call of a compiled function sets Dynamo's frame callback just before and resets it just after: there Trueline's mode is
+taken off and put on again, and the call is recorded as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trueline.capture.model.patches import Patch, calling
 from trueline.capture.record.guard import Fails, Guard
 
 _CALLS = "_TorchDynamoContext.__call__."
-"""How the qualified name of the function begins that stands for a compiled one."""
+"""Prefix of the qualified name of the wrapper of a compiled function."""
 
 
 class CompiledCalls:
@@ -36,7 +36,7 @@ class CompiledCalls:
         self._inside: list[tuple[FrameType, Any]] = []
 
     def attach(self) -> None:
-        """Look on; nothing where nothing was ever compiled in this process."""
+        """Begin to observe; do nothing where nothing was compiled in this process."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(dynamo, "_maybe_set_eval_frame"):
             self._patch = Patch(dynamo, "_maybe_set_eval_frame", calling(self._set_callback))
@@ -59,7 +59,7 @@ class CompiledCalls:
                 given = frame.f_locals
                 token = self._enter(_innermost(given["fn"]), given["args"], given["kwargs"], frame.f_back)
                 self._inside.append((frame, token))
-        return original(callback)  # nothing of ours may run after it, as Dynamo would compile that
+        return original(callback)  # no code of Trueline may run after it: Dynamo would compile it
 
 
 def owner_of(func: Any) -> nn.Module | None:
@@ -81,6 +81,6 @@ def path_of(func: Any) -> str:
 
 
 def _innermost(func: Any) -> Any:
-    """What the user wrote, inside of decorators and ``functools.partial``."""
+    """The user's own function, inside decorators and ``functools.partial``."""
     func = inspect.unwrap(func)
     return _innermost(func.func) if isinstance(func, functools.partial) else func

@@ -1,8 +1,8 @@
-"""Every call of an operator of ``c10d``, whoever makes it: Python, DDP's reducer in C++, DTensor, compiled code.
+"""Observes every call of an operator of ``c10d``: from Python, DDP's reducer in C++, DTensor and compiled code.
 
-All collectives of a ``ProcessGroup`` pass through torch's dispatcher. Ours are kernels for ``BackendSelect``, the key
-that is on in every thread and lies below autograd, the modes of others and ``__torch_dispatch__``: what is above has
-seen the call already, and what is below is the backend itself. They are registered while somebody listens.
+All collectives of a ``ProcessGroup`` pass through torch's dispatcher. Trueline registers kernels for the dispatch key
+``BackendSelect``, which is enabled in every thread and comes after autograd, modes and ``__torch_dispatch__`` and
+directly before the backend. They are registered only while there is a listener.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _SILENT = frozenset({"barrier", "monitored_barrier_", "check_for_nan"})
 
 
 class Listener(Protocol):
-    """Told of collectives; never raises."""
+    """Is called at collectives; must not raise."""
 
     def begins(self, op: Any, args: tuple[Any, ...], frame: FrameType | None) -> Any:
-        """``op`` of ``c10d`` is about to be called, by C++ or by ``frame``, the innermost of Python. What is returned
-        is given to ``has_begun``.
+        """``op`` of ``c10d`` is about to be called, by C++ or by ``frame``, the innermost Python frame. Returns the
+        token that is passed to ``has_begun``.
         """
         ...
 
     def has_begun(self, token: Any, result: Any) -> None:
-        """The call has returned ``result``, the last of which is the boxed ``Work``: there may be more to wait for."""
+        """The call has returned ``result``, whose last element is the boxed ``Work``; the collective may still run."""
         ...
 
     def has_ended(self, x: torch.Tensor) -> None:
-        """Whoever was to wait for what a functional collective puts into ``x`` has done so."""
+        """``wait_tensor`` has returned for ``x``, the result of a functional collective."""
         ...
 
 
 class Dispatched:
-    """Tells listeners of the calls of all threads."""
+    """Calls listeners for the collectives of all threads."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -49,13 +49,13 @@ class Dispatched:
         self._under_way: list[None] = []
 
     def add(self, listener: Listener) -> None:
-        """Tell ``listener`` from now on."""
+        """Call ``listener`` from now on."""
         self._listeners.append(listener)
         if not self._libraries:
             self._register()
 
     def remove(self, listener: Listener) -> None:
-        """Tell ``listener`` no more. With the last one the kernels go, unless a thread is inside one just now."""
+        """Stop calling ``listener``. Kernels are removed with the last one, unless a thread is inside one just now."""
         if listener in self._listeners:
             self._listeners.remove(listener)
         if not self._listeners and not self._under_way:
@@ -104,7 +104,7 @@ class Dispatched:
 
 
 def _operators() -> list[str]:
-    """Names of the operators of ``c10d`` that move tensors between the ranks of a group."""
+    """Names of the operators of ``c10d`` that send tensors between the ranks of a group."""
     known = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")  # type: ignore[attr-defined]
     names = [name.removeprefix("c10d::") for name in known if name.startswith("c10d::")]
     return sorted(name for name in names if name not in _SILENT)

@@ -1,4 +1,4 @@
-"""Calls at the torch API level, as ``TorchFunctionMode`` sees them: whoever calls, and however it was imported."""
+"""Calls of functions of torch, as ``TorchFunctionMode`` sees them, wherever they come from."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SILENT = frozenset(
     | {"__get__", "__set__", "__delete__", "__reduce_ex__", "__deepcopy__", "__setstate__", "__dir__"}
     | {"register_post_accumulate_grad_hook", "_wrap_tensor_autograd"}
 )
-"""Functions that compute no tensor, named so that they cost nothing; any other one is seen whatever its name."""
+"""Functions that compute no tensor and are not recorded, to save time; every other function is recorded."""
 
 _PLUMBING = (
     *("torch.distributed.", "torch.nn.parallel.", "torch.utils.", "torch.random", "torch.autograd."),
     *("torch._dynamo", "torch._inductor", "trueline.capture.", "trueline.tensor."),
 )
-"""Callers that move values without computing any: FSDP, a DataLoader's collating, checkpointing, and us."""
+"""Callers that copy values without computing any: FSDP, a DataLoader's collating, checkpointing, and Trueline."""
 
 _WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops")
-"""Modules in which the function itself stands, between us and its caller."""
+"""Modules that define the functions themselves: their frames are between Trueline's and the caller's."""
 
 
 _COMPILED = "torch._functorch._aot_autograd."
-"""Modules that run what AOTAutograd has made of a backward pass."""
+"""Prefix of the modules that run a backward pass which AOTAutograd compiled."""
 
 ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code__", None)
 """The function through which Python enters the engine."""
@@ -48,8 +48,8 @@ _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "i
 
 
 class Function:
-    """What is known of one function of torch: ``name`` '' where it is not recorded, as functional collectives are not,
-    of which ``Collectives`` sees what is sent.
+    """One function of torch. ``name`` is '' where it is not recorded; functional collectives are not, because
+    ``Collectives`` records what they send.
     """
 
     __slots__ = ("api", "flags", "name", "uninitialised")
@@ -99,7 +99,7 @@ class FunctionCalls(TorchFunctionMode):
         return self in torch.overrides._get_current_function_mode_stack()
 
     def take_off(self) -> bool:
-        """Take it off the stack where it is the innermost; whether it was."""
+        """Take it off the stack where it is the innermost mode; return whether it was."""
         depth = torch._C._len_torch_function_stack()  # type: ignore[attr-defined]
         innermost = depth > 0 and torch._C._get_function_stack_at(depth - 1) is self  # type: ignore[attr-defined]
         if innermost:
@@ -107,7 +107,7 @@ class FunctionCalls(TorchFunctionMode):
         return innermost
 
     def remove(self) -> bool:
-        """Take it off the stack, wherever in it it is now; whether it was there."""
+        """Take it off the stack, at whatever depth; return whether it was there."""
         above: list[TorchFunctionMode] = []
         if not self.is_on():
             return False
@@ -119,9 +119,9 @@ class FunctionCalls(TorchFunctionMode):
 
 
 class BackwardCalls:
-    """Keeps ``mode`` on while autograd's engine runs, so that what runs inside it is seen: recomputation, and backward
-    functions written in Python. Torch takes a mode off while it handles ``Tensor.backward`` itself. ``ended`` is called
-    when a backward pass that is not inside of another has ended.
+    """Keeps ``mode`` on while autograd's engine runs, so that calls inside it are recorded: recomputation, and backward
+    functions written in Python. Torch takes modes off while it runs ``Tensor.backward``. ``ended`` is called when a
+    backward pass that is not nested in another has ended.
     """
 
     def __init__(self, mode: FunctionCalls, ended: Callable[[], None]) -> None:
@@ -130,8 +130,8 @@ class BackwardCalls:
         self._patch = Patch(torch.autograd, "_engine_run_backward", calling(self._run))
 
     def attach(self, *, sees_functions: bool) -> None:
-        """Wrap the one function through which Python enters the engine; nothing where this torch has another. The mode
-        is put on where ``sees_functions``.
+        """Wrap the function through which Python enters the engine; do nothing where this torch has no function of that
+        name. With ``sees_functions`` the mode is put on.
         """
         self._sees_functions = sees_functions
         if hasattr(torch.autograd, "_engine_run_backward"):
@@ -154,8 +154,8 @@ class BackwardCalls:
 
 
 def _is_inside(frame: FrameType | None) -> bool:
-    """Whether the call is part of one that autograd's engine has made: a kernel that a ``__torch_dispatch__`` of the
-    user's is shown, or the backward pass of something compiled. In a forward pass both are seen as a whole.
+    """Whether the call is part of a larger one that autograd's engine has made: a kernel inside a user's
+    ``__torch_dispatch__``, or the backward pass of a compiled function. In a forward pass both are recorded as a whole.
     """
     while frame is not None and frame.f_code is not ENGINE:
         if frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals.get("__name__", "").startswith(_COMPILED):
@@ -170,8 +170,8 @@ def is_tracing() -> bool:
 
 
 def foreign_note() -> str | None:
-    """What is to be said of modes on the stack that are neither ours nor the default device: whoever put them on may
-    take them off again out of order.
+    """The note on modes on the stack that are neither Trueline's nor the default device; None without one. Their owner
+    may take them off in any order.
     """
     foreign = [
         type(mode).__name__

@@ -1,4 +1,4 @@
-"""What is around everything that a recorder does inside a hook."""
+"""Guards around all code of Trueline that runs inside hooks: an exception ends recording, and training goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Fails(Protocol):
-    """Something that has to know when it has failed."""
+    """An object that takes an exception in its own code."""
 
     def fail(self, error: Exception) -> None:
         """Stop for good."""
@@ -22,8 +22,8 @@ _FunctionsUnseen = torch._C.DisableTorchFunction
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of something that ``Fails``, as if ``Guard`` were around it, for a tenth of the time: None where it
-    failed.
+    """A method of an object that ``Fails``, with the effect of ``Guard`` in a tenth of the time; it returns None where
+    it raised.
     """
 
     @functools.wraps(method)
@@ -43,7 +43,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Guard:
-    """Turns an exception of ours into the end of recording: training goes on. No mode of anyone sees what we do."""
+    """Ends recording where Trueline's own code inside raises; training goes on. No mode on the stack sees that code."""
 
     __slots__ = ("_dispatch", "_function", "_session")
 

@@ -86,7 +86,7 @@ def eager_modules(model: nn.Module, compiled: list[str]) -> list[tuple[str, nn.M
 
 
 Places = list[Any]
-"""A call and a slot of it, the next call and slot, and so on: flat, as pairs are objects more to collect."""
+"""A call, a slot of it, the next call, its slot, and so on: a flat list, which is faster to collect than pairs."""
 
 
 class GradientHooks:
@@ -102,7 +102,7 @@ class GradientHooks:
         self._handles: list[Any] = []
 
     def watch(self, x: Tensor, call: Call, slot: str) -> None:
-        """The gradient with respect to ``x`` is that of a slot of a call; nothing happens where there will be none."""
+        """Record the gradient with respect to ``x`` for a slot of a call; do nothing where there will be none."""
         if not x.requires_grad:
             return
         known = self._hooked.get(id(x))
@@ -115,7 +115,7 @@ class GradientHooks:
             self._handles.append(handle)
 
     def detach(self) -> None:
-        """No gradient is of interest any more, also of graphs that live on."""
+        """Ignore all gradients from now on, also those of graphs that still exist."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -124,7 +124,7 @@ class GradientHooks:
 
 
 class _Arrived:
-    """The hook; a copy of the tensor (``deepcopy``) gets none."""
+    """The hook; a copy of the tensor (``deepcopy``) gets one that does nothing."""
 
     __slots__ = ("hooks", "places", "tensor", "version")
 
@@ -140,8 +140,8 @@ class _Arrived:
 
 
 def _silent(gradient: Tensor) -> None:
-    """The hook of a copy."""
+    """Does nothing: the hook of a copied tensor."""
 
 
 def _ignored(places: Places, gradient: Tensor) -> None:
-    """Nobody listens."""
+    """Ignores a gradient after ``detach``."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def require_fitting(model: nn.Module, plan: Plan) -> None:
-    """Raise ``PlanError`` where the plan names what this job has none of: ranks, modules or parameters."""
+    """Raise ``PlanError`` where the plan names ranks, modules or parameters that this job does not have."""
     _require_ranks(plan)
     _require_sites(model, plan)
 
@@ -44,7 +44,7 @@ def _require_sites(model: nn.Module, plan: Plan) -> None:
 
 
 def _require_ranks(plan: Plan) -> None:
-    """Raise ``PlanError`` where the plan declares a rank that there is none of."""
+    """Raise ``PlanError`` where the plan names a rank that does not exist."""
     world = world_size()
     named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
     for key, ranks in named.items():

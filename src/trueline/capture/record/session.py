@@ -1,7 +1,7 @@
-"""A session of recording: which step is recorded, what is hooked while it is, and what becomes of its rows.
+"""A session of recording: selects steps, puts hooks on for each of them, and writes their rows.
 
-Opened before a step's first forward pass and closed after its update, on every rank alike. While no step is open there
-is no hook at all.
+A step is opened before its first forward pass and closed after its update, on all ranks alike. While no step is open
+there are no hooks.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Running(NamedTuple):
 class Session:
     """Records the steps of ``model`` that ``plan`` asks for, and hands them to ``write``.
 
-    ``failed(error)`` is called once with an exception of ours; recording then stops and training goes on. Lines on
-    what cannot be seen are added to ``notes``.
+    ``failed(error)`` is called once with an exception of Trueline's; recording then stops and training goes on. Lines
+    on what cannot be recorded are added to ``notes``.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class Session:
                 self._note(note_of_compiled(name))
 
     def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
-        """The optimizer is about to change the parameters: record them and the gradients it receives. With a closure
-        the whole step is still to come, and neither is seen.
+        """The optimizer is about to change the parameters: record them and the gradients that it receives. With a
+        closure the step has not been computed yet, and neither is recorded.
         """
         if not self._open or not gradients_ready:
             return
@@ -134,7 +134,7 @@ class Session:
             stack = None if frame is None else self._stack(frame)
             self._update = None if frame is None or stack is None else (frame, stack)
             if is_initialised():
-                self._buffer.forget()  # a reduction in C++ leaves no trace in the version of a gradient
+                self._buffer.forget()  # a reduction in C++ does not change the version of a gradient
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
                 if self._selection.enters("param", name):
@@ -175,7 +175,7 @@ class Session:
         self.drain(wait=True)
 
     def abandon(self) -> None:
-        """Leave the model, and what is not written yet, to another process, of which this one is a fork."""
+        """Remove all hooks and write nothing, in a process that was forked: its parent goes on recording."""
         self._unwritten.clear()
         self._unhook()
 
@@ -188,7 +188,7 @@ class Session:
             self._see(call, [("value", value)])
 
     def pause(self) -> None:
-        """Calls until ``resume`` are the watcher's own and not recorded."""
+        """Record nothing until ``resume``: the calls are Trueline's own."""
         self._quiet += 1
         self._taken_off += self._open and self._mode.take_off()
 
@@ -248,7 +248,7 @@ class Session:
     def _enter_compiled(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> tuple[bool, Call | None]:
-        """One call, unless it is that of a module already; and whether our mode, now off, is to be on again after."""
+        """The call, None where it is recorded as a module's already; and whether to put the mode on again later."""
         module = self._running[-1].name if self._running else self._scope
         was_on, owner = self._mode.remove(), owner_of(func)
         if self._running and module in self._modules.compiled:
@@ -297,7 +297,7 @@ class Session:
     def _begin_function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> tuple[Call, arguments.Slots] | None:
-        """The call, and what it was given that is not there before it waits; None where it is not recorded."""
+        """The call, and those of its arguments that wait for a collective first; None where it is not recorded."""
         module, phase = self._running[-1].name if self._running else self._scope, self._phase_now()
         name = f"{module}.{function.name}" if module else function.name
         if not self._selection.enters(phase, name):
@@ -345,10 +345,10 @@ class Session:
             self._buffer.changed(slots)
             self._buffer.see(call, slots, note=note)
 
-    # -- parts of these --------------------------------------------------------------------------------------------
+    # -- helpers of these --------------------------------------------------------------------------------------------
 
     def _push(self) -> bool:
-        """Whether our mode was put on the stack of modes: it may be there already, and not every level needs it."""
+        """Put the mode on the stack unless it is there or not needed; return whether it was put on."""
         if not self._functions_too or self._mode.is_on():
             return False
         self._mode.__enter__()
@@ -387,7 +387,7 @@ class Session:
         self._gradients.detach()
 
     def fail(self, error: Exception) -> None:
-        """An exception of ours: record no more."""
+        """Stop recording after an exception of Trueline's."""
         self._broken = True
         self._unhook()
         self._buffer.begin(self._buffer.step)

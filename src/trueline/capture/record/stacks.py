@@ -12,7 +12,7 @@ import torch
 from trueline.schema.records import StackRecord
 
 MAX_FRAMES = 32
-"""Frames that a stack keeps, the innermost ones."""
+"""Frames of a stack that are recorded, the innermost ones."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
@@ -28,12 +28,12 @@ class Stacks:
 
     def __init__(self) -> None:
         self.new: list[StackRecord] = []
-        """Stacks seen for the first time; whoever writes them takes them out."""
+        """Stacks that were seen for the first time and are not written yet."""
         self._ids: dict[tuple[Any, ...], int] = {}
         self._frames: list[tuple[str, ...]] = []
         self._codes: dict[int, CodeType | None] = {}
-        """Code that was met, by id, as hashing code is slow; None where it is left out. That is kept alive as well, so
-        that no id is used twice.
+        """Code objects by id, as hashing them is slow; None for those that are left out. All are kept alive, so that no
+        id is used twice.
         """
         self._left_out: list[CodeType] = []
 

@@ -1,4 +1,4 @@
-"""What can be measured of a value that a call was given: the tensor itself, or the local shard of a DTensor."""
+"""The part of a value that can be measured: the tensor itself, or the local shard of a DTensor."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Measurable(NamedTuple):
 
 
 def is_under_way(x: Tensor) -> bool:
-    """Whether ``x`` is the result of a collective that nobody has waited for: the next call that takes it will."""
+    """Whether ``x`` is the result of a collective that no call has waited for yet; the next call that uses it will."""
     return _arrived(x._local_tensor if is_dtensor(x) else x) is None
 
 
 def apart(slots: Slots) -> tuple[Slots, Slots]:
-    """The values that are there, and those that nobody has waited for."""
+    """The values that are complete, and those whose collective no call has waited for."""
     for _, x in slots:
         if type(x) not in PLAIN and is_under_way(x):
             waits = [is_under_way(x) for _, x in slots]

@@ -1,4 +1,6 @@
-"""Steps between being measured and being written: their rows wait for the host, then their sums for the others."""
+"""Steps that are measured and not written yet: their rows wait for the copy to the host, then their sums for the other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from trueline.capture.step.shared_columns import Array, Own
 from trueline.schema.formats import FORMATS
 
 MAX_PENDING = 16
-"""Steps whose sum is still awaited before the oldest is given up: with this many outstanding a worker is gone."""
+"""Steps whose sums are outstanding before the oldest is given up: with so many a rank must have stopped."""
 
 
 class Backlog:
-    """The steps of one rank, in order. With ``until`` (s of ``time.perf_counter``) what is asked for is waited for, and
-    with ``decides_at`` only what has a say in that step.
+    """The steps of one rank, in order. With ``until`` (s of ``time.perf_counter``) its methods wait until then, with
+    ``decides_at`` only for sums on which decisions for that step depend.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class Backlog:
         self._unwritten.append(record)
 
     def decides(self, step: int) -> bool:
-        """Whether a sum that is still out has a say in what happens at ``step``."""
+        """Whether decisions for ``step`` depend on a sum that has not arrived."""
         return _any_decides(self._written, step) or _any_decides(self._unwritten, step)
 
     def rows(self, *, until: float | None, decides_at: int | None) -> Iterator[StepRecord]:
@@ -51,7 +53,7 @@ class Backlog:
             self._written.append(record)
 
     def sums(self, *, until: float | None, decides_at: int | None) -> Iterator[tuple[StepRecord, bool]]:
-        """Steps whose sums have arrived, in order, and with False those whose sums are given up."""
+        """Steps in order with True where their sums have arrived, with False where these are given up."""
         while self._written:
             if decides_at is not None and not _any_decides(self._written, decides_at):
                 return
@@ -64,7 +66,7 @@ class Backlog:
                 return
 
     def forget_sums(self) -> None:
-        """No sum is awaited any more."""
+        """Stop waiting for sums."""
         self._written.clear()
 
 
@@ -73,7 +75,7 @@ def _any_decides(records: Iterable[StepRecord], step: int) -> bool:
 
 
 def _left(until: float) -> float:
-    """Seconds left until then, and always a moment."""
+    """Seconds left until then, at least a millisecond."""
     return max(until - time.perf_counter(), 0.001)
 
 

@@ -1,4 +1,4 @@
-"""How this rank describes its Run, kept up to date: the manifest (first rank) and the environment file."""
+"""Keeps the description of this rank's Run up to date: the manifest (first rank) and the environment file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trueline.schema.run_manifest import ParamLists, PlanRevision, RankEnv, with
 
 
 class Description:
-    """Holds what the Sink has, and sends it again when it is out of date."""
+    """Holds the manifest and environment that the Sink has, and sends them again when they have changed."""
 
     def __init__(self, watching: Watching) -> None:
         self.manifest = watching.start.manifest
@@ -30,8 +30,8 @@ class Description:
         self._lists: list[ParamLists] = []
 
     def update(self, parameters: Parameters, step: Step) -> None:
-        """Send what holds at this step, if anything has changed. Hyper-parameters that move every step (schedules) are
-        columns of the row and do not count as a change.
+        """Send the description of this step, if anything has changed. Hyper-parameters that change at every step
+        (schedules) are columns of the row and do not count as a change.
         """
         reduction = self._adapter.reduction()
         layout, notes = parameters.layout, tuple(self._adapter.notes)
@@ -61,8 +61,8 @@ class Description:
         self._send(notes=list(dict.fromkeys([*(self.manifest.notes if self.manifest else ()), *notes])))
 
     def note_raised(self, error: BaseException) -> None:
-        """Note what ended the training on this rank, and where in the user's own code; not what it says, which may be
-        a secret.
+        """Note which exception ended the training on this rank, and where in the user's own code; not its message,
+        which may contain a secret.
         """
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
@@ -71,13 +71,13 @@ class Description:
         self._send()
 
     def note_plan(self, plan: Plan, revision: int, *, step: int) -> None:
-        """Say in the manifest which Plan is in force since ``step``."""
+        """Note in the manifest which Plan is in force since ``step``."""
         if self.manifest is not None:
             taken_up = PlanRevision(revision=revision, step=step, plan=plan.model_dump(mode="json"))
             self._send(plans=[*self.manifest.plans, taken_up])
 
     def note_interval(self, decision: Decision, *, step: int) -> None:
-        """Say in the manifest which interval is followed, and what it costs where that is over the budget."""
+        """Note in the manifest which interval is followed, and its cost where that is over the budget."""
         interval, early = decision.interval, decision.interval < decision.asked
         if self.manifest is None or (interval, early) == self._interval:
             return
@@ -90,6 +90,6 @@ class Description:
         self._send(notes=with_interval(self.manifest.notes, interval, step=step, why=why))
 
     def _send(self, **changed: object) -> None:
-        """Send both, the manifest with what has ``changed``; only the first rank keeps one."""
+        """Send both, the manifest with the fields that have ``changed``; only the first rank has one."""
         self.manifest = self.manifest and self.manifest.model_copy(update=changed)
         self._watching.safe_sink.describe(self.manifest, self.env)

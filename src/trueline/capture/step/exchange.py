@@ -1,9 +1,10 @@
-"""One small asynchronous all-reduce a sampled step, on a gloo group of its own, read a step late and never waited for.
+"""One small asynchronous all-reduce a sampled step, in a gloo group of its own; its result is read a step later, and
+training never waits for it.
 
 Every rank fills its own row of a [N, m] block and leaves zeros elsewhere, so that one sum is an all-gather of the
-scalars and an all-reduce of the sketches at once. gloo on host memory: it never touches the accelerator or its
-communicators. All sums of a job have one length, whatever becomes of a rank's model: gloo ends a process whose buffer
-is not as long as the others'.
+scalars and an all-reduce of the sketches at once. gloo works on host memory: it never uses the accelerator or its
+communicators. All sums of a job have one length, even when a rank's model changes: gloo aborts a process whose buffer
+has another length than the others'.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from trueline.capture.model.world import Meeting, meet
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""How long to wait for a late sum where that is needed (at close): a rank that is gone must not hold up the others."""
+"""Longest wait for a late sum (at close): a rank that has stopped must not delay the others for longer."""
 
 COMING_S = 20.0
-"""How long ranks that start to train wait for the others: one that only evaluates, for example, never comes."""
+"""Longest wait of ranks that start to train for the others: one that only evaluates, for example, never comes."""
 
 REDUCING_S = 300.0
 """The same where the framework's own backward pass would wait for the others anyway."""
@@ -77,24 +78,24 @@ class Team:
         return self.ranks.index(self.rank)
 
     def give_back(self) -> None:
-        """Let go of the group, and so of its threads and sockets. Never waits for another rank: what this one has
-        received in full does not need the others any more.
+        """Release the group with its threads and sockets. Never waits for another rank: results that have arrived in
+        full do not need the others any more.
         """
         group, self.group, self.side = self.group, None, None
         left = [work for work in self.under_way if not work.is_completed()]
         self.under_way = []
-        if left:  # gloo's destructor would wait for ranks that may be gone, also at exit
+        if left:  # gloo's destructor would wait for ranks that may have stopped, also at exit
             _keep(group, *left)
 
     def abandon(self) -> None:
-        """Let go of the group in a process that was forked, where gloo's destructor would wait for threads that are not
-        there.
+        """Release the group in a process that was forked, where gloo's destructor would wait for threads that do not
+        exist.
         """
         _keep(self.group, self.side, *self.under_way)
         self.group, self.side, self.under_way = None, None, []
 
     def connect(self, *, side: bool) -> None:
-        """Make ``group``, and ``side`` where it is asked for; all workers must."""
+        """Connect ``group``, and ``side`` where it is asked for; all ranks of the team must call it."""
         if self.place is not None:
             self.group = _connected(self.place, self.index, self.size)
             self.side = _connected(dist.PrefixStore("side", self.place), self.index, self.size) if side else None
@@ -114,7 +115,7 @@ class Team:
 
 
 def _keep(*objects: object) -> None:
-    """See to it that destructors never run."""
+    """Keep the objects alive for ever, so that their destructors never run."""
     for owned in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
 
@@ -142,7 +143,7 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
 
 
 def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> Apart | None:
-    """What ranks do not hold alike, None where they hold parts of one model or are not watched alike."""
+    """The parameters that differ between ranks, None where ranks hold parts of one model or have other adapters."""
     messages = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
     said = {rank: pickle.loads(data) for rank, data in messages.items()}
     if len({name for name, _ in said.values()}) > 1:
@@ -156,7 +157,7 @@ def _connected(place: dist.Store, index: int, size: int) -> dist.ProcessGroupGlo
 
 @dataclass
 class Pending:
-    """A sum under way. ``step`` is the optimizer step that it belongs to."""
+    """A sum that was started. ``step`` is the optimizer step that it belongs to."""
 
     step: int
     buffer: torch.Tensor
@@ -164,11 +165,11 @@ class Pending:
     block: tuple[int, int]
 
     def ready(self) -> bool:
-        """Whether the result is there; never blocks."""
+        """Whether the result has arrived; never blocks."""
         return self.work is None or self.work.is_completed()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most ``seconds``; whether the result is there."""
+        """Wait at most ``seconds``; return whether the result has arrived."""
         if self.work is None or self.work.is_completed():
             return True
         try:

@@ -1,4 +1,4 @@
-"""What holds in a step, decided before it begins from what all ranks share: the Plan, the schedule, the Layout."""
+"""Decides how a step is measured, before it begins, from what all ranks share: the Plan, the schedule, the Layout."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trueline.capture.step.working_parts import Watching
 
 
 class NextStep:
-    """Decides it step by step. ``SharedSum`` has what it decides by, and changes it by what it reads: of the Plan
-    (``live``), of cost (``schedule``), of the reduction (``recheck``) and of ``parameters``.
+    """Decides step by step, from the Plan (``live``), the cost (``schedule``), the reduction (``recheck``) and the
+    ``parameters``. ``SharedSum`` updates these with the sums that it reads.
     """
 
     def __init__(self, watching: Watching, *, parameters: Parameters, description: Description) -> None:
@@ -41,7 +41,7 @@ class NextStep:
         self.parts.session = self._make_session(plan=self.live.records)
 
     def decide(self, number: int) -> Step:
-        """What holds in step ``number``. Ask before every step, in order."""
+        """The decisions for step ``number``. Call it before every step, in order."""
         if self.parts.works("plan"):
             with self.parts.guarded("plan"):
                 self._look(number)
@@ -63,7 +63,7 @@ class NextStep:
         )
 
     def _look(self, number: int) -> None:
-        """Look for another Plan, and follow what all ranks agreed on to hold from this step on."""
+        """Look for a changed Plan, and follow the changes that all ranks have agreed on from this step on."""
         self.live.look(number, agrees=self.parts.works("exchange"))
         change = self.live.due(number)
         if self.live.triggers.news_at == number:

@@ -1,4 +1,4 @@
-"""From what arrived on the host to the columns of a workers row. Pure: numpy in, plain values out.
+"""Columns of a workers row from the tensors that were copied to the host. Pure: arrays in, plain values out.
 
 Letters: P parameters, G groups, k sketch length.
 """
@@ -20,11 +20,11 @@ from trueline.tensor.digest import unsigned
 Array = NDArray[np.float64]
 
 MISSING = -1.0
-"""Stands for "no gradient was seen" in a list of norms, where None cannot stand."""
+"""Marks "no gradient was measured" in a list of norms, which cannot hold None."""
 
 
 def gradient_columns(host: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
-    """The columns of gradients that one worker knows by itself: its ``local`` and ``used`` norms."""
+    """The columns of gradients that need no other worker: its ``local`` and ``used`` norms."""
     out: dict[str, Any] = {}
     norm2 = norms2(host, "local", layout)
     if norm2 is not None:
@@ -74,8 +74,8 @@ def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
 
 
 def _cancelled(host: Mapping[str, Tensor], layout: Layout) -> Array:
-    """[G] at most how many times as long all micro-batches' reduced gradients are, one by one, as their sum: n norms
-    are at most √(n Σ norm²) together.
+    """[G] upper bound of the sum of the norms of all micro-batches' reduced gradients over the norm of their sum: n
+    norms add up to at most √(n Σ norm²).
     """
     if "reduced_times" not in host:
         return np.ones(len(layout.groups))
@@ -111,7 +111,7 @@ def norms2(host: Mapping[str, Tensor], phase: str, layout: Layout) -> Array | No
 
 
 def by_group(norm2_P: Array, layout: Layout) -> Array:
-    """Sum of squares per group, float64 [G]; what was not seen adds nothing."""
+    """Sum of squares per group, float64 [G]; parameters that were not measured add nothing."""
     seen = np.where(norm2_P == MISSING, 0.0, norm2_P)
     return np.bincount(layout.group_index, seen, minlength=len(layout.groups))
 

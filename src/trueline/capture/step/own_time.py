@@ -1,7 +1,7 @@
-"""The time that watching takes of training, step by step on this rank, and of the worst rank.
+"""The time that watching costs training, for each step on this rank, and on the rank where it costs most.
 
-It is CPU time of the threads that our code runs in, and the rest of the wall time where our code blocks. Waiting for a
-core is neither: on a busy host it is most of the wall time, and training would wait for the core as long without us.
+It is the CPU time of Trueline's code in all threads, and wall time where that code blocks. Waiting for a core is not
+counted: on a busy host it is most of the wall time, and training would wait as long without Trueline.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ except ImportError:  # not on Linux
 
 
 def blocked_count() -> int | None:
-    """How often this thread has given its core away by itself, to wait; None where the system does not count it."""
+    """The number of voluntary context switches of this thread; None where the system does not count them."""
     return None if RUSAGE_THREAD is None else getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 class OwnTime:
-    """Counts what watching uses between the ends of two steps. ``cpu_s`` is the clock of a thread, ``wall_s`` that of
-    the wall.
+    """Adds up the time of watching between the ends of two steps. ``cpu_s`` is a clock of thread time, ``wall_s`` one
+    of wall time, ``blocked`` counts voluntary context switches.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class OwnTime:
         blocked: Callable[[], int | None] = blocked_count,
     ) -> None:
         self.latest: dict[str, float] = {"plain": 0.0, "sampled": 0.0, "step_s": 0.0}
-        """Seconds of the latest plain and sampled step that watching used, and of the latest step as a whole (0: none
-        yet): what this rank sends to the others.
+        """Seconds that watching used in the latest plain and sampled step, and of the latest step as a whole (0: none
+        yet), as this rank sends them to the others.
         """
         self.cpu_s = cpu_s
         self._wall_s = wall_s
@@ -46,13 +46,13 @@ class OwnTime:
         self._ended_at = wall_s()
 
     def add(self, seconds: float) -> None:
-        """Watching used so much in this step: CPU time of the calling thread, by ``cpu_s``."""
+        """Add CPU time of the calling thread, in s by ``cpu_s``, that watching used in this step."""
         self._own_s += seconds
 
     @contextlib.contextmanager
     def may_block(self) -> Iterator[None]:
-        """Add the wall time inside that is no CPU time, if the thread gave its core away by itself meanwhile: for a
-        disk, a device or another rank. One that only lost its core waited for nothing of ours.
+        """Add the wall time inside that is no CPU time, if the thread blocked meanwhile (a voluntary context switch) on
+        a disk, a device or another rank. A thread that was only preempted did not wait for Trueline.
         """
         cpu_s, wall_s, blocked = self.cpu_s(), self._wall_s(), self._blocked()
         try:
@@ -62,7 +62,7 @@ class OwnTime:
                 self.add(max(self._wall_s() - wall_s - (self.cpu_s() - cpu_s), 0.0))
 
     def end_step(self, *, sampled: bool) -> dict[str, float]:
-        """The step is over: columns ``step_s`` and ``own_s`` of its row."""
+        """The columns ``step_s`` and ``own_s`` of the step that ends here."""
         now = self._wall_s()
         own_s, step_s = self._own_s, now - self._ended_at
         self._own_s, self._ended_at = 0.0, now
@@ -72,8 +72,8 @@ class OwnTime:
 
 
 def worst(scalars: shared_columns.Array) -> dict[str, float]:
-    """Of what all ranks sent (``shared_columns.scalars``), the most that watching used and the shortest step, as
-    ``Schedule.spent`` takes them.
+    """The highest cost of watching and the shortest step among all ranks' ``scalars`` (``shared_columns``), as
+    arguments of ``Schedule.spent``.
     """
     plain, sampled, step = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plain", "sampled", "step_s"))
     return {"plain_s": float(plain.max()), "sampled_s": float(sampled.max()), "step_s": float(step.min())}

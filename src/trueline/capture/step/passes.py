@@ -2,10 +2,10 @@
 
 A step's own are those whose gradients are in ``.grad`` when the optimizer updates.
 
-A backward pass is thrown away where what it left in ``.grad`` is gone, or zero, when the next one begins: that of a
-generator through its critic, of a look at saliency, the first one of SAM. Parameters are looked at, and not who empties
-them, since anybody may. Of a closure that is called several times a step (LBFGS) the first call counts, at the
-parameters as the step found them.
+A backward pass does not count where the gradients that it left in ``.grad`` are gone, or zero, when the next one
+begins: that of a generator through its critic, one for a saliency map, the first one of SAM. Trueline looks at the
+gradients and not at calls that clear them, since any code may do that. Of a closure that is called several times a step
+(LBFGS) the first call counts, at the parameters with which the step began.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from trueline.capture.model.untraced import Hook, in_backward, skipped
 from trueline.capture.model.world import collectives_started
 
 MAX_HOOKED = 16
-"""Tensors of an output at which it is noted that a backward pass has come to the model."""
+"""Tensors of a model's output that get a hook which notes a backward pass."""
 
 LOOKED_AT = 4
-"""Parameters of an optimizer that are looked at: the last, which is next to the loss, and the smallest."""
+"""Parameters of an optimizer whose gradients are checked: the last, which is next to the loss, and the smallest."""
 
 SAMPLE = 2**14
-"""Elements of a gradient that are looked at, or one of its rows."""
+"""Elements of a gradient that are checked, or one of its rows."""
 
 
 @dataclass(eq=False)
 class Pass:
-    """A forward or backward pass. ``at`` is the number in its step of the backward pass that its gradients come from,
-    before one has come that of the next; ``reached`` is whether one came through the model's output.
+    """A forward or backward pass. ``at`` is the index in the step of the backward pass that its gradients come from,
+    or, before there is one, of the next; ``reached`` is whether a gradient came through the model's output.
     """
 
     at: int
@@ -55,9 +55,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class CountedPasses:
-    """What counts of a step: nothing before the backward pass of the number ``first``, and nothing before one of
-    ``asked`` where ``zeroed`` (bool, as many) turns out to be true. ``reached``: some forward pass was; ``hooked``:
-    one could be. ``at`` is int64, of each row of what was taken by name.
+    """The passes of a step that count: none before the backward pass of index ``first``, and none before one of
+    ``asked`` whose flag in ``zeroed`` (bool, as many, on the device) is true. ``reached``: a gradient came through the
+    output of some forward pass; ``hooked``: one could. ``at`` has by name the int64 index of each row that was taken.
     """
 
     first: int = 0
@@ -68,7 +68,7 @@ class CountedPasses:
     at: dict[str, NDArray[np.int64]] = field(default_factory=dict[str, NDArray[np.int64]])
 
     def counts(self, one: Pass, *, backward: bool = False) -> bool:
-        """Whether it is one of the step's own, as far as the host knows."""
+        """Whether a pass counts, as far as the host knows without reading from the device."""
         return one.at >= self.first and (one.reached or not (self.hooked if backward else self.reached))
 
     def take(self, name: str, rows: Iterable[tuple[Pass, Tensor]], *, backward: bool = False) -> dict[str, Tensor]:
@@ -80,12 +80,12 @@ class CountedPasses:
         return {name: torch.cat([tensor for _, tensor in mine])}
 
     def result(self) -> dict[str, Tensor]:
-        """What ``left`` needs on the host."""
+        """The tensors that ``left`` needs on the host."""
         return {"zeroed": torch.stack(self.zeroed)} if self.zeroed else {}
 
     def left(self, host: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int | None]:
-        """What has arrived on the host without that of passes whose gradients were zeroed, and how many batches were
-        read for the others; None where none was.
+        """The tensors on the host without those of passes whose gradients were zeroed, and the number of batches of the
+        other passes; None without one.
         """
         zeroed = host["zeroed"].tolist() if "zeroed" in host else []
         first = max((number for number, zero in zip(self.asked, zeroed, strict=False) if zero), default=self.first)
@@ -125,11 +125,11 @@ class Contributions:
 
     @property
     def is_over(self) -> bool:
-        """Whether a closure is evaluated again: nothing more counts."""
+        """Whether a closure is evaluated again: no further pass counts."""
         return self._calls > 1
 
     def now(self) -> Pass:
-        """The pass that whatever is reported now belongs to."""
+        """The pass to which a batch, output or loss that arrives now belongs."""
         return self.latest or Pass(self._num_begun)
 
     def listen(self, guard: Guard) -> None:
@@ -146,11 +146,11 @@ class Contributions:
     # -- forward and backward passes -------------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
-        """A training forward pass begins, or what a batch was given for by hand."""
+        """A training forward pass begins, or a batch was passed by hand."""
         self.latest = Pass(self._num_begun)
 
     def at_output(self, output: Any) -> None:
-        """Note when gradients come back through ``output``, unless they go on to other parameters only."""
+        """Hook ``output`` to note when gradients come back through it, unless the model trains no parameters."""
         one = self.now()
         if self.is_over or not any(param.requires_grad for param in self._params):
             return
@@ -175,7 +175,7 @@ class Contributions:
         return Pass(self._num_begun - 1)
 
     def _after_backward(self, *args: Any, **kwargs: Any) -> None:
-        """Look at what it has left in ``.grad``."""
+        """Remember which gradients it has left in ``.grad``."""
         with self._guard("passes"):
             one = self._under_way
             if one is not None and not in_backward():
@@ -184,7 +184,7 @@ class Contributions:
                     self._there = [(param, id(param.grad)) for param in self._looked_at() if param.grad is not None]
 
     def _came_back(self, one: Pass, gradient: Tensor) -> None:
-        """A gradient: of the backward pass under way, or of ``torch.autograd.grad``, which a loss may be made from."""
+        """Take a gradient, of the running backward pass or of ``torch.autograd.grad``, which a loss may use."""
         if self._under_way is not None:
             self._under_way.reached = True
             one.at = self._under_way.at
@@ -193,7 +193,7 @@ class Contributions:
         one.reached = self._reached = True
 
     def _note_zeroed(self) -> None:
-        """Whether anything is left of what there was, seen from the host, or by the device itself."""
+        """Note whether the gradients of the pass before are gone (known on the host) or zero (known on the device)."""
         if not self._there:
             return
         left = [param.grad for param, _ in self._there if param.grad is not None]
@@ -218,8 +218,8 @@ class Contributions:
         self._update_from = self._num_begun
 
     def counted(self) -> CountedPasses:
-        """What counts of this step. All does where gradients are kept elsewhere, so that an empty ``.grad`` says
-        nothing: by an optimizer that holds copies, or by who puts another gradient there than backward did.
+        """The passes of this step that count. All do where gradients are kept elsewhere, so that an empty ``.grad``
+        means nothing: in an optimizer that holds copies, or where code puts another gradient there than backward did.
         """
         zeroed = self._zeroed
         if not self._updated or any(p.grad is not None and id(p.grad) != was for p, was in self._there):
@@ -229,8 +229,8 @@ class Contributions:
         return CountedPasses(first, tuple(asked), tuple(asked.values()), self._reached, self._hooked)
 
     def counting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Arguments of an optimizer's ``step`` (with itself) whose closure counts its calls; None where it is none, or
-        an object that may have more to it than to be called.
+        """Arguments of an optimizer's ``step`` (itself first) with a closure that counts its calls; None without a
+        closure, and for an object that may be used for more than calling it.
         """
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not isinstance(closure, (FunctionType, MethodType, functools.partial)):
@@ -249,7 +249,7 @@ class Contributions:
         return evaluated
 
     def _looked_at(self) -> Iterable[Tensor]:
-        """Those of the optimizers that have updated this model: what they do not hold, they do not empty."""
+        """Parameters to check, of the optimizers that have updated this model: these do not clear any others."""
         if not self._trained:
             return _few(self._params)
         return {id(param): param for few in self._trained.values() for param in few}.values()

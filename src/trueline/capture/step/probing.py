@@ -1,4 +1,4 @@
-"""Asks the probes of one model, each for itself: one that raises is not asked again, and the others go on."""
+"""Calls the probes of one model, each on its own: one that raises is not called again, and the others go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = {column.name for column in WORKER_COLUMNS}
 
 
 class Probing:
-    """Collects what ``probes`` take in a step: ``row`` are the columns that are known at once."""
+    """Collects what ``probes`` measure in a step: ``row`` has the columns that need no copy to the host."""
 
     def __init__(self, probes: Sequence[Probe], parts: WorkingParts) -> None:
         self._probes = probes
@@ -25,7 +25,7 @@ class Probing:
         parts.let_go = self._let_go
 
     def begin(self, step: Step) -> None:
-        """``step`` begins; what was taken of the one before is forgotten."""
+        """Begin ``step``, and drop what was measured in the one before."""
         self._step = step
         self.row: dict[str, Any] = {"step": step.number}
         self._taken: dict[str, Tensor] = {}
@@ -33,28 +33,32 @@ class Probing:
             self.due = [probe for probe in self._probes if self._parts.works(probe.name) and self._begins(probe)]
 
     def ask(self, moment: Moment, **brings: Any) -> None:
-        """Take what is measured at ``moment``, which sets those fields of the step."""
+        """Set these fields of the step, and take what probes measure at ``moment``."""
         for name, value in brings.items():
             setattr(self._step, name, value)
         with self._parts.timed():
             for probe in self.due:
                 if moment in probe.moments:
                     self._taken |= self._take(probe, moment)
-        self._step.args, self._step.kwargs, self._step.output = (), {}, None  # they are large, and not ours to keep
+        self._step.args, self._step.kwargs, self._step.output = (
+            (),
+            {},
+            None,
+        )  # they are large, and must not be kept alive
 
     def ask_last(self) -> dict[str, Tensor]:
-        """The tensors that probes take as watching ends, asked or not before; ``due`` are then those that took any."""
+        """The tensors that all probes take as watching ends; ``due`` are then the probes that took any."""
         asked = [(probe, self._take(probe, "closed")) for probe in self._probes if "closed" in probe.moments]
         self.due = [probe for probe, tensors in asked if tensors]
         return {name: tensor for _, tensors in asked for name, tensor in tensors.items()}
 
     def hand_over(self) -> dict[str, Tensor]:
-        """The tensors that were taken since this was called before."""
+        """The tensors that were taken since the last call."""
         taken, self._taken = self._taken, {}
         return taken
 
     def columns(self, probes: Iterable[Probe], host: Mapping[str, Tensor], step: Step, row: dict[str, Any]) -> None:
-        """Add to ``row`` of ``step`` what ``probes`` make of the tensors that have arrived."""
+        """Add to ``row`` of ``step`` the columns that ``probes`` make of the tensors on the ``host``."""
         with self._parts.timed():
             for probe in (each for each in probes if self._parts.works(each.name)):
                 with self._losing(probe):
@@ -76,21 +80,23 @@ class Probing:
 
     @contextlib.contextmanager
     def _losing(self, probe: Probe) -> Iterator[None]:
-        """Do without ``probe`` from now on if it raises."""
+        """Stop calling ``probe`` if the code inside raises."""
         try:
             yield
         except Exception as error:
             self._parts.end(probe.name, error)
 
     def _let_go(self, part: str) -> None:
-        """Have a probe that has failed measure nothing any more."""
+        """Make a probe that has failed measure nothing from now on."""
         for probe in self._probes:
             if probe.name == part:
                 probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
 
 
 def _known(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``found``, where all are columns of the workers table; else raises KeyError, as a Sink would for a whole row."""
+    """``found``, if all of it are columns of the workers table; else raises KeyError, where a Sink would refuse the
+    whole row.
+    """
     if unknown := found.keys() - _COLUMNS:
         raise KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.workers")
     return found

@@ -1,8 +1,8 @@
-"""The recorder: opens and closes steps, asks the probes, and hands what they measured to a Sink.
+"""The recorder: opens and closes steps, calls the probes, and passes what they measured to a Sink.
 
-One step, on every rank: probes measure at its moments; just before the optimizer's update what they took is copied to
-the host, and the sum over workers is started; after the update the row is written. The sum is read a step or more
-later and written as the second piece of the row. No step ever waits for another rank.
+One step, on every rank: probes measure at its moments; just before the optimizer's update the tensors that they took
+are copied to the host, and the sum over workers is started; after the update the row is written. The sum is read one or
+more steps later and written as the second piece of the row. No step ever waits for another rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trueline.capture.step.working_parts import Watching
 
 
 class Recorder:
-    """Records one model on one rank, as hooks of a Watch call it. ``notes`` are what the manifest says is unseen."""
+    """Records one model on one rank; the hooks of a Watch call it. ``notes`` go into the manifest: what is not seen."""
 
     def __init__(self, watching: Watching, *, probes: Sequence[Probe], contributions: Contributions) -> None:
         self.model, self.team, self.parts = watching.model, watching.team, watching.parts
@@ -72,7 +72,7 @@ class Recorder:
         self._probing.ask("forward", module=module)
 
     def at_output(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """It has returned ``output``."""
+        """The forward pass has returned ``output``."""
         with self.parts.guarded("passes"):
             self._passes.at_output(output)
             self.contributions.at_output(output)
@@ -95,8 +95,8 @@ class Recorder:
             self._gather()
 
     def after_update(self, *, seen: bool = True) -> None:
-        """The update is done: the step ends, its row is written, the next one opens. Not ``seen`` where it is known
-        only later: what is in ``.grad`` may be another step's.
+        """The update is done: the step ends, its row is written, the next step begins. Not ``seen`` where the update is
+        noticed only later: the gradients in ``.grad`` may be another step's.
         """
         self._updating = False
         self.parts.session.close_step()
@@ -115,7 +115,7 @@ class Recorder:
 
     def drain(self, *, patience_s: float = 0.0, decides_at: int | None = None) -> None:
         """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and
-        with ``decides_at`` only for sums that have a say in that step.
+        with ``decides_at`` only for sums on which decisions for that step depend.
         """
         with self.parts.time.may_block():
             until = time.perf_counter() + patience_s if patience_s > 0 else None
@@ -124,13 +124,13 @@ class Recorder:
             self._sum.read(self._backlog, until=until, decides_at=decides_at)
 
     def stop_exchange(self) -> None:
-        """The process groups go away: read the sums that are under way, and start no more."""
+        """Read the sums that were started, and start no more: the process groups are about to be destroyed."""
         with self.parts.guarded("exchange"):
             self.drain(patience_s=exchange.PATIENCE_S)
         self.parts.end("exchange")
 
     def close(self, raised: BaseException | None = None) -> None:
-        """Write what is left, and that ``raised`` ended the training; close the Sink, and leave the model as it was."""
+        """Write the remaining rows, and that ``raised`` ended the training; close the Sink and restore the model."""
         with self.parts.guarded("close"):
             self.drain(patience_s=exchange.PATIENCE_S)
         with self.parts.guarded("close"):
@@ -143,7 +143,7 @@ class Recorder:
         self.safe_sink.close()
 
     def abandon(self) -> None:
-        """Leave the model as it was, in a process that was forked: nothing is written, and no other thread is there."""
+        """Restore the model in a process that was forked: nothing is written, and no other thread exists."""
         self.parts.session.abandon()
         self._leave()
         self.team.abandon()
@@ -163,10 +163,10 @@ class Recorder:
         self.parts.session.open_step(self._now)
 
     def _await_decision(self) -> None:
-        """Before a step is chosen, every sum that may change the interval or the Plan from here on must be in: all
-        ranks decide alike.
+        """Read every sum that may change the interval or the Plan from this step on, so that all ranks decide alike.
 
-        Such a sum is two samples old, so it is there; a rank that is gone costs ``PATIENCE_S`` once, then sums stop.
+        Such a sum is two samples old, so it has arrived; a rank that has stopped costs ``PATIENCE_S`` once, then sums
+        end.
         """
         if self._backlog.decides(self._now) and self.team.group is not None and self.parts.works("exchange"):
             with self.parts.guarded("exchange"):
@@ -215,8 +215,8 @@ class Recorder:
         self.safe_sink.write(row)
 
     def _write_last(self) -> None:
-        """Write what probes take of the model as training left it. Asks no other rank, and no device for long; an
-        update that never ended left nothing that replicas must share.
+        """Write what probes measure of the model as training left it. Needs no other rank, and does not wait long for a
+        device. After an update that was interrupted, replicas need not be equal: then nothing is written.
         """
         last, schedule = self._now - 1, self._next.schedule
         if self._updating or last < schedule.first or not schedule.within(last):

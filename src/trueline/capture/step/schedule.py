@@ -1,5 +1,5 @@
-"""Which steps are sampled: decided from the Plan, the step number and sums that all ranks share, so all take part or
-none.
+"""Decides which steps are sampled, from the Plan, the step number and sums that all ranks share: all ranks take part in
+a step or none.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from dataclasses import dataclass
 from trueline.schema.plan import Plan
 
 ALLOWANCE_S = 2.0
-"""Own time that a run may spend on sampling every step before the budget rules: most faults show at the start, short
-runs are seen whole, and in a run of five minutes it is less than 1 %.
+"""Time that watching may use for sampling every step before the budget applies: most faults show at the start, short
+runs are sampled completely, and in a run of five minutes it is less than 1 %.
 """
 
 EARLY_STEPS, EARLY_INTERVAL = 300, 4
-"""In its first steps a job is sampled at least so often, whatever that costs: 75 samples are what a fault that begins
-in the middle of them needs, as two workers can be distinguished after 29 at best (threshold e^20 of bets that win 2 at
-most).
+"""The first steps of a job are sampled at least so often, at any cost: a fault that begins in the middle of them needs
+these 75 samples, as two workers can be distinguished after 29 at best (threshold e^20 of bets that win 2 at most).
 """
 
 MAX_INTERVAL = 100
-"""Never rarer than this, even where a budget asks for it: the manifest says so then."""
+"""The longest interval, even where a budget asks for a longer one; the manifest then says so."""
 BEAT = 10
-"""Where the Plan's ``steps`` leave steps out, ranks exchange only whether the Plan has changed, every so many
-steps: a sum of a few numbers, which counts from the next on."""
+"""In steps that the Plan's ``steps`` leave out, ranks only exchange whether the Plan has changed, every so many steps:
+a sum of a few numbers, which takes effect at the next one."""
 
 REDUCED_FIRST = 4
-"""Sampled steps at the start at which the result of the reduction is looked at by itself."""
+"""Sampled steps at the start in which the result of the reduction is measured separately."""
 
 REDUCED_EVERY = 8
-"""And then every so many, and whenever the step before leaves a doubt: otherwise what the optimizer receives stands for
-it, at two thirds of the cost."""
+"""After that every so many, and whenever the step before is in doubt: in the others the gradients that the optimizer
+receives stand for it, at two thirds of the cost."""
 
 KEPT = 16
 """Latest measurements of cost whose median counts."""
@@ -42,7 +41,7 @@ DIGESTED_FIRST = 16
 """
 
 LOOKS_AGAIN = 8
-"""Times in a job that a finding has replicas digested often again: one that comes and goes must not do so for good."""
+"""How often in a job a finding makes digests frequent again: one that comes and goes must not do so for ever."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Schedule:
         self._total_s = 0.0
 
     def beats(self, step: int) -> bool:
-        """Whether this step, which the Plan does not watch, exchanges only whether the Plan has changed."""
+        """Whether ranks exchange in this step, which the Plan does not watch, only whether the Plan has changed."""
         return not self.within(step) and step % BEAT == 0
 
     def within(self, step: int) -> bool:
@@ -123,7 +122,7 @@ class Schedule:
         return self.within(step) and due
 
     def look_again(self, step: int) -> None:
-        """Digest often from ``step`` on, as at the start: all ranks have learnt of a finding before it."""
+        """Digest often from ``step`` on, as at the start, because all ranks have received a finding before it."""
         if step - self._dense_since >= DIGESTED_FIRST and self._looks_left > 0:
             self._looks_left -= 1
             self._dense_since = step
@@ -138,7 +137,7 @@ class Schedule:
         return due
 
     def counts(self, step: int) -> bool:
-        """Whether the sum of ``step`` has a say in the interval: not where a later Plan is in force by now."""
+        """Whether the interval depends on the sum of ``step``: not where a later Plan is in force."""
         return self._plan.every is None and step >= self._since
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
@@ -187,8 +186,8 @@ class Recheck:
         return self._doubt or self._count < REDUCED_FIRST or self._count % REDUCED_EVERY == 0
 
     def update(self, *, straight: bool, mean: bool) -> None:
-        """What a step showed: whether the optimizer received the ``mean`` up to a factor, and up to none
-        (``straight``).
+        """Take the result of a step: whether the optimizer received the ``mean`` gradient times some factor, and
+        whether that factor was one (``straight``).
         """
         self._doubt = not mean or (self._straight and not straight)
         self._straight = straight

@@ -1,4 +1,4 @@
-"""From one worker's sketches and the sums over all workers to the columns that a step owes the others.
+"""The columns of a step that depend on other workers, from one worker's sketches and the sums over all.
 
 Letters: N workers, G groups, k sketch length. All arrays are float64 on the host. Pure functions: no torch, no ranks.
 """
@@ -58,7 +58,7 @@ NOTHING = Own(local_norm=np.zeros(1), local=np.zeros((1, 1)), reduced=None, used
 
 @dataclass(frozen=True)
 class Sums:
-    """What the collective brought: scalars [N, m] and, summed over workers, the rest."""
+    """The result of the collective: scalars [N, m], and the rest summed over workers."""
 
     scalars: Array
     local_norm: Array
@@ -124,7 +124,7 @@ def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
 
 
 def apart(scalars: Array) -> str | None:
-    """Why the workers' parts of a sum are not of one iteration, in words; None where they are.
+    """Why the workers' parts of a sum are of different iterations, as a clause; None where they are of one.
 
     The same number of updates after another number of reduced backward passes is an update that some workers left out
     or repeated: from there on their steps are not each other's.
@@ -173,8 +173,8 @@ def columns(
 
 
 def _common_factor(used: Array, sums: Sums) -> float:
-    """What the user's code multiplied the mean gradient with before the optimizer received it (clipping), 1 where
-    unclear.
+    """The factor by which the user's code multiplied the mean gradient before the optimizer received it (clipping); 1
+    where it is unclear.
     """
     mean = sums.local / sums.scalars.shape[0]
     square = float(np.vdot(mean, mean))
@@ -220,12 +220,12 @@ def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, ob
 def reduction(
     own: Own, sums: Sums, *, sharded: bool, numel: Array, dtype: str, roundings: int, seen: bool = True
 ) -> dict[str, object]:
-    """The columns that hold the reduction to its promise: reduced = mean of the local gradients, equal on all
-    replicas.
+    """The columns that compare the result of the reduction with what it should be: the mean of the local gradients,
+    equal on all replicas.
 
-    Where its result was not looked at by itself at this step, what the optimizer received stands for it if it is the
-    mean; if it is not, only what is left of it after a factor is taken out is recorded, as the user may have clipped
-    it.
+    Where the result was not measured separately in this step, the gradient that the optimizer received stands for it
+    if it is the mean; if it is not, only the residual without a common factor is recorded, as the user may have
+    clipped it.
     """
     if np.any(sums.scalars[:, SCALARS.index("finite")] < 1):
         return {}
@@ -254,8 +254,8 @@ def reduction(
 
 
 def after_reduction(own: Own, *, numel: Array, dtype: str) -> dict[str, object]:
-    """What happened to this rank's shard of the mean before the optimizer received it: the factor, what is left
-    without it, and how much of that rounding explains. A shard that was taken away was multiplied by 0.
+    """The columns that compare what the optimizer received with this rank's shard of the mean: the factor between them,
+    the residual without it, and how much of that rounding explains. The factor of a shard that is missing is 0.
 
     Besides the additions of ``times`` parts, an element is divided by the number of workers, cast, unscaled and
     clipped: four roundings more.

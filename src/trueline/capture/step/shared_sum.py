@@ -1,5 +1,5 @@
-"""The sum over workers of each sampled step: begun when its numbers have reached the host, read when it is there, and
-what follows from it on all ranks alike: shared columns, the Plan and the Layout in force, the sampling interval.
+"""The sum over workers of each sampled step: started when its numbers have reached the host, and read when it has
+arrived. All ranks take from it the shared columns, the Plan and Layout in force, and the sampling interval.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from trueline.capture.step.own_time import worst
 from trueline.capture.step.working_parts import Watching
 
 SUMMED = "gradients"
-"""The part whose measurements are summed; a rank on which it has failed adds zeros."""
+"""The name of the probe whose measurements are summed; a rank on which it has failed adds zeros."""
 
 
 class SharedSum:
-    """Begins and reads the sums of one rank; all ranks of the team begin the same ones, whatever becomes of them."""
+    """Starts and reads the sums of one rank. All ranks of the team start the same ones, also where a probe failed."""
 
     def __init__(self, watching: Watching, next_step: NextStep) -> None:
         self._next = next_step
@@ -26,7 +26,7 @@ class SharedSum:
         self._write = watching.safe_sink.write
 
     def start(self, record: StepRecord, *, now: int) -> None:
-        """Begin the sum of a sampled step, once its numbers are on the host; ``now`` is the step that is under way."""
+        """Start the sum of a sampled step, once its numbers are on the host; ``now`` is the current step."""
         self._look_at(record, now=now)
         due = record.of.sampled and record.pending is None and self._team.group is not None
         if not (due and self._parts.works("exchange")):
@@ -49,7 +49,7 @@ class SharedSum:
             record.pending = exchange.start(self._team, step=record.step, scalars=scalars, sums=sums)
 
     def read(self, backlog: Backlog, *, until: float | None, decides_at: int | None) -> None:
-        """Take the sums that have arrived, in order, and give up those that never will."""
+        """Read the sums that have arrived, in order, and give up those that never will."""
         if not self._parts.works("exchange"):
             backlog.forget_sums()
         for record, arrived in backlog.sums(until=until, decides_at=decides_at):

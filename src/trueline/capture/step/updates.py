@@ -20,12 +20,12 @@ _STEP = next(
     for part in Optimizer.profile_hook_step.__code__.co_consts
     if isinstance(part, CodeType) and part.co_name == "wrapper"
 )
-"""The code in which torch wraps the ``step`` of every class of optimizers, and calls the hooks from."""
+"""The code of the function in which torch wraps every optimizer's ``step``, and which calls the hooks."""
 
 
 def is_compiled(param: Tensor, *, update: bool) -> bool:
     """Whether ``torch.compile`` has traced an ``update`` of the optimizer of ``param``, or else calls of its model.
-    No hook is called in what it made.
+    Compiled code calls no hooks.
     """
     return getattr(param, "_dynamo_static_input_type", None) == ("guarded" if update else "unguarded")
 
@@ -52,7 +52,7 @@ class Updates:
 
     @property
     def asks_for_backward(self) -> bool:
-        """Whether ``saw_backward`` is of use."""
+        """Whether ``saw_backward`` must be called to know which optimizer trains the model."""
         return not self._has_own and not self._alive()
 
     def add(self, optimizer: Optimizer) -> None:
@@ -64,8 +64,8 @@ class Updates:
         self._fed = True
 
     def unseen(self) -> Optimizer | None:
-        """The given optimizer whose update ended a step since this was asked before, in what ``torch.compile`` made of
-        it: that its parameters were changed is all that shows it. None without.
+        """The given optimizer whose compiled update ended a step since the last call, None without one. Such an update
+        shows only in its parameters, which have changed.
         """
         ended = None
         for optimizer in self._alive():
@@ -86,7 +86,9 @@ class Updates:
         self._has_gradient = True
 
     def running(self) -> Optimizer | None:
-        """The outermost optimizer of this model in whose ``step`` we are, in a closure. Its update ends the step."""
+        """The outermost optimizer of this model whose ``step`` is running, with a closure; None without. Its update
+        ends the step.
+        """
         optimizer = next(iter([*self._on_the_stack()][::-1]), None)
         if optimizer is not None:
             self._ends = weakref.ref(optimizer)
@@ -95,8 +97,8 @@ class Updates:
     def begin(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
         """Whether the update that ``optimizer`` is about to make ends the step. Call it from a hook of torch's.
 
-        That it is not one inside another (an optimizer's step may call that of its base class, which has hooks of its
-        own) is read off the stack: an update that raised leaves nothing behind there.
+        Whether it is nested in another update (an optimizer's step may call that of its base class, which has hooks of
+        its own) is read from the call stack, which is right also after an update that raised.
         """
         if not self._counts(optimizer) or len([*self._on_the_stack()]) > 1:
             return False
@@ -131,7 +133,7 @@ class Updates:
         return [one for ref in self._given if (one := ref()) is not None]
 
     def _on_the_stack(self) -> Iterator[Optimizer]:
-        """Those of this model whose ``step`` this thread is in, the innermost first."""
+        """Optimizers of this model whose ``step`` is on this thread's stack, the innermost first."""
         frame: Any = sys._getframe(1)
         while frame is not None:
             if frame.f_code is _STEP and self._counts(optimizer := frame.f_locals["args"][0]):

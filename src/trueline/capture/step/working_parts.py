@@ -36,12 +36,12 @@ class Watching:
 
 
 _here: list[WorkingParts] = []
-"""Those of this process, one for each watched model: what one computes, no other may record."""
+"""All of this process, one for each watched model: what one computes must not be recorded by another."""
 
 
 class WorkingParts:
     """The parts of watching of one model, by name. ``failed`` is called with the first exception of each, ``let_go``
-    with its name. ``session`` records what the model computes, and nothing of ours.
+    with its name. ``session`` records what the model computes, and nothing that Trueline computes.
     """
 
     def __init__(self, failed: Callable[[str, Exception], None]) -> None:
@@ -58,7 +58,7 @@ class WorkingParts:
         return part not in self._ended
 
     def end(self, part: str, error: Exception | None = None) -> None:
-        """Do without ``part`` from now on, because of an exception of ours, if any; never raises."""
+        """Do without ``part`` from now on, because of an exception of Trueline's, if any; never raises."""
         if part in self._ended:
             return
         self._ended.add(part)
@@ -69,7 +69,7 @@ class WorkingParts:
 
     @contextlib.contextmanager
     def guarded(self, part: str) -> Iterator[None]:
-        """Count the CPU time inside as Trueline's, and turn an exception of ours into a Finding: training goes on."""
+        """Count the CPU time inside as Trueline's, and turn an exception into a Finding: training goes on."""
         with self.timed():
             try:
                 yield
@@ -78,8 +78,8 @@ class WorkingParts:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the CPU time inside as Trueline's, once a thread (a comm hook's result is looked at in one of gloo's or
-        NCCL's), and record nothing of what is computed there.
+        """Count the CPU time inside as Trueline's, once for each thread (the result of a comm hook is measured in a
+        thread of gloo or NCCL), and record nothing that is computed inside.
         """
         thread = threading.get_ident()
         if thread in self._inside:

@@ -70,7 +70,7 @@ def require_sizes(content: Any, held_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """The tensors of state dicts; ``values`` are plain numbers and texts beside them by path, ``others`` the paths of
+    """The tensors of state dicts; ``values`` are plain numbers and texts between them by path, ``others`` the paths of
     all else.
     """
 

@@ -32,7 +32,9 @@ class Background(Generic[Item]):
         self._thread.start()
 
     def put(self, item: Item, size_bytes: int) -> None:
-        """Hand over an item; waits while there is no room for it. Raises what an earlier item met, and takes none."""
+        """Queue an item; wait while there is no room for it. Raises the exception of an earlier item, and then queues
+        none.
+        """
         with self._changed:
             self.raise_error()
             while self._held_bytes and self._held_bytes + size_bytes > self._max_bytes:
@@ -50,7 +52,7 @@ class Background(Generic[Item]):
                 self._changed.wait()
 
     def close(self) -> None:
-        """Handle what waits, end the thread, and raise what an item met."""
+        """Handle the queued items, end the thread, and raise the exception of an item, if there was one."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -58,7 +60,7 @@ class Background(Generic[Item]):
         self.raise_error()
 
     def raise_error(self) -> None:
-        """Raise the exception that an item met, if one did since the last time."""
+        """Raise the exception of an item since the last call, if there was one."""
         error, self._error = self._error, None
         if error is not None:
             raise error

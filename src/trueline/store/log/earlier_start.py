@@ -1,4 +1,6 @@
-"""Recovers one rank's files after an earlier start of the job: its journals are sealed before the next start writes."""
+"""Takes over the files that an earlier start of the job left of one rank: seals its journals before the next start
+writes.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Pieces:
     def add_parts(self, parts: list[PartName]) -> set[int]:
         """Take the parts of one rank, in order; the numbers of those that could be read.
 
-        Where a part is there beside those that were merged into it, their writer was about to remove them.
+        Where the parts that were merged into a part still exist, their writer was about to remove them.
         """
         read: set[int] = set()
         merged: set[int] = set()

@@ -80,11 +80,11 @@ class RecordWriter:
             self._background.put(record, sum(map(len, record.frames)))
 
     def raise_error(self) -> None:
-        """Raise what the thread met, if anything since the last time."""
+        """Raise the exception of the thread since the last call, if there was one."""
         self._background.raise_error()
 
     def drain(self) -> None:
-        """Wait until all that was handed over is written."""
+        """Wait until all queued records are written."""
         self._background.drain()
 
     def close(self) -> None:
