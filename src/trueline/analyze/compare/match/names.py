@@ -69,9 +69,15 @@ class NameMap:
         more = BUILT_IN[built_in] if built_in is not None else ((), ())
         return cls((*renames, *more[0]), (*merges, *more[1]), given=f"map '{text}'", checked=(renames, merges))
 
-    def plain(self, name: str) -> str:
-        """The name that ``name`` has in both runs, merges left aside."""
-        return functools.reduce(lambda done, rename: rename(done), self.renames, plain_name(name)) or name
+    @functools.cached_property
+    def plain(self) -> Callable[[str], str]:
+        """Gives the name that a name has in both runs, merges left aside; memoized, as a step has each many times."""
+
+        @functools.cache
+        def plain(name: str) -> str:
+            return functools.reduce(lambda done, rename: rename(done), self.renames, plain_name(name)) or name
+
+        return plain
 
     def require_use(self, names: Collection[str]) -> None:
         """Raise ``InputError`` for a rule that fits none of ``names``, those of both runs: it is probably misspelt."""
