@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.corpus import families, faults
-from benchmarks.compare.corpus.cases import Case, all_cases, run_case, run_reference
+from benchmarks.compare.corpus.cases import Case, all_cases, run_case, run_reference, verdict_of
 from benchmarks.compare.corpus.children import results_of
 from benchmarks.compare.corpus.healthy import register
 from benchmarks.compare.corpus.recording import Setting
@@ -109,7 +109,7 @@ def _run(cases: list[Case], setting: Setting, options: argparse.Namespace) -> li
                 with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")
             print(f"{len(known)}/{len(cases)} {result['verdict']:<12} {result['key']}", file=sys.stderr, flush=True)
-    return [{**known[case.key], **case.facts()} for case in cases]
+    return [verdict_of(case, {**known[case.key], **case.facts()}) for case in cases]
 
 
 if __name__ == "__main__":

@@ -92,7 +92,14 @@ def _compared(case: Case, setting: Setting, work: Path) -> dict[str, Any]:
         answer = said(run, _reference(case.family, work), "" if case.healthy is None else case.healthy.names)
     finally:
         shutil.rmtree(run.parent)
+    return verdict_of(case, {**answer, "names": Names.of(trained.model).to_json()})
+
+
+def verdict_of(case: Case, result: dict[str, Any]) -> dict[str, Any]:
+    """``result`` with its verdict, by the truth as it is now: a file may have results of before it was corrected."""
+    if "error" in result:
+        return result
     if case.fault is None:
-        return {**answer, "verdict": {0: SILENT, 3: UNDECIDED}.get(answer["exit"], "alarm")}
-    verdict = judged(answer, case.fault.truth, setting.plan, Names.of(trained.model))
-    return {**answer, "verdict": verdict, "right_code": answer["code"] in case.fault.truth.codes}
+        return {**result, "verdict": {0: SILENT, 3: UNDECIDED}.get(result["exit"], "alarm")}
+    verdict = judged(result, case.fault.truth, case.setting.plan, Names.from_json(result["names"]))
+    return {**result, "verdict": verdict, "right_code": result["code"] in case.fault.truth.codes}

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
+from benchmarks.compare.corpus.families.language import heads
 from benchmarks.compare.corpus.kit import FAMILIES, Training, healthy
 from benchmarks.compare.threads import two_threads
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from trueline.testing.reference_training import in_halves
 
@@ -58,6 +60,11 @@ def _halved(module: nn.Linear) -> None:
     module.forward = forward
 
 
+def _checkpointed(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda *args: checkpoint(forward, *args, use_reentrant=False)
+
+
 def register() -> None:
     """Add the ways that every family has."""
     for name, family in FAMILIES.items():
@@ -76,3 +83,156 @@ def register() -> None:
         healthy(name, "eager for compiled", needs="compiled")(_as(compiled=False))
         if family.micro:
             healthy(name, "two micro-batches")(_as(num_micro=2))
+
+
+@healthy("gpt", "fused attention")
+def _(t: Training) -> None:
+    for block in t.model.blocks:
+        block.attn.attend = lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@healthy("vit", "fused attention")
+def _(t: Training) -> None:
+    for block in t.model.blocks:
+        block.attn.attend = functional.scaled_dot_product_attention
+
+
+def _sdpa(t: Training) -> None:
+    t.model.set_attn_implementation("sdpa")
+
+
+for _name in ("gpt2", "bert", "t5", "whisper"):
+    healthy(_name, "fused attention")(_sdpa)
+
+
+@healthy("llama", "attention written out")
+def _(t: Training) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        scores = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    for layer in t.model.layers:
+        layer.self_attn.attend = attend
+
+
+@healthy("gpt", "checkpointing")
+def _(t: Training) -> None:
+    for block in t.model.blocks:
+        _checkpointed(block)
+
+
+@healthy("llama", "checkpointing")
+def _(t: Training) -> None:
+    for layer in t.model.layers:
+        _checkpointed(layer)
+
+
+@healthy("unet", "checkpointing")
+def _(t: Training) -> None:
+    for block in (t.model.down1, t.model.down2, t.model.mid, t.model.up1):
+        _checkpointed(block)
+
+
+def _split(t: Training) -> None:
+    for block in t.model.blocks:
+        attn = block.attn
+        for name, weight, bias in zip("qkv", attn.qkv.weight.chunk(3), attn.qkv.bias.chunk(3), strict=True):
+            part = nn.Linear(48, 48)
+            part.weight.data, part.bias.data = weight.detach().clone(), bias.detach().clone()
+            attn.add_module(name, part)
+        del attn.qkv
+        attn.split = _split_by(attn)
+
+
+def _split_by(attn: nn.Module) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    return lambda x: tuple(heads(part(x), attn.num_heads) for part in (attn.q, attn.k, attn.v))
+
+
+healthy("gpt", "split q, k and v")(_split)
+healthy("gpt", "split q, k and v, with a map", names="q, k, v = qkv")(_split)
+
+
+@healthy("moe", "experts in another order")
+def _(t: Training) -> None:
+    for layer in t.model.layers:
+        layer.moe.order = [3, 1, 0, 2]
+
+
+@healthy("gnn", "edges in another order")
+def _(t: Training) -> None:
+    for layer in t.model.layers:
+        layer.forward = _resorted(layer.forward)
+
+
+def _resorted(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def sorted_by_target(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        order = torch.argsort(target, stable=True)
+        return forward(x, source[order], target[order])
+
+    return sorted_by_target
+
+
+@healthy("mlp", "a subclass of SGD")
+def _(t: Training) -> None:
+    t.optimizer = type("OurSGD", (torch.optim.SGD,), {})
+
+
+@healthy("unet", "AdamW without decay for Adam")
+def _(t: Training) -> None:
+    t.optimizer, t.settings = torch.optim.AdamW, {**t.settings, "weight_decay": 0.0}
+
+
+@healthy("resnet", "channels last")
+def _(t: Training) -> None:
+    t.model.to(memory_format=torch.channels_last)
+
+
+@healthy("convnext", "channels last")
+def _(t: Training) -> None:
+    t.model.to(memory_format=torch.channels_last)
+
+
+@healthy("perceiver", "pieces of six")
+def _(t: Training) -> None:
+    t.model.piece = 6
+
+
+@healthy("tp", "partial sums in another order")
+def _(t: Training) -> None:
+    for block in t.model.blocks:
+        for row in (block.out, block.down):
+            row.reduce = lambda partial: partial[1] + partial[0]
+
+
+@healthy("mamba", "fused multiply and add")
+def _(t: Training) -> None:
+    for mixer in t.model.mixers:
+        mixer.skip = lambda scanned, x, mixer=mixer: torch.addcmul(scanned, x, mixer.D)
+
+
+@healthy("clip", "einsum for the products")
+def _(t: Training) -> None:
+    m = t.model
+    m.compare = lambda image, text: m.logit_scale.exp() * torch.einsum("id,td->it", image, text)
+
+
+@healthy("dlrm", "embeddings summed, not bags")
+def _(t: Training) -> None:
+    for table in t.model.tables:
+        table.forward = lambda ids, table=table: functional.embedding(ids, table.weight).sum(1)
+
+
+@healthy("lstm", "zeros made another way")
+def _(t: Training) -> None:
+    t.model.start = lambda x: (x.new_zeros(1, len(x), 32), x.new_zeros(1, len(x), 32))
+
+
+@healthy("gru", "lerp for two products")
+def _(t: Training) -> None:
+    t.model.cell.mix = lambda new, update, state: torch.lerp(new, state, update)
+
+
+@healthy("vae", "a square root for half of a logarithm")
+def _(t: Training) -> None:
+    t.model.sample = lambda mean, log_var: mean + log_var.exp().sqrt() * torch.randn_like(mean)

@@ -66,6 +66,15 @@ class Names:
         }
         return cls(type(model).__name__, frozenset(modules), frozenset(leaves))
 
+    def to_json(self) -> list[Any]:
+        """As lists."""
+        return [self.root, sorted(self.modules), sorted(self.leaves)]
+
+    @classmethod
+    def from_json(cls, names: list[Any]) -> Names:
+        """The reverse."""
+        return cls(names[0], frozenset(names[1]), frozenset(names[2]))
+
 
 def judged(said: dict[str, Any], truth: Truth, plan: str, names: Names) -> str:
     """One of ``VERDICTS``."""

@@ -145,6 +145,7 @@ class LlamaAttention(nn.Module):
         self.q_proj, self.v_proj = LoRA(width, width), LoRA(width, width // 2)
         self.k_proj, self.o_proj = nn.Linear(width, width // 2, bias=False), nn.Linear(width, width, bias=False)
         self.rotary = Rotary(width // 4)
+        self.attend = functional.scaled_dot_product_attention
 
     def rotate_half(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
@@ -161,7 +162,7 @@ class LlamaAttention(nn.Module):
         v = heads(self.v_proj(x_BLD), self.num_groups)
         turns = self.rotary(x_BLD.shape[1])
         q, k = self.rotate(q, *turns), self.rotate(k, *turns)
-        mixed = functional.scaled_dot_product_attention(q, self.repeat(k), self.repeat(v), is_causal=True)
+        mixed = self.attend(q, self.repeat(k), self.repeat(v), is_causal=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -253,6 +254,7 @@ class MoE(nn.Module):
         self.num_chosen = num_chosen
         self.router = nn.Linear(width, num_experts, bias=False)
         self.experts = nn.ModuleList(SwiGLU(width) for _ in range(num_experts))
+        self.order = list(range(num_experts))
         self.balance = torch.zeros(())
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,9 +268,10 @@ class MoE(nn.Module):
         x_ND = x_BLD.flatten(0, 1)
         weight_NK, expert_NK = self.route(x_ND)
         sum_ND = torch.zeros_like(x_ND)
-        for index, expert in enumerate(self.experts):
+        for index in self.order:
             rows, slots = torch.where(expert_NK == index)
-            sum_ND = sum_ND.index_add(0, rows, (expert(x_ND[rows]) * weight_NK[rows, slots, None]).to(sum_ND.dtype))
+            done = self.experts[index](x_ND[rows]) * weight_NK[rows, slots, None]
+            sum_ND = sum_ND.index_add(0, rows, done.to(sum_ND.dtype))
         return sum_ND.view_as(x_BLD)
 
 

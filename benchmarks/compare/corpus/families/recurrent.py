@@ -136,13 +136,13 @@ class Perceiver(nn.Module):
         self.embed, self.norm = nn.Embedding(VOCABULARY, 32), nn.LayerNorm(32)
         self.attn, self.norm_out = CachedAttention(32), nn.LayerNorm(32)
         self.mlp = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
-        self.head = nn.Linear(32, VOCABULARY)
+        self.head, self.piece = nn.Linear(32, VOCABULARY), 4
 
     def forward(self, signal_BLD: Tensor, here_BL: Tensor, ids_BL: Tensor) -> Tensor:
         latents_BLD = self.reader(self.into(signal_BLD), here_BL)
         cache: list[Tensor] = self.attn(self.norm(latents_BLD), [])[1]
         logits = []
-        for piece_BL in ids_BL.split(4, 1):
+        for piece_BL in ids_BL.split(self.piece, 1):
             x_BLD = self.embed(piece_BL)
             mixed_BLD, cache = self.attn(self.norm(x_BLD), cache)
             x_BLD = x_BLD + mixed_BLD

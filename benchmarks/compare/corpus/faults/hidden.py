@@ -7,10 +7,9 @@ import ctypes
 import torch
 from benchmarks.compare.corpus.kit import FIRST, INPUT, STRUCTURE, WEIGHT, Training, after, before, fault
 from torch import Tensor
-from torch.nn import functional
 
 EITHER = (FIRST, STRUCTURE)
-MASK = "triu|tril|ones|zeros|masked_fill|full|neg"
+MASK = "triu|tril|ones|zeros|masked_fill|full|neg|clamp|zeros_like"
 
 
 @fault("gpt", "causal mask off by one", "mask", f"blocks.1.attn:{MASK}", codes=EITHER)
@@ -41,19 +40,9 @@ def _(t: Training) -> None:
 
 @fault("llama", "attention not causal", "mask", "layers.1.self_attn:scaled_dot_product_attention")
 def _(t: Training) -> None:
-    attn, turned = t.model.layers[1].self_attn, functional.scaled_dot_product_attention
-
-    def forward(x: Tensor) -> Tensor:
-        q, k = _heads(attn.q_proj(x), 4), _heads(attn.k_proj(x), 2)
-        turns, v = attn.rotary(x.shape[1]), _heads(attn.v_proj(x), 2)
-        q, k = attn.rotate(q, *turns), attn.rotate(k, *turns)
-        return attn.o_proj(turned(q, attn.repeat(k), attn.repeat(v), is_causal=False).transpose(1, 2).flatten(-2))
-
-    attn.forward = forward
-
-
-def _heads(x: Tensor, num: int) -> Tensor:
-    return x.view(*x.shape[:2], num, -1).transpose(1, 2)
+    attn = t.model.layers[1].self_attn
+    attend = attn.attend
+    attn.attend = lambda q, k, v, is_causal: attend(q, k, v)
 
 
 @fault("gnn", "an edge in ten is dropped", "mask", "layers.0:mul|index_add|truediv|div", codes=EITHER)

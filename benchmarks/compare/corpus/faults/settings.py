@@ -59,7 +59,7 @@ def _(t: Training) -> None:
     "gpt",
     "gradients clipped at 0.5",
     "setting",
-    "~:clamp|mul_|mul|div|truediv",
+    "~:rdiv|clamp|clip|mul_|mul|div|truediv",
     phase=("grad", "opt", "bwd"),
     codes=(OPTIMIZER, FIRST, STRUCTURE),
     word="clip|max_norm",
