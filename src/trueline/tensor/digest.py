@@ -75,7 +75,7 @@ def _signed(value: int) -> int:
 
 def _of_bytes(x: Tensor) -> int:
     dense = x.resolve_conj().resolve_neg().contiguous()
-    content = bits_of(dense, _BYTE) if dense.numel() else b""
+    content = bits_of(dense, _BYTE).data if dense.numel() else b""
     return _signed(xxhash.xxh3_64_intdigest(content))
 
 

@@ -96,6 +96,12 @@ def test_a_last_layer_within_a_factor_of_two_of_the_end_is_a_warning(tmp_path):
     assert finding.measured == pytest.approx(8.0**4)
 
 
+def test_a_hundredfold_over_three_layers_is_the_least_that_counts(tmp_path):
+    (finding,) = told(tmp_path / "a", [1.0, 4.0, 5.0, 5.0], scale=400.0)  # 400 ... 40,000
+    assert finding.measured == 100.0
+    assert told(tmp_path / "b", [1.0, 4.0, 5.0, 4.5], scale=400.0) == []
+
+
 @pytest.mark.parametrize(
     ("factors", "scale"),
     [

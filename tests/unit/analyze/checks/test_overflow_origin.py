@@ -102,6 +102,7 @@ def test_a_call_that_overflows_is_named_with_its_line_and_not_the_mask_before_it
     finding = only(recorded(tmp_path, model, preset=preset))
 
     assert (finding.severity, finding.ranks, finding.step_first) == ("error", (0,), 0)
+    assert finding.false_alarm_rate == 0.0
     assert finding.sites[0] == "0.0/r0/fwd/Attention.mul#1:out0"
     assert finding.evidence["grade"] == "critical"
     assert finding.evidence["stack"][0].endswith("overflow")

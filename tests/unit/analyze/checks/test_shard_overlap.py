@@ -19,7 +19,7 @@ from trueline.analyze.checks import shard_overlap
 from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.samples.coverage import Returns, draws_with_replacement, log_e_of_staying, returns_of
 from trueline.analyze.samples.declared import Declared
-from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of
+from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of, tests_of
 from trueline.analyze.stats.tails import log_likelihood_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.run_manifest import Attempt, Manifest
@@ -120,6 +120,14 @@ def test_seeds_of_unsplit_data_may_differ(tmp_path):
     epochs = shards(400, 2, epochs=2)
     declared = envs(2, 200, seed=lambda rank: rank, num_replicas=1, sampler_rank=0)
     assert shard_overlap.check(write_run(tmp_path, sample_rows(epochs, 4), envs=declared)) == []
+
+
+@pytest.mark.parametrize(("num_workers", "num_tests"), [(2, 1), (3, 4)])
+def test_each_of_three_workers_has_a_test_of_its_own(num_workers, num_tests):
+    """Of two, one is in as many repeats between workers as both."""
+    samples = samples_of([[np.arange(8) for _ in range(num_workers)]], 2)
+    seen = SeenOnce(samples, one_data_set=False)
+    assert len(tests_of(samples, repeats_of(samples, seen), seen)) == num_tests
 
 
 def test_distinct_rows_make_any_repeat_a_contradiction(tmp_path):

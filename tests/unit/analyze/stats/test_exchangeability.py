@@ -45,6 +45,7 @@ def test_a_worker_without_company_is_not_judged():
 
 
 def test_equal_workers_leave_no_evidence():
+    np.testing.assert_array_equal(scores(np.ones((20, 4))), 0.0)
     e = log_e_values(scores(np.ones((20, 4))))
     np.testing.assert_array_equal(e, 0.0)
 
