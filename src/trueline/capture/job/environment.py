@@ -16,17 +16,7 @@ from trueline.capture.model.layout import Layout, local, named_buffers
 from trueline.capture.model.mesh import is_piece
 from trueline.schema.run_manifest import ParamLists, RankEnv
 
-_PACKAGES = (
-    "torch",
-    "numpy",
-    "transformers",
-    "accelerate",
-    "lightning",
-    "deepspeed",
-    "torch_npu",
-    "triton",
-    "trueline",
-)
+_KNOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torch_npu", "triton", "trueline")
 
 
 def describe_rank(model: nn.Module, layout: Layout, *, world_size: int) -> RankEnv:
@@ -73,7 +63,7 @@ def _whole(layout: Layout) -> list[str]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that decide numbers."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
-    for package in _PACKAGES:
+    for package in _KNOWN:
         if package in sys.modules or package == "trueline":
             try:
                 found[package] = importlib.metadata.version(package)

@@ -46,30 +46,15 @@ class SafeSink:
         what = f"{type(error).__name__}: {why(error)}"
         claim = f"Watching of {part} stopped on rank {self._rank} at step {self.step}: {what}."
         _log.warning("trueline: %s Training goes on.", claim)
-        self.write(
-            Finding(
-                code=WATCH_DEGRADED,
-                severity="info",
-                claim=claim,
-                ranks=(self._rank,),
-                step_first=self.step,
-                next=("Report this with the message above; the other signals are still recorded.",),
-            )
-        )
+        self.write(self._degraded(claim, "Report this with the message above; the other signals are still recorded."))
 
     def note_unwatched(self, name: str) -> None:
         """Say that another model is trained on this rank and not watched."""
-        self.write(
-            Finding(
-                code=WATCH_DEGRADED,
-                severity="info",
-                claim=f"Model '{name}' is trained on rank {self._rank} and not watched: not all ranks began to train "
-                "one of this name at the same time, or there are too many.",
-                ranks=(self._rank,),
-                step_first=self.step,
-                next=("Look whether every rank trains the same models.",),
-            )
+        claim = (
+            f"Model '{name}' is trained on rank {self._rank} and not watched: not all ranks began to train one of this "
+            "name at the same time, or there are too many."
         )
+        self.write(self._degraded(claim, "Look whether every rank trains the same models."))
 
     def close(self) -> None:
         """As ``Sink.close``, once."""
@@ -80,18 +65,17 @@ class SafeSink:
             except OSError as error:
                 _log.warning("trueline: the last steps of rank %s could not be written: %s", self._rank, error)
 
+    def _degraded(self, claim: str, todo: str) -> Finding:
+        ranks = (self._rank,)
+        return Finding(
+            code=WATCH_DEGRADED, severity="info", claim=claim, ranks=ranks, step_first=self.step, next=(todo,)
+        )
+
     def _lose(self, error: OSError) -> None:
         sink, self._sink = self._sink, None
         claim = f"The Run could not be written from step {self.step} on rank {self._rank}: {why(error)}."
         _log.warning("trueline: %s Training goes on, unrecorded.", claim)
-        finding = Finding(
-            code=WATCH_DEGRADED,
-            severity="info",
-            claim=claim,
-            ranks=(self._rank,),
-            step_first=self.step,
-            next=("Free space or choose another --out, and start a new Run.",),
-        )
+        finding = self._degraded(claim, "Free space or choose another --out, and start a new Run.")
         if sink is not None:
             with contextlib.suppress(OSError):
                 sink.write(finding)

@@ -6,7 +6,7 @@ Letters: B samples, T positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
-from trueline.capture.step.passes import Contributions, CountedPasses, Pass
+from trueline.capture.step.passes import Contributions, Pass
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")
@@ -54,7 +54,13 @@ class BatchProbe:
         where there are none.
         """
         if moment == "gradients":
-            return columns_of(self._batches, step.counted)
+            batches = self._batches
+            rows = {
+                "sample_digests": [(one, batch.samples) for one, batch in batches],
+                "target_digests": [(one, batch.targets) for one, batch in batches if batch.targets is not None],
+                "tokens": [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None],
+            }
+            return {key: value for name, taken in rows.items() for key, value in step.counted.take(name, taken).items()}
         if moment == "update" and self._batches:
             step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
         elif moment == "batch" and not self._passes.is_over:
@@ -89,17 +95,6 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
-
-
-def columns_of(batches: Sequence[tuple[Pass, Batch]], counted: CountedPasses) -> dict[str, Tensor]:
-    """Of a step's micro-batches ``sample_digests`` and ``target_digests``, int64 [B], and ``tokens`` of each, float64;
-    absent where there are none.
-    """
-    samples = [(one, batch.samples) for one, batch in batches]
-    targets = [(one, batch.targets) for one, batch in batches if batch.targets is not None]
-    tokens = [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None]
-    found = {"sample_digests": samples, "target_digests": targets, "tokens": tokens}
-    return {key: value for name, rows in found.items() for key, value in counted.take(name, rows).items()}
 
 
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:

@@ -87,16 +87,9 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     }
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
         facts["dataset_len"] = len(dataset)  # type: ignore[arg-type]
-    for name, key in (
-        ("num_replicas", "num_replicas"),
-        ("rank", "sampler_rank"),
-        ("seed", "seed"),
-        ("shuffle", "shuffle"),
-    ):
-        value = getattr(sampler, name, None)
-        if isinstance(value, (bool, int)):
-            facts[key] = value
-    return facts
+    keys = {"num_replicas": "num_replicas", "rank": "sampler_rank", "seed": "seed", "shuffle": "shuffle"}
+    known = {key: getattr(sampler, name, None) for name, key in keys.items()}
+    return facts | {key: value for key, value in known.items() if isinstance(value, (bool, int))}
 
 
 def rows_digest(dataset: Any) -> str:
