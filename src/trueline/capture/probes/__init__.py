@@ -1,1 +1,1 @@
-"""One thing that is measured a file."""
+"""Probes: what is measured in a step. One file for each, but for the small ones in ``surroundings``."""

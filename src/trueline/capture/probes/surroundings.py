@@ -1,4 +1,6 @@
-"""What surrounds the forward pass of a rank: autocast, and whether ranks exchange tensors within it."""
+"""What surrounds a step of a rank: autocast and collectives in the forward pass, model averagers of torch, the random
+streams of the process, and the optimizer's hyper-parameters.
+"""
 
 from __future__ import annotations
 
