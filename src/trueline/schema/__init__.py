@@ -1,1 +1,1 @@
-"""The vocabulary that every other package speaks: plain facts, no torch, no files."""
+"""The vocabulary of all packages: plain facts without torch. Of files only the Plan and the lock of a Run."""

@@ -22,7 +22,7 @@ class Timeline:
 
     @property
     def restarts(self) -> list[int]:
-        """The first steps, ascending, of all starts but the first that are still there."""
+        """The first steps, ascending, of all starts but the first that still own steps."""
         later = [attempt for attempt in sorted(self.begun) if 0 < attempt < len(self.first_steps)]
         return [self.first_steps[attempt] for attempt in later if self._reaches(attempt)]
 

@@ -65,7 +65,7 @@ def combine(first_B: Tensor, second_B: Tensor) -> Tensor:
 
 
 def unsigned(value: int) -> int:
-    """The uint64 that an int64 digest stands for in a Run."""
+    """The uint64 by which a Run stores an int64 digest."""
     return value & 0xFFFF_FFFF_FFFF_FFFF
 
 

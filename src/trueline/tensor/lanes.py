@@ -30,7 +30,7 @@ ROW = 1024
 are then off by 3e-7, in one row by 4e-6."""
 
 SMALL = 4096
-"""Numbers up to which a call costs more than reading memory, so that sums are made in float64 throughout."""
+"""Blocks of up to so many numbers are summed in float64 throughout: there a call costs more than reading memory."""
 
 Stats = tuple[float, float, float, float, float, float, float, float, float]
 """In the order of ``STAT_NAMES``."""
@@ -43,7 +43,7 @@ _MOST = math.sqrt(torch.finfo(torch.float32).max / CHUNK)
 
 _LARGEST = torch.finfo(torch.float64).max
 _LARGEST_SQUARED = 1e150
-"""Above it sums may overflow float64, of which NumPy would warn."""
+"""Above it sums may overflow float64, and NumPy would warn."""
 
 _smallest, _largest, _total = np.minimum.reduce, np.maximum.reduce, np.add.reduce
 

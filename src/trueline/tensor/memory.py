@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class _Memory:
-    """Memory from an address on, as NumPy's array interface describes it: ctypes would make a type for each length."""
+    """Memory at an address, described by NumPy's array interface: ctypes would create a type for each length."""
 
     __slots__ = ("__array_interface__",)
 

@@ -16,7 +16,7 @@ from trueline.store.writer import RunWriter
 
 
 class NewRun:
-    """A Run that nobody sees yet. Ranks are written one after the other."""
+    """A Run under a temporary name. Ranks are written one after the other."""
 
     def __init__(self, folder: str, manifest: Manifest) -> None:
         self.manifest = manifest

@@ -1,4 +1,4 @@
-"""Claims a directory for a Run: only an earlier Run is ever removed, and only where overwriting was asked for."""
+"""Claims a directory for a Run. Only an earlier Run is ever removed, and only where overwriting was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing local files so that they are whole or not there, whenever the process dies or the disk fills up."""
+"""Writes local files so that they are complete or do not exist, whenever the process dies or the disk fills up."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class JournalWriter:
         self._size_bytes = append(self._fd, frame, self._size_bytes)
 
     def close(self) -> None:
-        """Give up the file handle; the file stays."""
+        """Close the file handle; the file stays."""
         os.close(self._fd)
 
 

@@ -12,7 +12,7 @@ from trueline.schema.text.reading import why
 from trueline.store.file_names import PartName
 
 MOST_ROWS = 1_000
-"""A byte: what repeats takes hardly any room, but each row has a number of its own."""
+"""Most rows for each byte of a part: repeated values take hardly any room, but each row has a number of its own."""
 
 
 class DamagedPart(Exception):

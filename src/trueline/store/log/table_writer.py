@@ -1,4 +1,4 @@
-"""The rows of one table of one rank: in a journal at once, in sealed Parquet parts a while later.
+"""Writes the rows of one table of one rank: at once to a journal, later to sealed Parquet parts.
 
 Every so many steps, seconds or bytes the journal is sealed: its rows become a Parquet part under a temporary name,
 which is fsynced and renamed, and then an empty journal replaces the full one in the same way. The journal's header
@@ -93,7 +93,7 @@ class TableWriter:
             self._close_journal()
 
     def abandon(self) -> None:
-        """Give up the file handle and forget the rows; files stay as they are."""
+        """Close the file handle and drop the rows in memory; files stay as they are."""
         self._forget_rows()
         self._close_journal()
 

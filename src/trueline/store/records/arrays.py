@@ -23,7 +23,7 @@ _LETTERS = {
     pa.float32(): "f",
     pa.float64(): "d",
 }
-"""How the types of numbers are called in the module ``array``, which refuses what does not fit."""
+"""Type codes of the module ``array``, which refuses numbers that do not fit."""
 
 
 def from_numpy(values_N: NDArray[Any], *, absent_N: NDArray[np.bool_] | None = None) -> pa.Array:

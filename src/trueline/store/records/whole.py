@@ -28,13 +28,13 @@ class Place:
 
     @property
     def shard(self) -> tuple[int, ...]:
-        """Which part it is: ranks with the same hold the same."""
+        """The key of the part: ranks with equal keys hold the same values."""
         axes = zip(self.coordinate, self.placements, strict=True)
         return tuple(coordinate for coordinate, placement in axes if not placement.startswith("R"))
 
     @property
     def pending_sum(self) -> bool:
-        """Whether the parts are terms of a sum that nobody has taken."""
+        """Whether the parts are terms of a sum that has not been computed."""
         return any(placement.startswith("P") for placement in self.placements)
 
 
