@@ -24,12 +24,13 @@ MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
 """Reasons that count in continuous integration: what a machine without a GPU, or without root, cannot show."""
 
 LONGEST_FIRST = (
-    *("faults/test_gallery", "cli/test_run_resume", "cli/test_run", "docs/test_transcripts", "cli/test_demo"),
-    *("ranks/test_watch_changes_nothing", "unit/store/test_disk", "ranks/test_compare_ranks", "cli/test_run_ref"),
-    *("unit/store/test_records_crash", "ranks/test_compiled_training", "cli/test_gallery", "ranks/test_live_plan"),
-    *("unit/tensor/test_kernel_sanitized", "ranks/test_compare_placements", "unit/store/test_property"),
-    *("unit/analyze/compare/test_compare", "unit/analyze/compare/match/test_name_maps", "ranks/test_shards"),
-    *("unit/tensor/test_measure", "unit/tensor/test_sketch", "unit/tensor/test_fingerprint"),
+    *("faults/test_gallery", "ranks/test_watch_changes_nothing", "docs/test_transcripts", "ranks/test_compare_ranks"),
+    *("ranks/test_compiled_training", "unit/store/test_disk", "cli/test_run", "unit/store/test_records_crash"),
+    *("ranks/test_live_plan", "unit/store/test_property", "cli/test_demo", "unit/analyze/compare/test_compare"),
+    *("cli/test_run_ref", "ranks/test_compare_placements", "unit/analyze/compare/match/test_name_maps"),
+    *("ranks/test_shards", "cli/test_run_resume", "ranks/test_updates_apart", "unit/tensor/test_measure"),
+    *("unit/tensor/test_sketch", "unit/analyze/compare/judge/test_stored_values", "web/test_report"),
+    *("unit/store/test_verify", "unit/tensor/test_fingerprint", "cli/test_gallery", "ranks/test_pool"),
 )
 """Files of more than ten seconds, by what they take. Workers of pytest-xdist begin with them, so that none is left with
 a long one when the others have ended.
