@@ -138,7 +138,7 @@ def test_fsdp2_over_tensor_parallelism_is_compared_within_each_cut(four, tmp_pat
     for name, members in PAIRS:
         run = compared(tmp_path / name, members, norms=[truth[rank][2] for rank in members])
         assert run.manifest.adapter == "fsdp2"
-        assert f"ranks {members[0]}, {members[1]}, which hold the same cut" in run.manifest.notes[0]
+        assert f"ranks {members[0]} and {members[1]}, which hold the same cut" in run.manifest.notes[0]
         assert set(run.records()["rank"].to_pylist()) == set(members)
 
 

@@ -22,6 +22,7 @@ from trueline.capture.model.layout import fsdp2_groups, named_parameters
 from trueline.capture.model.mesh import Mesh, is_dtensor, on_device_mesh, workers_in
 from trueline.capture.model.world import ranks_of
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.schema.text.words import ranks_text
 
 PRECEDENCE = 20
 
@@ -113,10 +114,14 @@ class Fsdp2Adapter(HookingAdapter):
                 "hold the same cut."
             )
             return replace(whole, members=group, others=own.others)
+        compared = (
+            f"{ranks_text(group)}, which hold the same cut, are compared with each other"
+            if len(group) > 1
+            else f"no other rank holds the cut of {ranks_text(group)}, which is compared with none"
+        )
         self.notes.append(
-            f"parameters are cut by tensor parallelism too (mesh {whole.text()}): ranks "
-            f"{', '.join(map(str, group))}, which hold the same cut, are compared with each other; ranks that hold "
-            "another one write Runs of their own."
+            f"parameters are cut by tensor parallelism too (mesh {whole.text()}): {compared}; ranks that hold another "
+            "one write Runs of their own."
         )
         return own
 
