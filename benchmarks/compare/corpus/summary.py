@@ -19,7 +19,7 @@ def summary(results: Sequence[Result]) -> str:
     kinds = sorted({each["kind"] for each in faults})
     rows = [_row(kind, [each for each in faults if each["kind"] == kind]) for kind in kinds]
     rows += [_row("**all**", faults)] if faults else []
-    head = ["kind of fault", "faults", *_COLUMNS, "silent, below rounding", "other code", "first site", "at least"]
+    head = ["kind of fault", "faults", *_COLUMNS, "silent at tensor too", "other code", "first site", "at least"]
     parts = [table(head, rows, right=range(1, len(head)))] if faults else []
     if healthy:
         silent = _count(healthy, SILENT)

@@ -15,6 +15,7 @@ from trueline.analyze.compare.compare import compare
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.result import Comparison
 from trueline.render.comparison.compare_story import story_of
+from trueline.schema.errors import CannotTell
 
 SILENT, UNDECIDED, EXACT, MODULE = "silent", "cannot tell", "first site", "its module"
 ELSEWHERE, NOWHERE, CRASH = "other place", "no site", "crash"
@@ -23,7 +24,10 @@ VERDICTS = (EXACT, MODULE, ELSEWHERE, NOWHERE, UNDECIDED, SILENT, CRASH)
 
 def said(run: Path, ref: Path, names: str = "") -> dict[str, Any]:
     """Exit code, headline, and code, sites and claim of the leading finding."""
-    comparison = compare(run, ref, names=NameMap.load(names) if names else None)
+    try:
+        comparison = compare(run, ref, names=NameMap.load(names) if names else None)
+    except CannotTell as error:
+        return {"exit": 3, "headline": str(error), "code": "", "sites": [], "claim": "", "counts": {}}
     leading = next((each for each in comparison.findings if each.severity != "info"), None)
     return {
         "exit": comparison.exit_code,
