@@ -64,7 +64,7 @@ def language_model(
     watch = ctx.watch(model, optimizer, preset="mix")
     batches = map(batch, shares(ctx, problem) if share else shares(EntryContext(0, 1), problem))
     with inside():
-        return fit(ctx, model, optimizer, problem, batches, steps=STEPS, watch=watch, loss_of=loss_of)
+        return fit(ctx, problem, model, optimizer=optimizer, batches=batches, steps=STEPS, watch=watch, loss_of=loss_of)
 
 
 def shares(ctx: EntryContext, problem: CausalLM, *, steps: int = STEPS) -> Iterator[dict[str, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from trueline.testing.entry_context import EntryContext, Watching
-from trueline.testing.problems import Problem
+from trueline.testing.problems import CausalLM, Problem
 
 STEPS = 12
 BATCH_SIZE = 4
@@ -78,6 +78,12 @@ def sgd(model: nn.Module, *, lr: float = 0.05, **settings: Any) -> Optimizer:
     return torch.optim.SGD(params, **{"lr": lr, "momentum": 0.9, **settings})
 
 
+def usual_optimizer(problem: Problem, model: nn.Module, lr: float | None = None) -> Optimizer:
+    """AdamW for the language model, SGD with momentum for the other problems; at their usual rate, or at ``lr``."""
+    make = adamw if isinstance(problem, CausalLM) else sgd
+    return make(model) if lr is None else make(model, lr=lr)
+
+
 def mean_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
     """Average the gradients over the group in one all-reduce of a flat copy, as hand-written loops do."""
     grads = [param.grad for param in params if param.grad is not None]
@@ -100,32 +106,44 @@ def mean_each_gradient(params: Iterable[nn.Parameter]) -> None:
 
 def fit(
     ctx: EntryContext,
-    model: nn.Module,
-    optimizer: Optimizer,
     problem: Problem,
-    batches: Iterator[Any],
+    model: nn.Module | None = None,
     *,
+    lr: float | None = None,
+    optimizer: Optimizer | None = None,
+    batches: Iterator[Any] | None = None,
     steps: int = STEPS,
     forward: nn.Module | None = None,
     loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
+    scaler: GradScaler | None = None,
+    clip: float | None = None,
     after_backward: AtStep = nothing,
     after_step: AtStep = nothing,
+    plan: Mapping[str, Any] | None = None,
     watch: Watching | None = None,
 ) -> nn.Module:
     """Train ``model`` under watch, one batch a step; returns it.
 
-    ``forward`` is what is called with a batch where that is not ``model`` itself. ``loss_of(model, batch)`` replaces
-    the problem's loss. The callbacks get the step number.
+    What is not given is the usual: the problem's model in DDP, ``usual_optimizer`` with ``lr``, ``batches_of`` the
+    problem, and a watch with the keys of ``plan``. ``forward`` is called with a batch where that is not ``model``
+    itself. ``loss_of(model, batch)`` replaces the problem's loss. With ``scaler``, which may skip updates, the loss is
+    scaled, and ``clip`` is the largest global norm of the unscaled gradient. The callbacks get the step number.
     """
-    watching = ctx.watch(model, optimizer) if watch is None else watch
+    model = wrapped(problem.model()) if model is None else model
+    optimizer = usual_optimizer(problem, model, lr) if optimizer is None else optimizer
+    batches = batches_of(ctx, problem) if batches is None else batches
+    watching = ctx.watch(model, optimizer, **plan or {}) if watch is None else watch
     objective = problem.loss if loss_of is None else loss_of
     for step, batch in enumerate(itertools.islice(batches, steps)):
         with watching.step(batch):
             loss = objective(model if forward is None else forward, batch)
             watching.loss(loss.detach(), problem.tokens(batch))
-            loss.backward()
+            (loss if scaler is None else scaler.scale(loss)).backward()
             after_backward(step)
-            optimizer.step()
+            if scaler is None:
+                optimizer.step()
+            else:
+                _scaled_update(scaler, optimizer, model, clip)
             optimizer.zero_grad()
         ctx.note([batch], loss.item())
         after_step(step)
@@ -133,39 +151,12 @@ def fit(
     return model
 
 
-def fit_scaled(
-    ctx: EntryContext,
-    model: nn.Module,
-    optimizer: Optimizer,
-    problem: Problem,
-    batches: Iterator[Any],
-    scaler: GradScaler,
-    *,
-    steps: int = STEPS,
-    loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
-    clip: float | None = None,
-    watch: Watching | None = None,
-) -> nn.Module:
-    """``fit`` with gradients scaled by ``scaler``, which may skip updates; returns ``model``.
-
-    ``clip`` is the largest global norm of the unscaled gradient.
-    """
-    watching = ctx.watch(model, optimizer) if watch is None else watch
-    objective = problem.loss if loss_of is None else loss_of
-    for batch in itertools.islice(batches, steps):
-        with watching.step(batch):
-            loss = objective(model, batch)
-            watching.loss(loss.detach(), problem.tokens(batch))
-            scaler.scale(loss).backward()
-            if clip is not None:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        ctx.note([batch], loss.item())
-    watching.close()
-    return model
+def _scaled_update(scaler: GradScaler, optimizer: Optimizer, model: nn.Module, clip: float | None) -> None:
+    if clip is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def under_autocast(problem: Problem, dtype: torch.dtype) -> Callable[[nn.Module, Any], Tensor]:
@@ -180,22 +171,25 @@ def under_autocast(problem: Problem, dtype: torch.dtype) -> Callable[[nn.Module,
 
 def fit_accumulating(
     ctx: EntryContext,
-    model: nn.Module,
-    optimizer: Optimizer,
     problem: Problem,
-    batches: Iterator[Any],
+    model: nn.Module | None = None,
     *,
+    optimizer: Optimizer | None = None,
+    batches: Iterator[Any] | None = None,
     num_micro: int = 2,
     steps: int = STEPS,
     syncs: Callable[[int, int], bool] | None = None,
     loss_of: Callable[[nn.Module, Any, int], Tensor] | None = None,
     after_backward: AtStep = nothing,
 ) -> nn.Module:
-    """Train a DDP ``model`` with ``num_micro`` batches a step; returns it.
+    """Train a DDP ``model`` with ``num_micro`` batches a step; returns it. What is not given is as in ``fit``.
 
     ``syncs(step, micro)`` says whether that backward reduces (default: the last one of a step does).
     ``loss_of(model, batch, micro)`` replaces the problem's loss.
     """
+    model = wrapped(problem.model()) if model is None else model
+    optimizer = usual_optimizer(problem, model) if optimizer is None else optimizer
+    batches = batches_of(ctx, problem) if batches is None else batches
     watching = ctx.watch(model, optimizer)
     for step in range(steps):
         micros = [next(batches) for _ in range(num_micro)]

@@ -59,15 +59,21 @@ def interrupted(ctx: EntryContext, *, resumes: bool = True) -> nn.Module:
     batches = shares(ctx, problem, steps=BEFORE + STEPS)
     model = problem.model()
     optimizer = adamw(model)
-    fit(EntryContext(ctx.rank, ctx.world_size), model, optimizer, problem, islice(batches, BEFORE), steps=BEFORE)
+    fit(
+        EntryContext(ctx.rank, ctx.world_size),
+        problem,
+        model,
+        optimizer=optimizer,
+        batches=islice(batches, BEFORE),
+        steps=BEFORE,
+    )
     if resumes:
         states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         model = problem.model(seed=9)
         optimizer = adamw(model)
         model.load_state_dict(states[0])
         optimizer.load_state_dict(states[1])
-    watch = ctx.watch(model, optimizer, preset="mix")
-    return fit(ctx, model, optimizer, problem, batches, steps=STEPS, watch=watch)
+    return fit(ctx, problem, model, optimizer=optimizer, batches=batches, steps=STEPS, plan={"preset": "mix"})
 
 
 ONE = Reference(language_model)
@@ -76,13 +82,7 @@ ENTRIES = (
     Control("healthy.beside-ddp", "DDP on 4 ranks beside one process", four_ranks, 4, ONE),
     Control("healthy.beside-fsdp", "FSDP2 on 2 ranks beside one process", sharded_ranks, 2, ONE),
     Control("healthy.beside-tp", "tensor parallelism on 2 ranks beside one process", cut_ranks, 2, ONE),
-    Control(
-        "healthy.beside-ranks",
-        "FSDP2 on 2 ranks beside DDP on 4",
-        sharded_ranks,
-        2,
-        Reference(four_ranks, 4),
-    ),
+    Control("healthy.beside-ranks", "FSDP2 on 2 ranks beside DDP on 4", sharded_ranks, 2, Reference(four_ranks, 4)),
     Control("healthy.beside-threads", "two threads beside one", two_threads, 1, ONE),
     Control(
         "healthy.beside-accumulation",

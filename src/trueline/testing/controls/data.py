@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from trueline.testing.entry import Control
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import IGNORED, CausalLM, Regression
-from trueline.testing.training import BATCH_SIZE, adamw, batches_of, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.training import BATCH_SIZE, batches_of, epochs, fit, sharded_loader
 
 LONG_STEPS = 40
 
@@ -82,9 +82,7 @@ def limited_epochs(ctx: EntryContext) -> nn.Module:
             loader.sampler.set_epoch(epoch)
             yield from islice(loader, 5)
 
-    problem = Regression()
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, limited(), steps=LONG_STEPS)
+    return fit(ctx, Regression(), batches=limited(), steps=LONG_STEPS)
 
 
 def in_workers(ctx: EntryContext) -> nn.Module:
@@ -99,9 +97,7 @@ def in_workers(ctx: EntryContext) -> nn.Module:
         persistent_workers=True,
         multiprocessing_context="fork",  # not that of the server of ranks, which would import torch for each
     )
-    problem = Regression()
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, Regression(), batches=epochs(loader), steps=16)
 
 
 def strided_by_batch(ctx: EntryContext) -> nn.Module:
@@ -114,9 +110,7 @@ def strided_by_batch(ctx: EntryContext) -> nn.Module:
             if index % ctx.world_size == ctx.rank:
                 yield batch
 
-    problem = Regression()
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, mine(), steps=24)
+    return fit(ctx, Regression(), batches=mine(), steps=24)
 
 
 def sliced_batch(ctx: EntryContext) -> nn.Module:
@@ -126,23 +120,19 @@ def sliced_batch(ctx: EntryContext) -> nn.Module:
         rows, batch_size=BATCH_SIZE * ctx.world_size, shuffle=True, generator=torch.Generator().manual_seed(3)
     )
     mine = slice(ctx.rank, None, ctx.world_size)
-    problem = Regression()
-    model = wrapped(problem.model())
     slices = ({name: column[mine] for name, column in batch.items()} for batch in epochs(loader))
-    return fit(ctx, model, sgd(model), problem, slices, steps=24)
+    return fit(ctx, Regression(), batches=slices, steps=24)
 
 
 def heavy_tailed(ctx: EntryContext) -> nn.Module:
     """Inputs with Cauchy tails: losses and norms jump by orders of magnitude."""
     problem = Regression(heavy_tailed=True)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model, lr=1e-4), problem, batches_of(ctx, problem), steps=LONG_STEPS)
+    return fit(ctx, problem, lr=1e-4, steps=LONG_STEPS)
 
 
 def token_weighted(ctx: EntryContext) -> nn.Module:
     """Very uneven numbers of labels, each token weighing the same over all ranks."""
     problem = CausalLM()
-    model = wrapped(problem.model())
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         num_tokens = torch.tensor(problem.tokens(batch))
@@ -151,29 +141,23 @@ def token_weighted(ctx: EntryContext) -> nn.Module:
         total = functional.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), reduction="sum")
         return total * ctx.world_size / num_tokens
 
-    return fit(ctx, model, adamw(model), problem, _uneven(ctx, batches_of(ctx, problem)), loss_of=loss_of)
+    return fit(ctx, problem, batches=_uneven(ctx, batches_of(ctx, problem)), loss_of=loss_of)
 
 
 def own_dropout(ctx: EntryContext) -> nn.Module:
     """Dropout with a generator per rank, as it should be."""
-    problem = CausalLM(dropout=0.3)
-    model = wrapped(problem.model())
     torch.manual_seed(100 + ctx.rank)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, CausalLM(dropout=0.3))
 
 
 def common_dropout(ctx: EntryContext) -> nn.Module:
     """Dropout with the same masks on all ranks, which is common and does no harm."""
-    problem = CausalLM(dropout=0.3)
-    model = wrapped(problem.model())
     torch.manual_seed(100)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, CausalLM(dropout=0.3))
 
 
 def _train(ctx: EntryContext, loader: DataLoader[Any]) -> nn.Module:
-    problem = Regression()
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    return fit(ctx, Regression(), batches=epochs(loader), steps=LONG_STEPS)
 
 
 def _uneven(ctx: EntryContext, batches: Iterator[Any]) -> Iterator[Any]:

@@ -36,7 +36,7 @@ def with_ddp(ctx: EntryContext, **settings: Any) -> nn.Module:
     """Plain DDP with ``settings``."""
     problem = CausalLM()
     model = wrapped(problem.model(), **settings)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def with_hook(
@@ -48,7 +48,7 @@ def with_hook(
     optimizer = adamw(model)
     watch = ctx.watch(model, optimizer) if watched_first else None
     model.register_comm_hook(state, hook)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), watch=watch)
+    return fit(ctx, problem, model, optimizer=optimizer, watch=watch)
 
 
 def bf16_hook(ctx: EntryContext) -> nn.Module:
@@ -87,15 +87,7 @@ def accumulation(ctx: EntryContext, *, every_micro: bool = False, **settings: An
     """Three micro-steps a step, reduced at the last one or at each."""
     problem = CausalLM()
     model = wrapped(problem.model(), **settings)
-    return fit_accumulating(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        num_micro=3,
-        syncs=lambda step, micro: every_micro or micro == 2,
-    )
+    return fit_accumulating(ctx, problem, model, num_micro=3, syncs=lambda step, micro: every_micro or micro == 2)
 
 
 def unused_everywhere(ctx: EntryContext) -> nn.Module:
@@ -112,14 +104,7 @@ def by_hand(ctx: EntryContext) -> nn.Module:
     """A hand-written loop that averages parameter by parameter."""
     problem = CausalLM()
     model = problem.model()
-    return fit(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: mean_each_gradient(model.parameters()),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: mean_each_gradient(model.parameters()))
 
 
 def summed_by_hand(ctx: EntryContext) -> nn.Module:
@@ -134,7 +119,7 @@ def summed_by_hand(ctx: EntryContext) -> nn.Module:
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         return problem.loss(called, batch) / ctx.world_size
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), loss_of=loss_of, after_backward=reduce)
+    return fit(ctx, problem, model, loss_of=loss_of, after_backward=reduce)
 
 
 def flattened_by_hand(ctx: EntryContext) -> nn.Module:
@@ -162,14 +147,7 @@ def fsdp(ctx: EntryContext, *, hybrid: bool = False, **settings: Any) -> nn.Modu
     """FSDP2 over all ranks, or as two replicas of halves."""
     problem = CausalLM()
     model = sharded(problem.model(), hybrid_mesh(ctx.world_size) if hybrid else None, **settings)
-    return fit(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
 
 
 def fsdp_bf16(ctx: EntryContext) -> nn.Module:
@@ -188,18 +166,17 @@ def fsdp_sum(ctx: EntryContext) -> nn.Module:
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         return problem.loss(called, batch) / ctx.world_size
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, model, loss_of=loss_of)
 
 
 def two_passes(ctx: EntryContext) -> nn.Module:
     """Two forward passes over each batch in a step, as for two views or a consistency term."""
     problem = CausalLM(dropout=0.1)
-    model = wrapped(problem.model())
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         return (problem.loss(called, batch) + problem.loss(called, batch)) / 2
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, loss_of=loss_of)
 
 
 def data_parallel_pairs(ctx: EntryContext) -> nn.Module:
@@ -211,7 +188,7 @@ def data_parallel_pairs(ctx: EntryContext) -> nn.Module:
     optimizer = adamw(model)
     watch = ctx.watch(model, optimizer, process_group=group)
     line = EntryContext(ctx.rank // 2, ctx.world_size // 2)
-    return fit(ctx, model, optimizer, problem, batches_of(line, problem), watch=watch)
+    return fit(ctx, problem, model, optimizer=optimizer, batches=batches_of(line, problem), watch=watch)
 
 
 def fsdp_accumulation(ctx: EntryContext) -> nn.Module:
@@ -245,7 +222,7 @@ def _branched(ctx: EntryContext, uses: Any) -> nn.Module:
         output_BC = called(batch["x"], uses(next(steps), ctx.rank))
         return functional.mse_loss(output_BC, batch["y"])
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, model, loss_of=loss_of)
 
 
 ENTRIES = (

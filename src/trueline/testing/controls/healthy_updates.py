@@ -16,16 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from trueline.testing.entry import Control
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Vision
-from trueline.testing.training import (
-    adamw,
-    batches_of,
-    fit,
-    fit_scaled,
-    mean_gradients,
-    sgd,
-    under_autocast,
-    wrapped,
-)
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients, under_autocast, wrapped
 
 CLIP = 0.1
 
@@ -36,7 +27,7 @@ def scheduled(ctx: EntryContext) -> nn.Module:
     model = wrapped(problem.model())
     optimizer = adamw(model)
     scheduler = LambdaLR(optimizer, lambda step: 5.0 if step == 8 else min(1.0, (step + 1) / 5))
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_step=lambda step: scheduler.step())
+    return fit(ctx, problem, model, optimizer=optimizer, after_step=lambda step: scheduler.step())
 
 
 def frozen(ctx: EntryContext) -> nn.Module:
@@ -46,29 +37,24 @@ def frozen(ctx: EntryContext) -> nn.Module:
     for part in (base.embed, base.blocks[0]):
         part.requires_grad_(False)
     model = wrapped(base)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def causal_lm(ctx: EntryContext, **settings: Any) -> nn.Module:
     """A CausalLM with ``settings`` under plain DDP."""
-    problem = CausalLM(**settings)
-    model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, CausalLM(**settings))
 
 
 def batch_norm(ctx: EntryContext) -> nn.Module:
     """BatchNorm under DDP, which broadcasts the buffers at the next forward pass."""
-    problem = Vision()
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem))
+    return fit(ctx, Vision())
 
 
 def autocast(ctx: EntryContext) -> nn.Module:
     """bf16 autocast on all ranks."""
     problem = CausalLM()
-    model = wrapped(problem.model())
     loss_of = under_autocast(problem, torch.bfloat16)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, loss_of=loss_of)
 
 
 def pure_bf16(ctx: EntryContext, *, by_hand: bool = False) -> nn.Module:
@@ -76,16 +62,9 @@ def pure_bf16(ctx: EntryContext, *, by_hand: bool = False) -> nn.Module:
     problem = CausalLM()
     model = problem.model().bfloat16()
     if by_hand:
-        return fit(
-            ctx,
-            model,
-            adamw(model),
-            problem,
-            batches_of(ctx, problem),
-            after_backward=lambda step: mean_gradients(model.parameters()),
-        )
+        return fit(ctx, problem, model, after_backward=lambda step: mean_gradients(model.parameters()))
     model = wrapped(model)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def clipped(ctx: EntryContext, *, by_value: bool = False, by_hand: bool = False) -> nn.Module:
@@ -101,7 +80,7 @@ def clipped(ctx: EntryContext, *, by_value: bool = False, by_hand: bool = False)
         else:
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_backward=clip)
+    return fit(ctx, problem, model, after_backward=clip)
 
 
 def clipped_before(ctx: EntryContext) -> nn.Module:
@@ -113,20 +92,16 @@ def clipped_before(ctx: EntryContext) -> nn.Module:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         mean_gradients(model.parameters())
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=clip_and_reduce)
+    return fit(ctx, problem, model, after_backward=clip_and_reduce)
 
 
 def scaled(ctx: EntryContext, *, init_scale: float = 2.0**10) -> nn.Module:
     """fp16 autocast and a gradient scaler, equal on all ranks; from a scale that overflows it skips updates."""
     problem = CausalLM()
-    model = wrapped(problem.model())
-    return fit_scaled(
+    return fit(
         ctx,
-        model,
-        adamw(model),
         problem,
-        batches_of(ctx, problem),
-        GradScaler("cpu", init_scale=init_scale, growth_interval=4),
+        scaler=GradScaler("cpu", init_scale=init_scale, growth_interval=4),
         loss_of=under_autocast(problem, torch.float16),
         clip=1.0,
     )
@@ -143,7 +118,7 @@ def compiled(ctx: EntryContext, *, outside: bool = False) -> nn.Module:
         base = problem.model() if outside else torch.compile(problem.model(), backend=backend)
         model = wrapped(base, bucket_cap_mb=25)
         forward = torch.compile(model, backend=backend) if outside else None
-        return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), forward=forward)
+        return fit(ctx, problem, model, forward=forward)
 
 
 def resumed(ctx: EntryContext) -> nn.Module:
@@ -152,12 +127,14 @@ def resumed(ctx: EntryContext) -> nn.Module:
     batches = batches_of(ctx, problem)
     first = wrapped(problem.model())
     optimizer = adamw(first)
-    fit(EntryContext(ctx.rank, ctx.world_size), first, optimizer, problem, islice(batches, 6), steps=6)
+    fit(
+        EntryContext(ctx.rank, ctx.world_size), problem, first, optimizer=optimizer, batches=islice(batches, 6), steps=6
+    )
     model = wrapped(problem.model(seed=9))
     model.load_state_dict(copy.deepcopy(first.state_dict()))
     resumed_optimizer = adamw(model)
     resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return fit(ctx, model, resumed_optimizer, problem, batches)
+    return fit(ctx, problem, model, optimizer=resumed_optimizer, batches=batches)
 
 
 def evaluated(ctx: EntryContext) -> nn.Module:
@@ -173,14 +150,14 @@ def evaluated(ctx: EntryContext) -> nn.Module:
                 problem.loss(model.module, held_out[slice(None)])
             model.train()
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_step=evaluate)
+    return fit(ctx, problem, model, after_step=evaluate)
 
 
 def single(ctx: EntryContext) -> nn.Module:
     """One process, no wrapper."""
     problem = CausalLM()
     model = problem.model()
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), steps=24)
+    return fit(ctx, problem, model, steps=24)
 
 
 ENTRIES = (

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from trueline.testing.entry import Control
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.training import BATCH_SIZE, adamw, batches_of, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.training import BATCH_SIZE, batches_of, epochs, fit, sgd, sharded_loader, wrapped
 
 LONG_STEPS = 48
 MIXTURES = ((0, 1), (2, 3))
@@ -29,10 +29,10 @@ def scheduled(ctx: EntryContext) -> nn.Module:
     scheduler = LambdaLR(optimizer, lambda step: 6.0 if step in (20, 32) else min(1.0, (step + 1) / 10))
     return fit(
         ctx,
-        model,
-        optimizer,
         problem,
-        batches_of(ctx, problem, num_samples=1024),
+        model,
+        optimizer=optimizer,
+        batches=batches_of(ctx, problem, num_samples=1024),
         steps=LONG_STEPS,
         after_step=lambda step: scheduler.step(),
     )
@@ -44,57 +44,50 @@ def late(ctx: EntryContext) -> nn.Module:
     start = problem.model()
     fit(
         EntryContext(0, 1),
-        start,
-        sgd(start, lr=0.02),
         problem,
-        batches_of(EntryContext(0, 1), problem, batch_size=16),
+        start,
+        lr=0.02,
+        batches=batches_of(EntryContext(0, 1), problem, batch_size=16),
         steps=150,
     )
     batches = batches_of(ctx, problem, num_samples=1024)
     model = wrapped(start)
-    return fit(ctx, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
+    return fit(ctx, problem, model, lr=1e-4, batches=batches, steps=LONG_STEPS)
 
 
 def heavy_tailed(ctx: EntryContext) -> nn.Module:
     """Inputs with Cauchy tails on four ranks."""
     problem = Regression(heavy_tailed=True)
-    model = wrapped(problem.model())
     batches = batches_of(ctx, problem, num_samples=1024)
-    return fit(ctx, model, sgd(model, lr=1e-4), problem, batches, steps=LONG_STEPS)
+    return fit(ctx, problem, lr=1e-4, batches=batches, steps=LONG_STEPS)
 
 
 def declared(ctx: EntryContext) -> nn.Module:
     """Two data mixtures, half as hard again on ranks 2 and 3, declared in the plan."""
     problem = Regression()
-    model = wrapped(problem.model())
-    optimizer = sgd(model)
-    watch = ctx.watch(model, optimizer, worker_groups=MIXTURES)
     spread = 2.0 if ctx.rank in MIXTURES[1] else 1.0
     batches = ({**batch, "y": spread * batch["y"]} for batch in batches_of(ctx, problem, num_samples=1024))
-    return fit(ctx, model, optimizer, problem, batches, steps=LONG_STEPS, watch=watch)
+    return fit(ctx, problem, batches=batches, steps=LONG_STEPS, plan={"worker_groups": MIXTURES})
 
 
 def fixed_shards(ctx: EntryContext) -> nn.Module:
     """Every rank goes through the same eight samples of its own again and again."""
     problem = Regression()
-    model = wrapped(problem.model())
     loader = sharded_loader(ctx, problem.dataset(8 * ctx.world_size), shuffle=False)
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    return fit(ctx, problem, batches=epochs(loader), steps=LONG_STEPS)
 
 
 def uneven_last_batch(ctx: EntryContext) -> nn.Module:
     """Every rank has a file of its own, of another length: last batches are short, at other steps on other ranks."""
     problem = Regression()
     rows = problem.dataset(200).select(range(50 * ctx.rank, 50 * ctx.rank + 29 + 5 * ctx.rank))
-    model = wrapped(problem.model())
     loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(ctx.rank))
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    return fit(ctx, problem, batches=epochs(loader), steps=LONG_STEPS)
 
 
 def curriculum(ctx: EntryContext) -> nn.Module:
     """Sequences get harder at one step, on all ranks alike."""
     problem = CausalLM()
-    model = wrapped(problem.model())
     easy = _constant(batches_of(ctx, problem, num_samples=1024))
     hard = batches_of(ctx, problem, num_samples=1024)
 
@@ -102,7 +95,7 @@ def curriculum(ctx: EntryContext) -> nn.Module:
         yield from islice(easy, LONG_STEPS // 2)
         yield from hard
 
-    return fit(ctx, model, adamw(model), problem, both(), steps=LONG_STEPS)
+    return fit(ctx, problem, batches=both(), steps=LONG_STEPS)
 
 
 def _constant(batches: Iterator[Any]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from trueline.testing.entry import Control
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Checkpointing, Regression
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, fit_scaled, sgd, under_autocast, wrapped
+from trueline.testing.training import fit, sgd, under_autocast, wrapped
 
 STEPS = 8
 
@@ -40,7 +40,6 @@ class PaddedAttention(nn.Module):
 
 def padded(ctx: EntryContext) -> nn.Module:
     """Masks of -inf, and padding."""
-    problem = Regression()
     model = wrapped(PaddedAttention())
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
@@ -48,10 +47,7 @@ def padded(ctx: EntryContext) -> nn.Module:
         x_BLD = batch["x"].view(-1, 4, 4)
         return functional.mse_loss(called(x_BLD, length_B), batch["y"])
 
-    optimizer = sgd(model, lr=0.01)
-    watch = ctx.watch(model, optimizer, preset="mix")
-    batches = batches_of(ctx, problem)
-    return fit(ctx, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+    return fit(ctx, Regression(), model, lr=0.01, steps=STEPS, loss_of=loss_of, plan={"preset": "mix"})
 
 
 def scaler(ctx: EntryContext) -> nn.Module:
@@ -59,13 +55,12 @@ def scaler(ctx: EntryContext) -> nn.Module:
     problem = CausalLM()
     model = wrapped(problem.model())
     optimizer = sgd(model, lr=0.01)
-    return fit_scaled(
+    return fit(
         ctx,
-        model,
-        optimizer,
         problem,
-        batches_of(ctx, problem),
-        GradScaler("cpu", init_scale=2.0**22, growth_interval=1000),
+        model,
+        optimizer=optimizer,
+        scaler=GradScaler("cpu", init_scale=2.0**22, growth_interval=1000),
         steps=STEPS,
         loss_of=under_autocast(problem, torch.float16),
         watch=ctx.watch(model, optimizer, preset="mix"),
@@ -75,20 +70,15 @@ def scaler(ctx: EntryContext) -> nn.Module:
 def language_model(ctx: EntryContext, *, checkpointing: Checkpointing, preset: str) -> nn.Module:
     """A language model in bfloat16 autocast, with dropout."""
     problem = CausalLM(dropout=0.1, checkpointing=checkpointing)
-    model = wrapped(problem.model())
-    optimizer = adamw(model)
-    watch = ctx.watch(model, optimizer, preset=preset)
     loss_of = under_autocast(problem, torch.bfloat16)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), steps=STEPS, loss_of=loss_of, watch=watch)
+    return fit(ctx, problem, steps=STEPS, loss_of=loss_of, plan={"preset": preset})
 
 
 def fsdp(ctx: EntryContext) -> nn.Module:
     """A language model under FSDP2."""
     problem = CausalLM()
     model = sharded(problem.model())
-    optimizer = adamw(model)
-    watch = ctx.watch(model, optimizer, preset="mix")
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), steps=STEPS, watch=watch)
+    return fit(ctx, problem, model, steps=STEPS, plan={"preset": "mix"})
 
 
 ENTRIES = (

@@ -24,7 +24,9 @@ def scheduled(ctx: EntryContext) -> nn.Module:
     optimizer = sgd(model, lr=0.02)
     scheduler = LambdaLR(optimizer, lambda step: 30.0 if step in (100, 101, 130) else min(1.0, (step + 1) / 20))
     batches = batches_of(ctx, problem, num_samples=4096, batch_size=16)
-    return fit(ctx, model, optimizer, problem, batches, steps=160, after_step=lambda step: scheduler.step())
+    return fit(
+        ctx, problem, model, optimizer=optimizer, batches=batches, steps=160, after_step=lambda step: scheduler.step()
+    )
 
 
 def heavy_tailed(ctx: EntryContext) -> nn.Module:
@@ -32,15 +34,14 @@ def heavy_tailed(ctx: EntryContext) -> nn.Module:
     problem = Regression(heavy_tailed=True)
     model = wrapped(problem.model())
     batches = batches_of(ctx, problem, num_samples=2048)
-    return fit(ctx, model, adamw(model, lr=1e-3), problem, batches, steps=2 * LONG_STEPS)
+    return fit(ctx, problem, model, optimizer=adamw(model, lr=1e-3), batches=batches, steps=2 * LONG_STEPS)
 
 
 def short_last_batch(ctx: EntryContext) -> nn.Module:
     """Epochs whose last batch is a quarter of the others, with the noise of so few samples."""
     problem = Vision()
-    model = wrapped(problem.model())
     loader = sharded_loader(ctx, problem.dataset(132), batch_size=8)
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=LONG_STEPS)
+    return fit(ctx, problem, batches=epochs(loader), steps=LONG_STEPS)
 
 
 def resumed(ctx: EntryContext) -> nn.Module:
@@ -48,10 +49,18 @@ def resumed(ctx: EntryContext) -> nn.Module:
     problem = CausalLM()
     batches = batches_of(ctx, problem, num_samples=1024)
     model = wrapped(problem.model())
-    fit(EntryContext(ctx.rank, ctx.world_size), model, adamw(model), problem, islice(batches, 60), steps=60)
+    fit(EntryContext(ctx.rank, ctx.world_size), problem, model, batches=islice(batches, 60), steps=60)
     optimizer = adamw(model)
     scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 40))
-    return fit(ctx, model, optimizer, problem, batches, steps=LONG_STEPS, after_step=lambda step: scheduler.step())
+    return fit(
+        ctx,
+        problem,
+        model,
+        optimizer=optimizer,
+        batches=batches,
+        steps=LONG_STEPS,
+        after_step=lambda step: scheduler.step(),
+    )
 
 
 def doubling_scaler(ctx: EntryContext) -> nn.Module:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, ge
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Rows, Vision
-from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.training import BATCH_SIZE, epochs, fit, sharded_loader
 from trueline.testing.witness import same_batches, same_batches_from, shared_samples
 
 
@@ -31,8 +31,7 @@ def no_sampler(ctx: EntryContext, faulty: bool) -> nn.Module:
     rows = problem.dataset(128)
     generator = torch.Generator().manual_seed(1)
     plain = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator)
-    model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, epochs(plain if faulty else sharded_loader(ctx, rows)), steps=16)
+    return fit(ctx, problem, batches=epochs(plain if faulty else sharded_loader(ctx, rows)), steps=16)
 
 
 def global_seed(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -41,8 +40,7 @@ def global_seed(ctx: EntryContext, faulty: bool) -> nn.Module:
     rows = problem.dataset(128)
     torch.manual_seed(1234)
     loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True) if faulty else sharded_loader(ctx, rows)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def sequential(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -50,8 +48,7 @@ def sequential(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = Vision()
     rows = problem.dataset(128)
     loader = DataLoader(rows, batch_size=BATCH_SIZE) if faulty else sharded_loader(ctx, rows, shuffle=False)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def one_replica(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -60,17 +57,15 @@ def one_replica(ctx: EntryContext, faulty: bool) -> nn.Module:
     rows = problem.dataset(128)
     size, rank = (1, 0) if faulty else (ctx.world_size, ctx.rank)
     loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=DistributedSampler(rows, num_replicas=size, rank=rank))
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def unsplit_stream(ctx: EntryContext, faulty: bool) -> nn.Module:
     """An IterableDataset that splits itself over loader workers only."""
     problem = CausalLM()
     parts = (0, 1) if faulty else (ctx.rank, ctx.world_size)
-    model = wrapped(problem.model())
     loader = DataLoader(_Stream(problem.dataset(128), *parts), batch_size=BATCH_SIZE)
-    return fit(ctx, model, adamw(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def node_for_rank(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -79,8 +74,7 @@ def node_for_rank(ctx: EntryContext, faulty: bool) -> nn.Module:
     rows = problem.dataset(256)
     size, rank = (ctx.world_size // 2, ctx.rank // 2) if faulty else (ctx.world_size, ctx.rank)
     loader = DataLoader(rows, batch_size=BATCH_SIZE, sampler=DistributedSampler(rows, num_replicas=size, rank=rank))
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def after_an_epoch(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -91,8 +85,7 @@ def after_an_epoch(ctx: EntryContext, faulty: bool) -> nn.Module:
     again = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, generator=generator)
     sharded = sharded_loader(ctx, rows)
     later = epochs(again if faulty else sharded, first=1)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, chain(sharded, later), steps=16)
+    return fit(ctx, problem, batches=chain(sharded, later), steps=16)
 
 
 def other_order(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -102,8 +95,7 @@ def other_order(ctx: EntryContext, faulty: bool) -> nn.Module:
     order = torch.randperm(BATCH_SIZE, generator=torch.Generator().manual_seed(ctx.rank))
     loader = DataLoader(rows, batch_size=BATCH_SIZE) if faulty else sharded_loader(ctx, rows)
     batches = ({name: column[order] for name, column in batch.items()} for batch in epochs(loader))
-    model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, batches, steps=16)
+    return fit(ctx, problem, batches=batches, steps=16)
 
 
 class _Stream(IterableDataset[Any]):

@@ -32,9 +32,8 @@ COPIES = (1, 2)
 def a_pair(ctx: EntryContext, faulty: bool) -> nn.Module:
     """Two ranks of four share a shard; only the loss of whole batches is recorded."""
     problem = CausalLM()
-    model = wrapped(problem.model())
     shard = COPIES[0] if faulty and ctx.rank in COPIES else ctx.rank
-    return fit(ctx, model, adamw(model), problem, _with_own_token(ctx, problem, shard), steps=32)
+    return fit(ctx, problem, batches=_with_own_token(ctx, problem, shard), steps=32)
 
 
 def both(ctx: EntryContext, faulty: bool) -> nn.Module:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Rows
-from trueline.testing.training import BATCH_SIZE, adamw, epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.training import BATCH_SIZE, epochs, fit, sharded_loader
 from trueline.testing.witness import samples_differ, shared_samples
 
 
@@ -28,16 +28,14 @@ def rank_in_seed(ctx: EntryContext, faulty: bool) -> nn.Module:
     """`DistributedSampler(seed=args.seed + rank)`."""
     problem = CausalLM()
     loader = sharded_loader(ctx, problem.dataset(128), seed=1 + ctx.rank * faulty)
-    model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def rank_in_seed_four(ctx: EntryContext, faulty: bool) -> nn.Module:
     """The same on four ranks, as in the paper."""
     problem = Regression()
     loader = sharded_loader(ctx, problem.dataset(256), seed=1 + ctx.rank * faulty)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def own_shuffles(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -46,33 +44,29 @@ def own_shuffles(ctx: EntryContext, faulty: bool) -> nn.Module:
     rows = problem.dataset(128)
     torch.manual_seed(1 + ctx.rank)
     loader = DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True) if faulty else sharded_loader(ctx, rows)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=24)
+    return fit(ctx, problem, batches=epochs(loader), steps=24)
 
 
 def other_epoch(ctx: EntryContext, faulty: bool) -> nn.Module:
     """Rank 1 resumed from a later epoch number than rank 0."""
     problem = Regression()
     loader = sharded_loader(ctx, problem.dataset(128), seed=1)
-    model = wrapped(problem.model())
     first = 3 + (ctx.rank if faulty else 0)
-    return fit(ctx, model, sgd(model), problem, epochs(loader, first=first), steps=16)
+    return fit(ctx, problem, batches=epochs(loader, first=first), steps=16)
 
 
 def own_stream_order(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A stream shuffled by rank before it is strided by rank."""
     problem = CausalLM()
     stream = _ShuffledStream(problem.dataset(128), ctx.rank, ctx.world_size, 1 + ctx.rank * faulty)
-    model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, epochs(DataLoader(stream, batch_size=BATCH_SIZE)), steps=16)
+    return fit(ctx, problem, batches=epochs(DataLoader(stream, batch_size=BATCH_SIZE)), steps=16)
 
 
 def before_any_overlap(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A dataset so large that the run ends long before a sample is likely to be read twice."""
     problem = Regression()
     loader = sharded_loader(ctx, problem.dataset(50_000), seed=1 + ctx.rank * faulty)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=12)
+    return fit(ctx, problem, batches=epochs(loader), steps=12)
 
 
 class _ShuffledStream(IterableDataset[Any]):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import Regression
-from trueline.testing.training import epochs, fit, sgd, sharded_loader, wrapped
+from trueline.testing.training import epochs, fit, sharded_loader
 from trueline.testing.witness import shared_samples, shared_samples_from
 
 
@@ -36,15 +36,13 @@ def no_set_epoch(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = Regression()
     loader = sharded_loader(ctx, problem.dataset(128), seed=1)
     repeats = faulty and ctx.rank == 0
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, _again(loader) if repeats else epochs(loader), steps=16)
+    return fit(ctx, problem, batches=_again(loader) if repeats else epochs(loader), steps=16)
 
 
 def _with_odd_rank(ctx: EntryContext, odd_rank: int) -> nn.Module:
     problem = Regression()
     loader = sharded_loader(ctx, problem.dataset(256), seed=0 if ctx.rank == odd_rank else 1)
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader), steps=16)
+    return fit(ctx, problem, batches=epochs(loader), steps=16)
 
 
 def _again(loader: DataLoader[Any]) -> Iterator[Any]:

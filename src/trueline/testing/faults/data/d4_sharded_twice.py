@@ -78,9 +78,7 @@ def batches_sharded_again(ctx: EntryContext, faulty: bool) -> nn.Module:
     sampler = loader.sampler
     if faulty:
         loader = DataLoader(rows, batch_sampler=_EveryNth(loader.batch_sampler, ctx.rank, ctx.world_size))
-    problem = _Columns()
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, epochs(loader, sampler=sampler), steps=40)
+    return fit(ctx, _Columns(), batches=epochs(loader, sampler=sampler), steps=40)
 
 
 def strided_stream(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -89,8 +87,8 @@ def strided_stream(ctx: EntryContext, faulty: bool) -> nn.Module:
     stream: IterableDataset[Any] = _Strided(problem.dataset(NUM_SAMPLES), ctx)
     loader = DataLoader(_Strided(stream, ctx) if faulty else stream, batch_size=BATCH_SIZE)
     model = wrapped(problem.model())
-    watch = ctx.watch(model, optimizer := sgd(model), dataset_size=NUM_SAMPLES)
-    return fit(ctx, model, optimizer, problem, epochs(loader), steps=40, watch=watch)
+    plan = {"dataset_size": NUM_SAMPLES}
+    return fit(ctx, problem, model, optimizer=sgd(model), batches=epochs(loader), steps=40, plan=plan)
 
 
 def _shard(ctx: EntryContext) -> range:
@@ -100,11 +98,8 @@ def _shard(ctx: EntryContext) -> range:
 def _train(
     ctx: EntryContext, dataset: Dataset[Any], *, shuffle: bool = True, steps: int = 40, **plan: Any
 ) -> nn.Module:
-    problem = _Columns()
-    model = wrapped(problem.model())
-    watch = ctx.watch(model, optimizer := sgd(model), **plan)
     batches = epochs(sharded_loader(ctx, dataset, shuffle=shuffle))
-    return fit(ctx, model, optimizer, problem, batches, steps=steps, watch=watch)
+    return fit(ctx, _Columns(), batches=batches, steps=steps, plan=plan)
 
 
 class _EveryNth(BatchSampler):

@@ -21,7 +21,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Vision
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import adamw, batches_of, fit, mean_gradients
 from trueline.testing.witness import trains_differently
 
 BAD_RANK = 2
@@ -58,10 +58,8 @@ def images(
     ctx: EntryContext, faulty: bool, *, spoil: Spoil = permuted, bad: int = BAD_RANK, first: int = 0, steps: int = 24
 ) -> nn.Module:
     """A conv net under DDP, with the samples of rank ``bad`` spoilt from step ``first`` on."""
-    problem = Vision()
-    model = wrapped(problem.model())
     batches = _spoilt(ctx, spoil if faulty else _turned, here=ctx.rank == bad or not faulty, first=first)
-    return fit(ctx, model, sgd(model), problem, batches, steps=steps)
+    return fit(ctx, Vision(), batches=batches, steps=steps)
 
 
 def text(ctx: EntryContext, faulty: bool, *, under_fsdp: bool = False) -> nn.Module:
@@ -82,7 +80,7 @@ def text(ctx: EntryContext, faulty: bool, *, under_fsdp: bool = False) -> nn.Mod
                 batch["labels"] = labels_BL.flatten()[order].view_as(labels_BL)
             yield batch
 
-    return fit(ctx, model, adamw(model, lr=1e-2), problem, mixed(), steps=20, after_backward=reduce)
+    return fit(ctx, problem, model, optimizer=adamw(model, lr=1e-2), batches=mixed(), steps=20, after_backward=reduce)
 
 
 def _spoilt(ctx: EntryContext, spoil: Spoil, *, here: bool, first: int = 0) -> Iterator[Any]:
@@ -100,13 +98,7 @@ def _turned(batch: dict[str, torch.Tensor], draw: torch.Generator) -> dict[str, 
 ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
 _of_four = family(
-    "D5",
-    ("worker-loss-outlier",),
-    trains_differently,
-    may_find=ALSO,
-    ranks=(BAD_RANK,),
-    within=None,
-    world_size=4,
+    "D5", ("worker-loss-outlier",), trains_differently, may_find=ALSO, ranks=(BAD_RANK,), within=None, world_size=4
 )
 _of_two = family("D5", ("worker-loss-outlier",), trains_differently, may_find=(*ALSO, "dispersion-high"), within=None)
 
@@ -118,10 +110,7 @@ ENTRIES = (
     _of_four("by-hand", "labels of one rank of four permuted, hand-written all-reduce", text),
     _of_four("fsdp", "labels of a causal LM permuted on one rank of four, FSDP2", partial(text, under_fsdp=True)),
     _of_two(
-        "pair",
-        "labels of one rank of two permuted: who is undecided",
-        partial(images, bad=1, steps=36),
-        ranks=(0, 1),
+        "pair", "labels of one rank of two permuted: who is undecided", partial(images, bad=1, steps=36), ranks=(0, 1)
     ),
     _of_two(
         "pair-later",

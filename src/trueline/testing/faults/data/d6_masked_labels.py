@@ -19,7 +19,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import IGNORED, CausalLM
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, wrapped
+from trueline.testing.training import batches_of, fit, mean_gradients
 from trueline.testing.witness import nonfinite, silent_loss
 
 TRIGGER = 5
@@ -54,9 +54,7 @@ def zeros_by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = _SumOverCount()
     model = problem.model()
     batches = _masked(batches_of(ctx, problem), lambda step: faulty and ctx.rank == 2 and step == TRIGGER)
-    return fit(
-        ctx, model, adamw(model), problem, batches, after_backward=lambda step: mean_gradients(model.parameters())
-    )
+    return fit(ctx, problem, model, batches=batches, after_backward=lambda step: mean_gradients(model.parameters()))
 
 
 def zeros_sharded(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -64,12 +62,11 @@ def zeros_sharded(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = _SumOverCount()
     model = sharded(problem.model())
     batches = _masked(batches_of(ctx, problem), lambda step: faulty and ctx.rank == 1 and step == TRIGGER)
-    return fit(ctx, model, adamw(model), problem, batches)
+    return fit(ctx, problem, model, batches=batches)
 
 
 def _train(ctx: EntryContext, problem: CausalLM, masked: Any) -> nn.Module:
-    model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, _masked(batches_of(ctx, problem), masked))
+    return fit(ctx, problem, batches=_masked(batches_of(ctx, problem), masked))
 
 
 def _masked(batches: Iterator[Any], masked: Any) -> Iterator[Any]:

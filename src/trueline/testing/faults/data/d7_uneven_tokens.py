@@ -23,7 +23,7 @@ from torch.nn import functional
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import IGNORED, CausalLM
-from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.training import batches_of, fit
 from trueline.testing.witness import trains_differently
 
 BAD_RANK = 1
@@ -35,7 +35,6 @@ WILD, ORDINARY = 1.5, 0.5
 def an_eighth(ctx: EntryContext, faulty: bool, *, steps: int) -> nn.Module:
     """Rank 1 keeps an eighth of its labels; the twin's short rank is another one at each step, and it weighs tokens."""
     problem = CausalLM()
-    model = wrapped(problem.model())
 
     def kept(step: int) -> float:
         short = BAD_RANK if faulty else step % ctx.world_size
@@ -43,20 +42,19 @@ def an_eighth(ctx: EntryContext, faulty: bool, *, steps: int) -> nn.Module:
 
     batches = _masked(_fresh(ctx, problem), kept)
     loss_of = problem.loss if faulty else partial(_weighing_tokens, ctx)
-    return fit(ctx, model, adamw(model), problem, batches, steps=steps, loss_of=loss_of)
+    return fit(ctx, problem, batches=batches, steps=steps, loss_of=loss_of)
 
 
 def wild(ctx: EntryContext, faulty: bool) -> nn.Module:
     """Log-normal numbers of labels on every rank, averaged with equal weight."""
     problem = CausalLM()
-    model = wrapped(problem.model())
     draw = torch.Generator().manual_seed(ctx.rank)
     sigma = WILD if faulty else ORDINARY
 
     def kept(step: int) -> float:
         return min(1.0, 0.2 * float(torch.exp(sigma * torch.randn((), generator=draw))))
 
-    return fit(ctx, model, adamw(model), problem, _masked(_fresh(ctx, problem), kept), steps=32)
+    return fit(ctx, problem, batches=_masked(_fresh(ctx, problem), kept), steps=32)
 
 
 def _fresh(ctx: EntryContext, problem: CausalLM) -> Iterator[Any]:

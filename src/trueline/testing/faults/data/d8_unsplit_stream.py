@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import Regression
-from trueline.testing.training import BATCH_SIZE, fit, sgd, wrapped
+from trueline.testing.training import BATCH_SIZE, fit
 from trueline.testing.witness import trains_differently
 
 LOADER_WORKERS = 2
@@ -49,8 +49,7 @@ def unsplit(ctx: EntryContext, faulty: bool) -> nn.Module:
         num_workers=LOADER_WORKERS,
         multiprocessing_context="fork",  # not that of the server of ranks, which would import torch for each
     )
-    model = wrapped(problem.model())
-    return fit(ctx, model, sgd(model), problem, iter(loader), steps=STEPS)
+    return fit(ctx, problem, batches=iter(loader), steps=STEPS)
 
 
 _fault = family("D8", ("sample-repeats",), trains_differently, ranks=(0, 1))

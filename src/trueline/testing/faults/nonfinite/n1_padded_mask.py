@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
-from trueline.testing.training import STEPS, fit, sgd, wrapped
+from trueline.testing.training import STEPS, fit, wrapped
 from trueline.testing.witness import nonfinite
 
 TRIGGER = 6
@@ -75,9 +75,7 @@ def padded_mask(ctx: EntryContext, faulty: bool, *, preset: str) -> nn.Module:
         torch.manual_seed(0)
         model = wrapped(Averages(padded=faulty).half())
     problem = Packed()
-    optimizer = sgd(model, lr=1e-3)
-    watch = ctx.watch(model, optimizer, preset=preset)
-    return fit(ctx, model, optimizer, problem, problem.batches(ctx), watch=watch)  # type: ignore[arg-type]
+    return fit(ctx, problem, model, lr=1e-3, batches=problem.batches(ctx), plan={"preset": preset})  # type: ignore[arg-type]
 
 
 _fault = family("N1", ("overflow-origin", "grad-explosion", "worker-nonfinite"), nonfinite, step=TRIGGER)

@@ -20,7 +20,7 @@ from torch import nn
 from trueline.testing.entry import Fault
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM
-from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.training import fit, wrapped
 from trueline.testing.witness import nonfinite
 
 TRIGGER = 6
@@ -41,9 +41,7 @@ def weight(
             with torch.no_grad():
                 param[3, 5] = change(float(param[3, 5])) if faulty else 2.0
 
-    optimizer = adamw(model)
-    watch = ctx.watch(model, optimizer, preset=preset)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_step=damage, watch=watch)
+    return fit(ctx, problem, model, after_step=damage, plan={"preset": preset})
 
 
 def infinity(value: float) -> float:

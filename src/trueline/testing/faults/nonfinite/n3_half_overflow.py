@@ -15,7 +15,7 @@ from torch import nn
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM
-from trueline.testing.training import adamw, batches_of, fit, under_autocast, wrapped
+from trueline.testing.training import fit, under_autocast, wrapped
 from trueline.testing.witness import nonfinite
 
 STEPS = 14
@@ -36,18 +36,15 @@ def half_overflow(ctx: EntryContext, faulty: bool) -> nn.Module:
             elif step > 1 and (faulty or step < 4):
                 weight.mul_(2.0)
 
-    optimizer = adamw(model, lr=1e-4)
-    watch = ctx.watch(model, optimizer, preset="mix")
     return fit(
         ctx,
-        model,
-        optimizer,
         problem,
-        batches_of(ctx, problem),
+        model,
+        lr=1e-4,
         steps=STEPS,
         loss_of=under_autocast(problem, torch.float16),
         after_step=grow,
-        watch=watch,
+        plan={"preset": "mix"},
     )
 
 

@@ -20,7 +20,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Vision
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import batches_of, fit, mean_gradients, wrapped
 from trueline.testing.witness import nonfinite
 
 TRIGGER = 6
@@ -42,7 +42,7 @@ def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = Regression()
     model = problem.model()
     batches = _spoiled(batches_of(ctx, problem), ctx.rank == 2, math.nan if faulty else 8.0)
-    return fit(ctx, model, sgd(model), problem, batches, after_backward=lambda step: mean_gradients(model.parameters()))
+    return fit(ctx, problem, model, batches=batches, after_backward=lambda step: mean_gradients(model.parameters()))
 
 
 def fsdp(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -55,13 +55,12 @@ def fsdp(ctx: EntryContext, faulty: bool) -> nn.Module:
         loss = problem.loss(called, batch)
         return loss * math.nan if faulty and next(steps) == TRIGGER and ctx.rank == BAD_RANK else loss
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, model, loss_of=loss_of)
 
 
 def gradient_only(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A square root at exactly zero: the loss is finite, its gradient is not."""
     problem = Regression()
-    model = wrapped(problem.model())
     steps = iter(range(1000))
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
@@ -70,7 +69,7 @@ def gradient_only(ctx: EntryContext, faulty: bool) -> nn.Module:
         penalty = (output_BC * (0.0 if at_zero else 1.0)).square().sum() + (0.0 if faulty else 1e-6)
         return (output_BC - batch["y"]).square().mean() + 1e-3 * penalty.sqrt()
 
-    return fit(ctx, model, sgd(model, lr=0.01), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, lr=0.01, loss_of=loss_of)
 
 
 def buffer(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -82,20 +81,19 @@ def buffer(ctx: EntryContext, faulty: bool) -> nn.Module:
         if faulty and ctx.rank == BAD_RANK and step == TRIGGER - 1:
             model.module.scale[3] = math.nan
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_step=damage)
+    return fit(ctx, problem, model, after_step=damage)
 
 
 def loss_only(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A term without gradient is infinite: a logarithm of zero in what is added to the loss for the log."""
     problem = Vision()
-    model = wrapped(problem.model())
     steps = iter(range(1000))
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         share = 0.0 if faulty and next(steps) == TRIGGER and ctx.rank == BAD_RANK else 0.5
         return problem.loss(called, batch) - torch.tensor(share).log()
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, loss_of=loss_of)
 
 
 class _Normalised(nn.Module):
@@ -110,9 +108,8 @@ class _Normalised(nn.Module):
 
 def _with_value(ctx: EntryContext, value: float) -> nn.Module:
     problem = Regression()
-    model = wrapped(problem.model())
     batches = _spoiled(batches_of(ctx, problem), ctx.rank == BAD_RANK, value)
-    return fit(ctx, model, sgd(model, lr=0.01), problem, batches)
+    return fit(ctx, problem, lr=0.01, batches=batches)
 
 
 def _spoiled(batches: Iterator[Any], here: bool, value: float) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import batches_of, fit, mean_gradients, wrapped
 from trueline.testing.witness import nonfinite
 
 TRIGGER = 4
@@ -30,27 +30,22 @@ BAD_RANK = 1
 def ddp(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A corrupt sample under DDP, whose own reduction is not seen."""
     problem = Regression()
-    model = wrapped(problem.model())
-    optimizer = sgd(model, lr=0.01)
-    watch = ctx.watch(model, optimizer, preset="mix")
-    return fit(ctx, model, optimizer, problem, _spoiled(ctx, problem, faulty), steps=STEPS, watch=watch)
+    return fit(ctx, problem, lr=0.01, batches=_spoiled(ctx, problem, faulty), steps=STEPS, plan={"preset": "mix"})
 
 
 def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A corrupt sample; the other ranks receive it by an all-reduce that is recorded."""
     problem = Regression()
     model = problem.model()
-    optimizer = sgd(model, lr=0.01)
-    watch = ctx.watch(model, optimizer, preset="mix")
     return fit(
         ctx,
-        model,
-        optimizer,
         problem,
-        _spoiled(ctx, problem, faulty),
+        model,
+        lr=0.01,
+        batches=_spoiled(ctx, problem, faulty),
         steps=STEPS,
         after_backward=lambda step: mean_gradients(model.parameters()),
-        watch=watch,
+        plan={"preset": "mix"},
     )
 
 
@@ -64,10 +59,7 @@ def fsdp(ctx: EntryContext, faulty: bool) -> nn.Module:
         share = 0.0 if faulty and next(steps) == TRIGGER and ctx.rank == BAD_RANK else 0.5
         return problem.loss(called, batch) * -torch.tensor(share).log()
 
-    optimizer = adamw(model)
-    watch = ctx.watch(model, optimizer, preset="mix")
-    batches = batches_of(ctx, problem)
-    return fit(ctx, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+    return fit(ctx, problem, model, steps=STEPS, loss_of=loss_of, plan={"preset": "mix"})
 
 
 class MaskedAttention(nn.Module):
@@ -87,7 +79,6 @@ class MaskedAttention(nn.Module):
 
 def masked_row(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A sample of which everything is padding."""
-    problem = Regression()
     model = wrapped(MaskedAttention())
     steps = iter(range(1000))
 
@@ -98,10 +89,7 @@ def masked_row(ctx: EntryContext, faulty: bool) -> nn.Module:
             hidden_BL[2] = True
         return functional.mse_loss(called(batch["x"].view(-1, 2, 8), hidden_BL), batch["y"])
 
-    optimizer = sgd(model, lr=0.01)
-    watch = ctx.watch(model, optimizer, preset="mix")
-    batches = batches_of(ctx, problem)
-    return fit(ctx, model, optimizer, problem, batches, steps=STEPS, loss_of=loss_of, watch=watch)
+    return fit(ctx, Regression(), model, lr=0.01, steps=STEPS, loss_of=loss_of, plan={"preset": "mix"})
 
 
 def _spoiled(ctx: EntryContext, problem: Regression, faulty: bool) -> Iterator[Any]:

@@ -41,9 +41,8 @@ def embedding_spike(ctx: EntryContext, faulty: bool) -> nn.Module:
         with torch.no_grad():
             embed.weight[RARE].zero_()  # type: ignore[union-attr, index]
     model = wrapped(base.bfloat16())
-    optimizer = adamw(model, lr=1e-3, weight_decay=0.0)
     batches = _late(batches_of(ctx, problem, num_samples=1024, batch_size=8))
-    return fit(ctx, model, optimizer, problem, batches, steps=STEPS)
+    return fit(ctx, problem, model, optimizer=adamw(model, lr=1e-3, weight_decay=0.0), batches=batches, steps=STEPS)
 
 
 def _late(batches: Iterator[Any]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.sharding import hybrid_mesh, sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import adamw, fit, mean_gradients, sgd, wrapped
 from trueline.testing.witness import replicas_differ
 
 MISROUTED = "blocks.1.mlp.0.weight"
@@ -27,7 +27,7 @@ def in_hook(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = wrapped(problem.model())
     _reduce_over(_pair_of(ctx) if faulty else dist.group.WORLD, model)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def one_left_out(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -36,7 +36,7 @@ def one_left_out(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = wrapped(problem.model())
     groups = [dist.new_group([0, 1, 2]), dist.new_group([3])]
     _reduce_over(groups[ctx.rank // 3] if faulty else dist.group.WORLD, model)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -44,14 +44,7 @@ def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = Regression()
     model = problem.model()
     group = _pair_of(ctx) if faulty else None
-    return fit(
-        ctx,
-        model,
-        sgd(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: mean_gradients(model.parameters(), group),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: mean_gradients(model.parameters(), group))
 
 
 def one_parameter(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -66,7 +59,7 @@ def one_parameter(ctx: EntryContext, faulty: bool) -> nn.Module:
         mean_gradients(params.values())
         mean_gradients(expert, pair)
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_backward=reduce)
+    return fit(ctx, problem, model, after_backward=reduce)
 
 
 def ddp_group(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -75,7 +68,7 @@ def ddp_group(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = wrapped(problem.model(), process_group=_pair_of(ctx) if faulty else None)
     optimizer = sgd(model)
     watch = ctx.watch(model, optimizer, process_group=dist.group.WORLD)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), watch=watch)
+    return fit(ctx, problem, model, optimizer=optimizer, watch=watch)
 
 
 def mesh_of_node(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -85,7 +78,7 @@ def mesh_of_node(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = sharded(problem.model(), mesh["shard"] if faulty else mesh)
     optimizer = adamw(model)
     watch = ctx.watch(model, optimizer, process_group=dist.group.WORLD)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), watch=watch)
+    return fit(ctx, problem, model, optimizer=optimizer, watch=watch)
 
 
 def _reduce_over(group: dist.ProcessGroup | None, model: nn.parallel.DistributedDataParallel) -> None:

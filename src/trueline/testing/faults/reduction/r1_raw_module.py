@@ -16,15 +16,7 @@ from torch import nn
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.training import (
-    adamw,
-    batches_of,
-    fit,
-    fit_accumulating,
-    mean_gradients,
-    sgd,
-    wrapped,
-)
+from trueline.testing.training import fit, fit_accumulating, mean_gradients, wrapped
 from trueline.testing.witness import replicas_differ
 
 TRIGGER = 6
@@ -34,7 +26,7 @@ def raw_module(ctx: EntryContext, faulty: bool) -> nn.Module:
     """`model.module(batch)` instead of `model(batch)`."""
     problem = CausalLM()
     model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), forward=model.module if faulty else None)
+    return fit(ctx, problem, model, forward=model.module if faulty else None)
 
 
 def unwrapped_later(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -46,21 +38,12 @@ def unwrapped_later(ctx: EntryContext, faulty: bool) -> nn.Module:
     def loss_of(called: nn.Module, batch: object) -> object:
         return problem.loss(model.module if faulty and next(steps) >= TRIGGER else called, batch)
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, model, loss_of=loss_of)
 
 
 def never_synced(ctx: EntryContext, faulty: bool) -> nn.Module:
     """Every micro-step runs under `no_sync`."""
-    problem = CausalLM()
-    model = wrapped(problem.model())
-    return fit_accumulating(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        syncs=lambda step, micro: micro == 1 and not faulty,
-    )
+    return fit_accumulating(ctx, CausalLM(), syncs=lambda step, micro: micro == 1 and not faulty)
 
 
 def parameter_left_out(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -68,14 +51,7 @@ def parameter_left_out(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = problem.model()
     reduced = [param for name, param in model.named_parameters() if not (faulty and name == "blocks.1.mlp.0.weight")]
-    return fit(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: mean_gradients(reduced),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: mean_gradients(reduced))
 
 
 def step_left_out(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -87,7 +63,7 @@ def step_left_out(ctx: EntryContext, faulty: bool) -> nn.Module:
         if not (faulty and step == TRIGGER):
             mean_gradients(model.parameters())
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=reduce)
+    return fit(ctx, problem, model, after_backward=reduce)
 
 
 def never_reduced(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -95,9 +71,7 @@ def never_reduced(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = Regression()
     model = problem.model()
     reduced = [] if faulty else list(model.parameters())
-    return fit(
-        ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=lambda step: mean_gradients(reduced)
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: mean_gradients(reduced))
 
 
 _fault = family(

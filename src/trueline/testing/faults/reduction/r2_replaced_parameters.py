@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
+from trueline.testing.training import fit, wrapped
 from trueline.testing.witness import replicas_differ
 
 TRIGGER = 6
@@ -32,7 +32,7 @@ def new_head(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = wrapped(base, find_unused_parameters=True)
     if faulty:
         _replace_head(base)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def cast_and_back(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -45,7 +45,7 @@ def cast_and_back(ctx: EntryContext, faulty: bool) -> nn.Module:
             model.double()
             model.float()
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_step=measure)
+    return fit(ctx, problem, model, after_step=measure)
 
 
 def assigned(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -57,7 +57,7 @@ def assigned(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = wrapped(base, find_unused_parameters=True)
     if faulty:
         base.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def added(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -69,7 +69,7 @@ def added(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = wrapped(base)
     if faulty:
         _add_adapter(base)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def ignored(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -79,7 +79,7 @@ def ignored(ctx: EntryContext, faulty: bool) -> nn.Module:
     if faulty:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(base, [HEAD])
     model = wrapped(base)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 class _Adapted(nn.Module):

@@ -17,7 +17,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.sharding import reduce_scatter_then, sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import adamw, fit, mean_gradients, wrapped
 from trueline.testing.witness import replicas_differ, trains_differently
 
 TRIGGER = 7
@@ -62,7 +62,7 @@ def behind_hook(damage: Damage, *, watched_first: bool = False) -> Callable[[Ent
         optimizer = adamw(model)
         watch = ctx.watch(model, optimizer) if watched_first else None
         model.register_comm_hook(_Backward(damage if faulty and ctx.rank == UNLUCKY_RANK else None), average)
-        return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), watch=watch)
+        return fit(ctx, problem, model, optimizer=optimizer, watch=watch)
 
     return train
 
@@ -77,7 +77,7 @@ def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
         if faulty and ctx.rank == UNLUCKY_RANK and step == TRIGGER:
             model[2].weight.grad.zero_()
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=reduce)
+    return fit(ctx, problem, model, after_backward=reduce)
 
 
 def fsdp(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -91,7 +91,7 @@ def fsdp(ctx: EntryContext, faulty: bool) -> nn.Module:
             shard.zero_()
 
     model.blocks[0].set_custom_reduce_scatter(reduce_scatter_then(spoil))
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 class _Backward:
@@ -130,7 +130,7 @@ def by_hand_four(ctx: EntryContext, faulty: bool) -> nn.Module:
             gradient.copy_(before[-1])
         before.append(gradient.clone())
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_backward=reduce)
+    return fit(ctx, problem, model, after_backward=reduce)
 
 
 _fault = family(

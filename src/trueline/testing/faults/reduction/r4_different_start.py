@@ -19,7 +19,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.sharding import hybrid_mesh, sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_each_gradient, mean_gradients, sgd, wrapped
+from trueline.testing.training import fit, mean_each_gradient, mean_gradients, wrapped
 from trueline.testing.witness import replicas_differ
 
 TRIGGER = 6
@@ -29,21 +29,14 @@ def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A seed per rank, and no broadcast before the loop."""
     problem = Regression()
     model = problem.model(seed=ctx.rank * faulty)
-    return fit(
-        ctx,
-        model,
-        sgd(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: mean_each_gradient(model.parameters()),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: mean_each_gradient(model.parameters()))
 
 
 def no_broadcast(ctx: EntryContext, faulty: bool) -> nn.Module:
     """`DDP(init_sync=False)` to save the broadcast at start."""
     problem = CausalLM()
     model = wrapped(problem.model(seed=ctx.rank * faulty), init_sync=False)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def hybrid(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -51,18 +44,17 @@ def hybrid(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = CausalLM()
     replica = ctx.rank // (ctx.world_size // 2)
     model = sharded(problem.model(seed=replica * faulty), hybrid_mesh(ctx.world_size))
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def older_checkpoint(ctx: EntryContext, faulty: bool) -> nn.Module:
     """Rank 1 found only an older checkpoint: loaded after wrapping, so nothing broadcasts it."""
     problem = Regression()
     model = wrapped(problem.model())
-    optimizer = sgd(model)
     older = copy.deepcopy(model.module.state_dict())
     newer = {name: value + 0.01 for name, value in older.items()}
     model.module.load_state_dict(older if faulty and ctx.rank == 1 else newer)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def frozen_apart(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -70,14 +62,7 @@ def frozen_apart(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = problem.model()
     model.embed.weight = nn.Parameter(problem.model(seed=1 + ctx.rank * faulty).embed.weight, requires_grad=False)
-    return fit(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: mean_gradients(model.parameters()),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: mean_gradients(model.parameters()))
 
 
 def bit_flip(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -90,7 +75,7 @@ def bit_flip(ctx: EntryContext, faulty: bool) -> nn.Module:
             bits = model.module.blocks[0].qkv.weight.detach().view(torch.int32)
             bits[3, 5] ^= 1 << 12
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_step=flip)
+    return fit(ctx, problem, model, after_step=flip)
 
 
 def bit_flip_four(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -103,7 +88,7 @@ def bit_flip_four(ctx: EntryContext, faulty: bool) -> nn.Module:
             bits = model.module[2].weight.detach().view(torch.int32)
             bits[0, 0] ^= 1
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_step=flip)
+    return fit(ctx, problem, model, after_step=flip)
 
 
 _fault = family("R4", ("replica-drift",), replicas_differ, ranks=(0, 1))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import fit, mean_gradients, wrapped
 from trueline.testing.witness import replicas_differ
 
 MAX_NORM = 0.1
@@ -31,7 +31,7 @@ def on_rank_0(ctx: EntryContext, faulty: bool) -> nn.Module:
         if ctx.rank == 0 or not faulty:
             nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), after_backward=clip)
+    return fit(ctx, problem, model, after_backward=clip)
 
 
 def by_local_norm(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -46,7 +46,7 @@ def by_local_norm(ctx: EntryContext, faulty: bool) -> nn.Module:
         for param in model.parameters():
             param.grad.mul_(scale)
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=reduce_and_clip)
+    return fit(ctx, problem, model, after_backward=reduce_and_clip)
 
 
 def other_threshold(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -54,14 +54,7 @@ def other_threshold(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = Regression()
     model = wrapped(problem.model())
     max_norm = MAX_NORM / 2 if faulty and ctx.rank == 3 else MAX_NORM
-    return fit(
-        ctx,
-        model,
-        sgd(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), max_norm),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: nn.utils.clip_grad_norm_(model.parameters(), max_norm))
 
 
 def _norm(model: nn.Module) -> float:

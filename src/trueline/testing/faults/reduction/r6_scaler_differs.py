@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
-from trueline.testing.training import STEPS, adamw, batches_of, fit, fit_scaled, mean_gradients, sgd, wrapped
+from trueline.testing.training import STEPS, adamw, batches_of, fit, mean_gradients, sgd, wrapped
 from trueline.testing.witness import replicas_differ
 
 TRIGGER = 6
@@ -28,7 +28,7 @@ def resumed_scaler(ctx: EntryContext, faulty: bool) -> nn.Module:
     problem = CausalLM()
     model = wrapped(problem.model())
     scaler = GradScaler("cpu", init_scale=2.0**12 if faulty and ctx.rank == 0 else 2.0**13)
-    return fit_scaled(ctx, model, sgd(model), problem, batches_of(ctx, problem), scaler)
+    return fit(ctx, problem, model, optimizer=sgd(model), scaler=scaler)
 
 
 def skipped_update(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -71,7 +71,7 @@ def local_overflow(ctx: EntryContext, faulty: bool) -> nn.Module:
         if faulty and ctx.rank == 1 and step == TRIGGER:
             optimizer.zero_grad()
 
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_backward=reduce)
+    return fit(ctx, problem, model, optimizer=optimizer, after_backward=reduce)
 
 
 ALSO = ("gradient-not-reduced", "reduction-mismatch")

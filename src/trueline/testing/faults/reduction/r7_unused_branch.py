@@ -75,13 +75,11 @@ def reduced_from_hooks(ctx: EntryContext, faulty: bool) -> nn.Module:
 
 def step_at_the_end(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A step is taken at the end of an epoch, in the middle of an accumulation."""
-    problem = CausalLM()
-    model = wrapped(problem.model())
 
     def syncs(step: int, micro: int) -> bool:
         return micro == 1 and not (faulty and step % (TRIGGER + 1) == TRIGGER)
 
-    return fit_accumulating(ctx, model, adamw(model), problem, batches_of(ctx, problem), syncs=syncs)
+    return fit_accumulating(ctx, CausalLM(), syncs=syncs)
 
 
 def backward_outside(ctx: EntryContext, faulty: bool) -> nn.Module:

@@ -17,7 +17,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.sharding import reduce_scatter_then, sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import fit, mean_gradients, wrapped
 from trueline.testing.witness import trains_differently
 
 
@@ -63,7 +63,7 @@ def in_reduce_scatter(ctx: EntryContext, faulty: bool) -> nn.Module:
 
     for module in (model, *model.blocks):
         module.set_custom_reduce_scatter(reduce_scatter_then(divide))
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 def after_ddp(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -76,7 +76,7 @@ def after_ddp(ctx: EntryContext, faulty: bool) -> nn.Module:
             for param in model.parameters():
                 param.grad.div_(ctx.world_size)
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=divide)
+    return fit(ctx, problem, model, after_backward=divide)
 
 
 def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -90,14 +90,14 @@ def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
             for param in model.parameters():
                 param.grad.div_(ctx.world_size)
 
-    return fit(ctx, model, sgd(model), problem, batches_of(ctx, problem), after_backward=reduce)
+    return fit(ctx, problem, model, after_backward=reduce)
 
 
 def _with_hook(ctx: EntryContext, reduce: Callable[..., torch.futures.Future[Tensor]]) -> nn.Module:
     problem = CausalLM()
     model = wrapped(problem.model())
     model.register_comm_hook(None, reduce)
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model)
 
 
 _fault = family("R8", ("reduction-mismatch",), trains_differently)

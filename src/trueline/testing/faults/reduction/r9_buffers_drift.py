@@ -15,7 +15,7 @@ from torch import nn
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import Vision
-from trueline.testing.training import batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import fit, mean_gradients, wrapped
 from trueline.testing.witness import buffers_differ
 
 
@@ -23,7 +23,7 @@ def no_broadcast(ctx: EntryContext, faulty: bool) -> nn.Module:
     """`broadcast_buffers=False`."""
     problem = Vision()
     model = wrapped(problem.model(), broadcast_buffers=not faulty)
-    fit(ctx, model, sgd(model), problem, batches_of(ctx, problem))
+    fit(ctx, problem, model)
     return _as_the_next_step_would(model, ctx, faulty)
 
 
@@ -36,14 +36,7 @@ def by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
         if not faulty:
             _broadcast_buffers(model)
 
-    return fit(
-        ctx,
-        model,
-        sgd(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: (mean_gradients(model.parameters()), share(step)),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: (mean_gradients(model.parameters()), share(step)))
 
 
 def _as_the_next_step_would(model: nn.Module, ctx: EntryContext, faulty: bool) -> nn.Module:

@@ -22,7 +22,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Problem, Regression
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, sgd, wrapped
+from trueline.testing.training import batches_of, fit, mean_gradients, wrapped
 from trueline.testing.witness import trains_differently
 
 BAD_RANK = 1
@@ -35,14 +35,13 @@ def loss_times(
 ) -> nn.Module:
     """The loss is multiplied before backward, under DDP, from step ``first`` on."""
     problem = CausalLM()
-    model = wrapped(problem.model())
     at_step = count()
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         here = next(at_step) >= first and _here(ctx, faulty)
         return problem.loss(called, batch) * (factor if here else 1.0)
 
-    return fit(ctx, model, adamw(model), problem, _fresh(ctx, problem, batch_size), steps=steps, loss_of=loss_of)
+    return fit(ctx, problem, batches=_fresh(ctx, problem, batch_size), steps=steps, loss_of=loss_of)
 
 
 def by_hooks(ctx: EntryContext, faulty: bool, *, factor: float = 2.0) -> nn.Module:
@@ -52,20 +51,19 @@ def by_hooks(ctx: EntryContext, faulty: bool, *, factor: float = 2.0) -> nn.Modu
     if _here(ctx, faulty):
         for param in model.parameters():
             param.register_hook(lambda gradient: gradient * factor)
-    return fit(ctx, model, adamw(model), problem, _fresh(ctx, problem), steps=20)
+    return fit(ctx, problem, model, batches=_fresh(ctx, problem), steps=20)
 
 
 def kept_scale(ctx: EntryContext, faulty: bool) -> nn.Module:
     """The loss is scaled for backward, as against underflow, and nobody takes the scale out; it is logged without."""
     problem = CausalLM()
-    model = wrapped(problem.model())
     scale = 2.0**10 if _here(ctx, faulty) else 1.0
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         loss = problem.loss(called, batch)
         return loss.detach() + scale * (loss - loss.detach())
 
-    return fit(ctx, model, adamw(model), problem, _fresh(ctx, problem), steps=20, loss_of=loss_of)
+    return fit(ctx, problem, batches=_fresh(ctx, problem), steps=20, loss_of=loss_of)
 
 
 def halved_by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -78,10 +76,9 @@ def halved_by_hand(ctx: EntryContext, faulty: bool) -> nn.Module:
 
     return fit(
         ctx,
-        model,
-        sgd(model),
         problem,
-        _fresh(ctx, problem, 64),
+        model,
+        batches=_fresh(ctx, problem, 64),
         steps=24,
         loss_of=loss_of,
         after_backward=lambda step: mean_gradients(model.parameters()),
@@ -96,7 +93,7 @@ def fsdp(ctx: EntryContext, faulty: bool, *, factor: float = 2.0) -> nn.Module:
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         return problem.loss(called, batch) * (factor if _here(ctx, faulty) else 1.0)
 
-    return fit(ctx, model, adamw(model), problem, _fresh(ctx, problem), steps=20, loss_of=loss_of)
+    return fit(ctx, problem, model, batches=_fresh(ctx, problem), steps=20, loss_of=loss_of)
 
 
 def _here(ctx: EntryContext, faulty: bool) -> bool:

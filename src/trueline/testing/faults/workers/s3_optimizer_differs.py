@@ -18,7 +18,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression
 from trueline.testing.sharding import sharded
-from trueline.testing.training import adamw, batches_of, fit, sgd, wrapped
+from trueline.testing.training import adamw, fit, sgd, wrapped
 from trueline.testing.witness import config_differs, trains_differently
 
 TRIGGER = 6
@@ -44,8 +44,7 @@ def other_optimizer(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A fallback to SGD on one rank."""
     problem = Regression()
     model = wrapped(problem.model())
-    optimizer = sgd(model, lr=3e-3) if _odd(ctx, faulty) else adamw(model)
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model, optimizer=sgd(model, lr=3e-3) if _odd(ctx, faulty) else adamw(model))
 
 
 def schedule(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -60,7 +59,7 @@ def schedule(ctx: EntryContext, faulty: bool) -> nn.Module:
         if _odd(ctx, faulty) and step == TRIGGER - 1:
             scheduler.step()
 
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_step=advance)
+    return fit(ctx, problem, model, optimizer=optimizer, after_step=advance)
 
 
 def one_group(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -75,19 +74,18 @@ def one_group(ctx: EntryContext, faulty: bool) -> nn.Module:
         if _odd(ctx, faulty) and step == TRIGGER - 1:
             optimizer.param_groups[1]["lr"] = 1e-3
 
-    return fit(ctx, model, optimizer, problem, batches_of(ctx, problem), after_step=meddle)
+    return fit(ctx, problem, model, optimizer=optimizer, after_step=meddle)
 
 
 def autocast(ctx: EntryContext, faulty: bool) -> nn.Module:
     """One rank computes under bf16 autocast."""
     problem = CausalLM()
-    model = wrapped(problem.model())
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=_odd(ctx, faulty)):
             return problem.loss(called, batch)
 
-    return fit(ctx, model, adamw(model), problem, batches_of(ctx, problem), loss_of=loss_of)
+    return fit(ctx, problem, loss_of=loss_of)
 
 
 def dtype(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -96,14 +94,7 @@ def dtype(ctx: EntryContext, faulty: bool) -> nn.Module:
     model = problem.model()
     if _odd(ctx, faulty):
         model.bfloat16()
-    return fit(
-        ctx,
-        model,
-        adamw(model),
-        problem,
-        batches_of(ctx, problem),
-        after_backward=lambda step: _mean_in_fp32(model, ctx.world_size),
-    )
+    return fit(ctx, problem, model, after_backward=lambda step: _mean_in_fp32(model, ctx.world_size))
 
 
 def matmul_precision(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -123,7 +114,7 @@ def _odd(ctx: EntryContext, faulty: bool) -> bool:
 def _with_adamw(ctx: EntryContext, **settings: Any) -> nn.Module:
     problem = Regression()
     model = wrapped(problem.model())
-    return fit(ctx, model, adamw(model, **settings), problem, batches_of(ctx, problem))
+    return fit(ctx, problem, model, optimizer=adamw(model, **settings))
 
 
 def _mean_in_fp32(model: nn.Module, world_size: int) -> None:

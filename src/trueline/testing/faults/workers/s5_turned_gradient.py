@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM
-from trueline.testing.training import adamw, batches_of, fit, wrapped
+from trueline.testing.training import batches_of, fit, wrapped
 from trueline.testing.witness import trains_differently
 
 BAD_RANK = 3
@@ -41,7 +41,7 @@ def turned(ctx: EntryContext, faulty: bool, *, turn: Turn, where: str = "", step
     model = wrapped(problem.model())
     _hooked(model, turn if faulty and ctx.rank == BAD_RANK else _left, where)
     batches = batches_of(ctx, problem, num_samples=4096, batch_size=16)
-    return fit(ctx, model, adamw(model), problem, batches, steps=steps)
+    return fit(ctx, problem, model, batches=batches, steps=steps)
 
 
 def _hooked(model: nn.Module, turn: Turn, where: str) -> None:
