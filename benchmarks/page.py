@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 
-def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the docstring of the benchmark."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc: str | None, **defaults: str | float) -> argparse.ArgumentParser:
+    """A parser whose help is the docstring of the benchmark, with an option of the type of each of ``defaults``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, help=f"{default!r} if not given")
+    return parser
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Container[int] = ()) -> str:

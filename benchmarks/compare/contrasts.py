@@ -16,37 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.compare.threads import two_threads
+from benchmarks.compare.changes import WIDTH, hidden_scale, not_causal, two_threads
+from benchmarks.compare.verdict import largest
 from benchmarks.page import arguments, line, table
 from torch import nn
-from torch.nn import functional
 
 import trueline
 from trueline.analyze.compare.compare import compare
-from trueline.analyze.compare.result import Comparison
-from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
 from trueline.testing.reference_training import in_halves
 
-WIDTH = 64
 BATCH_SIZE = 8
 FAULT = "0.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0"
 SEAM = "0.0/r0/fwd/"
 """All that can be named in a compiled model: what it returns."""
-
-
-def not_causal(model: nn.Module) -> nn.Module:
-    """The second attention sees what comes after."""
-    block = model.get_submodule("blocks.1")
-
-    def attention(x_BLD: torch.Tensor) -> torch.Tensor:
-        parts = block.qkv(x_BLD).chunk(3, -1)
-        qkv_BHLK = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in parts)
-        mixed_BHLK = functional.scaled_dot_product_attention(*qkv_BHLK, is_causal=False)
-        return block.out(mixed_BHLK.transpose(1, 2).flatten(-2))
-
-    block._attention = attention
-    return model
 
 
 @dataclass(frozen=True)
@@ -63,12 +46,7 @@ class Contrast:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--depth", default="fingerprint")
-    parser.add_argument("--only", default="")
-    options = parser.parse_args()
+    options = arguments(__doc__, seeds=20, steps=3, depth="fingerprint", only="").parse_args()
     torch.set_num_threads(1)
     head = ["contrast", "pairs", "silent", "largest times, first step", "later", "fault found first"]
     print(table(head, []))
@@ -89,8 +67,8 @@ def row(contrast: Contrast, options: argparse.Namespace) -> str:
             silent += healthy.exit_code == 0
             if healthy.exit_code:
                 print("  alarm", seed, [finding.claim for finding in healthy.findings][:1])
-            first = max(first, largest(healthy, 0))
-            later = max([later, *(largest(healthy, step) for step in range(1, options.steps))])
+            first = max(first, largest(healthy, 0, 1))
+            later = max(later, largest(healthy, 1))
             record(runs / "bad", contrast, seed, options, faulty=True)
             bad = compare(runs / "bad", runs / "ref")
             place = SEAM if contrast.change is compiled else FAULT
@@ -101,11 +79,6 @@ def row(contrast: Contrast, options: argparse.Namespace) -> str:
     return line([contrast.name, options.seeds, silent, f"{first:.2f}", f"{later:.2f}", found])
 
 
-def largest(comparison: Comparison, step: int) -> float:
-    within = [each for each in comparison.rows if each.step == step and each.judgement == "within"]
-    return max((each.times or 0.0 for each in within), default=0.0)
-
-
 def record(out: Path, contrast: Contrast, seed: int, options: argparse.Namespace, *, faulty: bool = False) -> None:
     problem = CausalLM(width=WIDTH)
     model = problem.model(seed=seed).to(contrast.dtype)
@@ -113,7 +86,7 @@ def record(out: Path, contrast: Contrast, seed: int, options: argparse.Namespace
     if faulty and contrast.coarse:
         not_causal(model)
     elif faulty:
-        hidden = ChangedKernel("flash_attention", scale=1.25 / (WIDTH / 2) ** 0.5)
+        hidden = hidden_scale(0)
     model = contrast.change(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     batches = torch.utils.data.DataLoader(problem.dataset(256, seed=seed), batch_size=BATCH_SIZE)

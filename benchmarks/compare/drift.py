@@ -53,11 +53,7 @@ CHANGES = (
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--since", type=int, default=50)
-    chosen = parser.parse_args()
+    chosen = arguments(__doc__, seeds=20, steps=150, since=50).parse_args()
     torch.set_num_threads(1)
     drifts: dict[tuple[str, int], list[LossGap]] = {}
     for seed in range(chosen.seeds):

@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401  the first optimizer step would import it in every child
-from benchmarks.compare.faults_planted import CONTROL, FAULTS, KINDS, Planted, record
+from benchmarks.compare.changes import FAULTS, Fault
+from benchmarks.compare.faults_planted import CONTROL, KINDS, record
 from benchmarks.compare.faults_rival import analyze_dumps, compare_dumps, first_difference, first_flagged, in_child
 from benchmarks.page import arguments, table
 
@@ -57,7 +58,7 @@ def _table(kind: str, folder: Path) -> str:
     return table([f"{kind}: fault", *COLUMNS], rows)
 
 
-def _record(fault: Planted, kind: str, folder: Path, number: int) -> None:
+def _record(fault: Fault, kind: str, folder: Path, number: int) -> None:
     from trueline.cli.import_ import measure
     from trueline.store.importers.msprobe import Options, import_msprobe
 
@@ -73,7 +74,7 @@ def _record(fault: Planted, kind: str, folder: Path, number: int) -> None:
             shutil.rmtree(bulky)
 
 
-def _one(fault: Planted, tool: str, kind: str, out: Path) -> None:
+def _one(fault: Fault, tool: str, kind: str, out: Path) -> None:
     record(fault, tool=tool, kind=kind, out=out)
 
 
@@ -89,13 +90,13 @@ def _first(run: Path, ref: Path) -> str:
     return "" if first is None else str(first.site or first.ref_site)
 
 
-def _is_right(fault: Planted, named: str) -> bool:
-    return named == "" if fault is CONTROL else _call(named) in fault.calls
+def _is_right(fault: Fault, named: str) -> bool:
+    return named == "" if fault is CONTROL else _call(named) in (*fault.calls, *fault.theirs)
 
 
 def _call(named: str) -> str:
     """Without the slot: a call is named right by any of its values, its weight included."""
-    return named.removeprefix("0.0/r0/").split(":")[0]
+    return named.removeprefix("0.0/r0/fwd/").split(":")[0]
 
 
 def _told(named: str) -> str:

@@ -18,11 +18,12 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from benchmarks.compare.late_training import FAULTS, PLAIN, WAYS, Late, Way, train
+from benchmarks.compare.changes import FAULTS
+from benchmarks.compare.late_training import PLAIN, WAYS, Way, train
+from benchmarks.compare.verdict import named, said
 from benchmarks.page import arguments, line, table
 
 from trueline.analyze.compare.compare import compare
-from trueline.analyze.compare.result import Comparison
 from trueline.testing.ranks import Ranks
 
 SINCE = (1, 3, 6)
@@ -33,10 +34,9 @@ HEAD = (
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, steps=9)
     parser.add_argument("--seeds", type=int, default=20, help="healthy pairs of each kind")
     parser.add_argument("--faulty", type=int, default=1, help="seeds with each fault")
-    parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--depth", default="stats", choices=("stats", "fingerprint", "tensor"))
     parser.add_argument(
         "--only", default="", help="ways with this in their name; torch.compile only so, as it takes minutes a seed"
@@ -94,12 +94,12 @@ def row(way: Way, chosen: argparse.Namespace, records: Records, missed: list[str
             missed.append(f"- alarm: {way.name}, seed {seed}: {said(healthy)}")
             print(missed[-1], file=sys.stderr, flush=True)
     right, others, by_laws = Counter[int](), Counter[str](), 0
-    planted = [fault for fault in FAULTS if fault.fits(way)]
+    planted = [fault for fault in FAULTS if way.has(fault)]
     for since in SINCE:
         for fault in planted:
             for seed in range(chosen.faulty):
                 bad = compare(records.run(way, seed, fault.name, since), records.run(PLAIN, seed))
-                if named(bad, fault, since):
+                if named(bad, since, *fault.calls):
                     right[since] += 1
                     by_laws += all(each.false_alarm_rate is None for each in bad.findings)
                     continue
@@ -108,18 +108,6 @@ def row(way: Way, chosen: argparse.Namespace, records: Records, missed: list[str
                 print(missed[-1], file=sys.stderr, flush=True)
     counts = [len(planted) * chosen.faulty, *(right[since] for since in SINCE), others["wrong"], others["silent"]]
     return line([way.name, chosen.seeds, silent, *counts, by_laws])
-
-
-def named(comparison: Comparison, fault: Late, since: int) -> bool:
-    """Whether the first difference is of one of the fault's calls, in the forward pass of the step."""
-    first = comparison.first
-    site = "" if first is None else str(first.site or first.ref_site)
-    return first is not None and first.step == since and any(f"/fwd/{call}" in site for call in fault.calls)
-
-
-def said(comparison: Comparison) -> str:
-    told = [finding.claim for finding in comparison.findings if finding.severity == "error"]
-    return told[0] if told else "nothing"
 
 
 if __name__ == "__main__":

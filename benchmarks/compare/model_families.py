@@ -39,16 +39,6 @@ class Family:
     causal: bool = False
 
 
-def _hugging_face(made: str, config: str, **settings: Any) -> Callable[[int], nn.Module]:
-    def model(seed: int) -> nn.Module:
-        import transformers
-
-        torch.manual_seed(seed)
-        return getattr(transformers, made)(getattr(transformers, config)(**settings)).train()
-
-    return model
-
-
 def _tokens(draw: torch.Generator) -> Mapping[str, Tensor]:
     ids_BL = torch.randint(VOCABULARY, (BATCH_SIZE, LENGTH), generator=draw)
     return {"input_ids": ids_BL, "labels": ids_BL}
@@ -60,9 +50,13 @@ def _images(draw: torch.Generator) -> Mapping[str, Tensor]:
 
 
 def _its_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return model(**_cast(batch, model)).loss
+
+
+def _cast(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The batch with floating-point columns in the dtype of the model."""
     floating = next(model.parameters()).dtype
-    cast = {name: value.to(floating) if value.is_floating_point() else value for name, value in batch.items()}
-    return model(**cast).loss
+    return {name: value.to(floating) if value.is_floating_point() else value for name, value in batch.items()}
 
 
 def _of_problem(name: str, problem: Problem, linear: str, norm: str, **traits: bool) -> Family:
@@ -71,8 +65,7 @@ def _of_problem(name: str, problem: Problem, linear: str, norm: str, **traits: b
         return problem.dataset(BATCH_SIZE, seed=seed).columns
 
     def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        floating = next(model.parameters()).dtype
-        cast = {name: value.to(floating) if value.is_floating_point() else value for name, value in batch.items()}
+        cast = _cast(batch, model)
         if "y" in cast:
             return functional.mse_loss(model(cast["x"]).float(), batch["y"])
         return problem.loss(model, cast)
@@ -80,104 +73,51 @@ def _of_problem(name: str, problem: Problem, linear: str, norm: str, **traits: b
     return Family(name, lambda seed: problem.model(seed=seed), batch, loss, linear, norm, False, **traits)
 
 
-def _hf(name: str, model: Callable[[int], nn.Module], linear: str, norm: str, **traits: Any) -> Family:
-    batch = traits.pop("batch", _tokens)
-    return Family(name, model, batch, _its_loss, linear, norm, **traits)
+def _hugging_face(
+    name: str, made: str, config: str, linear: str, norm: str, *, traits: dict[str, Any], **settings: Any
+) -> Family:
+    def model(seed: int) -> nn.Module:
+        import transformers
 
+        torch.manual_seed(seed)
+        return getattr(transformers, made)(getattr(transformers, config)(**settings)).train()
+
+    return Family(name, model, loss=_its_loss, linear=linear, norm=norm, **{"batch": _tokens, **traits})
+
+
+_CAUSAL, _GELU = {"causal": True}, {"gelu": True}
+_MODEL_LAYER = ("model.layers.1.mlp.up_proj", "model.layers.1.input_layernorm")
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "activation_function": "gelu"}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+_LAYERS = {key: value for key, value in _SHAPE.items() if key != "vocab_size"}
+_VIT = {**_LAYERS, **_NO_DROPOUT, "intermediate_size": 64, "image_size": 16, "patch_size": 4, "num_labels": 4}
 
 FAMILIES = (
-    _hf(
-        "Llama",
-        _hugging_face("LlamaForCausalLM", "LlamaConfig", **_LLAMA),
-        "model.layers.1.mlp.up_proj",
-        "model.layers.1.input_layernorm",
-        causal=True,
+    _hugging_face("Llama", "LlamaForCausalLM", "LlamaConfig", *_MODEL_LAYER, traits=_CAUSAL, **_LLAMA),
+    _hugging_face("Qwen2", "Qwen2ForCausalLM", "Qwen2Config", *_MODEL_LAYER, traits=_CAUSAL, **_LLAMA),
+    _hugging_face(
+        *("Mixtral", "MixtralForCausalLM", "MixtralConfig"),
+        *("model.layers.1.self_attn.o_proj", "model.layers.1.input_layernorm"),
+        **{"traits": _CAUSAL, **_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
-    _hf(
-        "Qwen2",
-        _hugging_face("Qwen2ForCausalLM", "Qwen2Config", **_LLAMA),
-        "model.layers.1.mlp.up_proj",
-        "model.layers.1.input_layernorm",
-        causal=True,
+    _hugging_face(
+        *("GPT-2", "GPT2LMHeadModel", "GPT2Config", "transformer.h.1.mlp.c_fc", "transformer.h.1.ln_1"),
+        **{"traits": _GELU | _CAUSAL, "vocab_size": VOCABULARY, **_GPT2},
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     ),
-    _hf(
-        "Mixtral",
-        _hugging_face("MixtralForCausalLM", "MixtralConfig", **_LLAMA, num_local_experts=4, num_experts_per_tok=2),
-        "model.layers.1.self_attn.o_proj",
-        "model.layers.1.input_layernorm",
-        causal=True,
+    _hugging_face(
+        *("BERT", "BertForMaskedLM", "BertConfig"),
+        *("bert.encoder.layer.1.intermediate.dense", "bert.encoder.layer.1.attention.output.LayerNorm"),
+        **{"traits": _GELU, **_SHAPE, **_NO_DROPOUT, "intermediate_size": 64, "max_position_embeddings": 64},
     ),
-    _hf(
-        "GPT-2",
-        _hugging_face(
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            vocab_size=VOCABULARY,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=64,
-            activation_function="gelu",
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        ),
-        "transformer.h.1.mlp.c_fc",
-        "transformer.h.1.ln_1",
-        gelu=True,
-        causal=True,
+    _hugging_face(
+        *("T5", "T5ForConditionalGeneration", "T5Config"),
+        *("encoder.block.1.layer.1.DenseReluDense.wi", "encoder.block.1.layer.1.layer_norm"),
+        **{"traits": {}, "vocab_size": VOCABULARY, **_T5, "decoder_start_token_id": 0},
     ),
-    _hf(
-        "BERT",
-        _hugging_face(
-            "BertForMaskedLM",
-            "BertConfig",
-            **_SHAPE,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        ),
-        "bert.encoder.layer.1.intermediate.dense",
-        "bert.encoder.layer.1.attention.output.LayerNorm",
-        gelu=True,
-    ),
-    _hf(
-        "T5",
-        _hugging_face(
-            "T5ForConditionalGeneration",
-            "T5Config",
-            vocab_size=VOCABULARY,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=2,
-            num_heads=4,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        ),
-        "encoder.block.1.layer.1.DenseReluDense.wi",
-        "encoder.block.1.layer.1.layer_norm",
-    ),
-    _hf(
-        "ViT",
-        _hugging_face(
-            "ViTForImageClassification",
-            "ViTConfig",
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            image_size=16,
-            patch_size=4,
-            num_labels=4,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        ),
-        "",
-        "",
-        batch=_images,
-        gelu=True,
+    _hugging_face(
+        *("ViT", "ViTForImageClassification", "ViTConfig", "", ""), traits=_GELU | {"batch": _images}, **_VIT
     ),
     _of_problem("CausalLM", CausalLM(), "blocks.1.mlp.0", "blocks.1.norm_attn", gelu=True, causal=True),
     _of_problem("CausalLM, tied", CausalLM(tied=True), "blocks.1.mlp.0", "blocks.1.norm_attn", gelu=True, causal=True),

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.compare.changes import two_threads
 from benchmarks.compare.model_families import BATCH_SIZE, FAMILIES, Family
-from benchmarks.compare.threads import two_threads
+from benchmarks.compare.verdict import largest, named, said
 from benchmarks.page import arguments, line, table
 from torch import nn
 
@@ -166,10 +167,9 @@ class Tally:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, seeds=1)
     parser.add_argument("--preset", default="mix", choices=("mix", "ops", "modules"))
     parser.add_argument("--depth", default="stats", choices=("stats", "fingerprint", "tensor"))
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default="", help="models with this in their name")
     parser.add_argument("--contrast", default="", help="contrasts with this in their name")
     parser.add_argument("--healthy", action="store_true", help="plant nothing")
@@ -200,10 +200,9 @@ def tell(family: Family, contrast: Contrast, seed: int, options: argparse.Namesp
     healthy = _beside(ref, family, contrast, None, seed, options)
     tally.models += 1
     tally.silent += healthy.exit_code == 0
-    within = (row.times or 0.0 for row in healthy.rows if row.judgement == "within")
-    tally.times = max(tally.times, *within, 0.0)
+    tally.times = max(tally.times, largest(healthy))
     if healthy.exit_code:
-        tally.missed.append(f"- alarm: {family.name}, {contrast.name}, seed {seed}: {_said(healthy)}")
+        tally.missed.append(f"- alarm: {family.name}, {contrast.name}, seed {seed}: {said(healthy)}")
         print(tally.missed[-1], file=sys.stderr, flush=True)
     for fault in FAULTS:
         unfit = (contrast.coarse and not fault.coarse) or (fault.in_kernel and not contrast.kernels)
@@ -211,10 +210,10 @@ def tell(family: Family, contrast: Contrast, seed: int, options: argparse.Namesp
             continue
         bad = _beside(ref, family, contrast, fault, seed, options)
         tally.faults += 1
-        found = named(bad, fault.place(family), fault.step)
+        found = named(bad, fault.step, fault.place(family))
         tally.found += found
         if not found:
-            tally.missed.append(f"- missed: {family.name}, {contrast.name}, {fault.name}, seed {seed}: {_said(bad)}")
+            tally.missed.append(f"- missed: {family.name}, {contrast.name}, {fault.name}, seed {seed}: {said(bad)}")
             print(tally.missed[-1], file=sys.stderr, flush=True)
 
 
@@ -224,18 +223,6 @@ def _beside(
     with tempfile.TemporaryDirectory() as folder:
         record(Path(folder) / "run", family, contrast, fault, seed, options)
         return compare(Path(folder) / "run", ref)
-
-
-def named(comparison: Comparison, place: str, step: int) -> bool:
-    """Whether the first difference is at ``place`` or inside, in the forward pass of ``step``."""
-    first = comparison.first
-    site = "" if first is None else str(first.site or first.ref_site)
-    return first is not None and first.step == step and f"/fwd/{place}" in site
-
-
-def _said(comparison: Comparison) -> str:
-    told = [finding.claim for finding in comparison.findings if finding.severity == "error"]
-    return told[0] if told else f"nothing ({comparison.counts})"
 
 
 def record(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.compare.ranks_training import train
+from benchmarks.compare.verdict import largest
 from benchmarks.page import arguments, line, table
 
 import trueline
@@ -51,9 +52,7 @@ PAIRS = (
 
 def main() -> None:
     """Print the table, one pair of ways after the other."""
-    parser = arguments(__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=3)
+    parser = arguments(__doc__, seeds=20, steps=3)
     parser.add_argument("--depth", default="fingerprint", choices=("stats", "fingerprint", "tensor"))
     parser.add_argument("--only", default="", help="pairs with this in their name")
     chosen = parser.parse_args()
@@ -78,8 +77,8 @@ def _row(pair: Pair, chosen: argparse.Namespace, pools: dict[int, Ranks]) -> str
             silent += healthy.exit_code == 0
             if healthy.exit_code:
                 _tell(f"alarm, seed {seed}: {_claims(healthy)}")
-            first = max(first, _largest(healthy, [0]))
-            later = max(later, _largest(healthy, range(1, chosen.steps)))
+            first = max(first, largest(healthy, 0, 1))
+            later = max(later, largest(healthy, 1))
             for place, wrong in enumerate((tuple(range(world_size)), (world_size - 1,))):
                 out = Path(folder) / f"bad-{place}"
                 bad = trueline.compare(_trained(pair.run, seed, chosen, pools, out, wrong), ref)
@@ -102,11 +101,6 @@ def _trained(
     pool = pools.setdefault(world_size, Ranks(world_size))
     pool.run(train, str(out), how, seed, chosen.steps, chosen.depth, tuple(wrong))
     return out
-
-
-def _largest(comparison: Comparison, steps: Sequence[int]) -> float:
-    within = [row for row in comparison.rows if row.step in steps and row.judgement == "within"]
-    return max((row.times or 0.0 for row in within), default=0.0)
 
 
 def _tell(line: str) -> None:

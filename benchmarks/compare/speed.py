@@ -40,8 +40,7 @@ EVERY_S = 0.005
 
 def main() -> None:
     """Record, let the tools take turns, print a table."""
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--part", choices=SIZES, action="append")
     parser.add_argument("--folder", type=Path, help="an empty directory on a disk with 4 GB")
     chosen = parser.parse_args()

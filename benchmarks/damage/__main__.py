@@ -41,12 +41,11 @@ class Sweep:
 
 def main() -> None:
     """Sweep, print what went wrong, and write the page."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, seed=0)
     parser.add_argument("--each", type=int, default=1_000, help="flips and cuts of a kind")
     parser.add_argument("--others", type=int, default=500, help="the same for each other way of damage")
     parser.add_argument("--minutes", type=float, default=60, help="for a kind, after which fewer have to do")
     parser.add_argument("--jobs", type=int, default=2, help="kinds at a time")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds whose names begin with one of these; no page is written")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -122,9 +122,7 @@ PARTS = {"failures": failures, "long": long_runs, "ranks": ranks}
 
 def main() -> None:
     """Try all of it and write the page, or one part and print it."""
-    parser = page.arguments(__doc__)
-    parser.add_argument("--stride", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200_000)
+    parser = page.arguments(__doc__, stride=3, steps=200_000)
     parser.add_argument("--part", choices=PARTS)
     chosen = parser.parse_args()
     command = f"python -m benchmarks.durability --stride {chosen.stride} --steps {chosen.steps}"

@@ -9,10 +9,10 @@ Letters: T steps, N workers, G groups, B samples, Q parts of a worker's batch, P
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 Array = NDArray[Any]
+Found = TypeVar("Found")
 DROPPED = 0.1
 NOTHING = Fault("nothing")
 
@@ -70,20 +71,39 @@ def train(
     weights = {name: value.requires_grad_() for name, value in workload.model.weights(seed).items()}
     optimizer = _optimizer(workload, list(weights.values()))
     drop = _dropout(workload, draw)
-    kept: list[dict[str, Tensor]] = []
     batches = batches_of(workload, rows, workers=workers, seed=seed)
-    for step in range(steps):
+
+    def one_step(step: int) -> tuple[dict[str, Tensor], Iterable[Tensor]]:
         acting = fault if step >= start else NOTHING
         index_NB, repeated_N = next(batches)
         found, grads = worker_gradients(workload, weights, batch_of(rows, index_NB, acting, draw), acting, drop)
         acting.gradient(grads, draw)
-        kept.append(found | measure(grads) | {"shard_frac": repeated_N})
         for group in optimizer.param_groups:
             group["lr"] = workload.rate(step)
-        for name, weight in weights.items():
-            weight.grad = grads[name].mean(0)
-        optimizer.step()
+        return found | measure(grads) | {"shard_frac": repeated_N}, grads.values()
+
+    kept = train_as_one(list(weights.values()), optimizer, steps, one_step)
     return _recorded(kept, workload, tuple(dict.fromkeys(name.split(".")[0] for name in weights)))
+
+
+def train_as_one(
+    params: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    one_step: Callable[[int], tuple[Found, Iterable[Tensor]]],
+) -> list[Found]:
+    """What ``one_step`` finds at each step. It also returns the gradients [N, ...] of all workers, one for each of
+    ``params``, whose mean is applied: replicas that start equal stay equal, so one copy stands for all of them.
+    """
+    found: list[Found] = []
+    for step in range(steps):
+        of_step, grads = one_step(step)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad.mean(0)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(of_step)
+    return found
 
 
 def batch_of(rows: Rows, index_NB: Tensor, fault: Fault, draw: torch.Generator) -> dict[str, Tensor]:

@@ -27,9 +27,7 @@ PARTS = {"steps": steps, "reading": reading, "memory": memory, "samples": sample
 
 def main() -> None:
     """Run the chosen parts and write the page."""
-    parser = arguments(__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser = arguments(__doc__, ranks=4, rounds=40)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--keep", action="store_true", help="put the sections of the chosen parts into the page")
     chosen = parser.parse_args()

@@ -1,7 +1,6 @@
 """Data-parallel workers in one process: batches and a random stream for each, one model for all.
 
-Each worker's gradient is kept as a row; the mean of the rows is what AdamW sees. That is synchronous data parallelism
-without the wire: replicas that start equal and take equal updates stay equal, so one copy stands for all of them.
+Each worker's gradient is kept as a row; the mean of the rows is what AdamW sees (``train_as_one``).
 
 Letters: T steps, N workers, P parameters.
 """
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.judgement.workers import train_as_one
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -72,19 +72,23 @@ def train_together(
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     workers = [_worker(job, rank, num_workers, own_stream=dropout == "own") for rank in range(num_workers)]
     first_alike = _first_alike(job, num_workers, own_stream=dropout == "own")
-    rows_NP = torch.empty(num_workers, sum(param.numel() for param in model.parameters()))
-    losses_TN, norms_TN = np.empty((2, job.steps, num_workers))
-    cosine_T = np.empty(job.steps)
-    for step in range(job.steps):
+    params = list(model.parameters())
+    sizes = [param.numel() for param in params]
+    rows_NP = torch.empty(num_workers, sum(sizes))
+
+    def one_step(step: int) -> tuple[tuple[list[float], Floats, float], Iterator[Tensor]]:
+        losses_N: list[float] = []
         for rank, first in enumerate(first_alike):
             if rank == first:
-                losses_TN[step, rank] = workers[rank].backward(model, rows_NP[rank])
+                losses_N.append(workers[rank].backward(model, rows_NP[rank]))
             else:
-                losses_TN[step, rank], rows_NP[rank] = losses_TN[step, first], rows_NP[first]
-        norms_TN[step], cosine_T[step] = norms_and_cosine(rows_NP)
-        _set_gradients(model, rows_NP.mean(dim=0))
-        optimizer.step()
-        optimizer.zero_grad()
+                losses_N.append(losses_N[first])
+                rows_NP[rank] = rows_NP[first]
+        parts = zip(params, rows_NP.split(sizes, dim=1), strict=True)
+        return (losses_N, *norms_and_cosine(rows_NP)), (part.unflatten(1, param.shape) for param, part in parts)
+
+    found = train_as_one(params, optimizer, job.steps, one_step)
+    losses_TN, norms_TN, cosine_T = (np.array(column) for column in zip(*found, strict=True))
     return Curves(losses_TN, norms_TN, cosine_T), model.state_dict()
 
 
@@ -117,9 +121,3 @@ def _taken_gradient(param: nn.Parameter) -> Tensor:
         raise ValueError(f"A parameter of shape {tuple(param.shape)} has no gradient; expected one of each parameter.")
     taken, param.grad = param.grad.flatten(), None
     return taken
-
-
-def _set_gradients(model: nn.Module, mean_P: Tensor) -> None:
-    params = list(model.parameters())
-    for param, part in zip(params, mean_P.split([param.numel() for param in params]), strict=True):
-        param.grad = part.view_as(param)

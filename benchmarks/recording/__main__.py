@@ -44,8 +44,7 @@ AWAY = "Both tools are attached with modules and ops, at steps that are not sele
 def main() -> None:
     """Run the chosen parts, and write the page if they are all."""
     parts = {part.name: part for part in (*RECORDED, NOT_SELECTED)}
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser = arguments(__doc__, rounds=12)
     parser.add_argument("--threads", type=int, default=1, help="that compute in each process")
     parser.add_argument("--part", choices=parts, action="append")
     chosen = parser.parse_args()

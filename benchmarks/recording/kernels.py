@@ -116,9 +116,7 @@ def table(title: str, rows: dict[str, Tensor], calls: dict[str, Callable[[Tensor
 
 def main() -> None:
     """Measure, print and write the page."""
-    parser = page.arguments(__doc__)
-    parser.add_argument("--repeats", type=int, default=300)
-    repeats = parser.parse_args().repeats
+    repeats = page.arguments(__doc__, repeats=300).parse_args().repeats
     if NATIVE is None:
         sys.exit("The kernel is not there to be measured: install the package where there is a C compiler.")
     torch.set_num_threads(1)

@@ -107,10 +107,7 @@ def tables(*, steps: int, ranks: int) -> str:
 
 def main() -> None:
     """Measure and write the page."""
-    parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--ranks", type=int, default=8)
-    chosen = parser.parse_args()
+    chosen = arguments(__doc__, steps=10_000, ranks=8).parse_args()
     command = f"python -m benchmarks.store --steps {chosen.steps} --ranks {chosen.ranks}"
     parts = [
         head("What the store costs", command=command),
