@@ -7,7 +7,7 @@ import datetime
 import os
 import platform
 import subprocess
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,16 @@ def arguments(doc: str | None, **defaults: str | float) -> argparse.ArgumentPars
     return parser
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Container[int] = ()) -> str:
+def table(header: Sequence[str], rows: Iterable[Iterable[Any]], *, right: Container[int] = ()) -> str:
     """A Markdown table; the columns ``right`` are aligned to the right."""
     rules = "".join("---:|" if column in right else "---|" for column in range(len(header)))
     return "\n".join([line(header), f"|{rules}", *map(line, rows)])
+
+
+def records(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A Markdown table of rows that are all {header: cell}; at least one."""
+    found = list(rows)
+    return table(list(found[0]), (row.values() for row in found))
 
 
 def line(cells: Iterable[Any]) -> str:

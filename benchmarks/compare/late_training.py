@@ -45,15 +45,7 @@ WAYS = (
 
 
 def train(
-    rank: int,
-    world_size: int,
-    out: str,
-    way: str,
-    seed: int,
-    steps: int,
-    depth: str,
-    fault: str = "",
-    since: int = 0,
+    rank: int, world_size: int, out: str, way: str, seed: int, steps: int, depth: str, fault: str = "", since: int = 0
 ) -> None:
     """Train ``steps`` steps in the way of that name, recorded into ``out``; ``fault`` begins at step ``since``."""
     import trueline

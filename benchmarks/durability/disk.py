@@ -11,18 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CALLS = (
-    "open",
-    "write",
-    "pwrite",
-    "pread",
-    "fsync",
-    "ftruncate",
-    "replace",
-    "remove",
-    "mkdir",
-    "close",
-    "stat",
-    "utime",
+    *("open", "write", "pwrite", "pread", "fsync", "ftruncate"),
+    *("replace", "remove", "mkdir", "close", "stat", "utime"),
 )
 FAILURES = ("ENOSPC", "EIO", "EMFILE", "short")
 

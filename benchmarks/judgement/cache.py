@@ -52,12 +52,7 @@ class Job:
         if path.exists():
             return Recorded.load(path)
         found = train(
-            self.workload,
-            workers=self.workers,
-            seed=self.seed,
-            steps=self.steps,
-            fault=self.fault,
-            start=self.start,
+            self.workload, workers=self.workers, seed=self.seed, steps=self.steps, fault=self.fault, start=self.start
         )
         found.save(path)
         return found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from benchmarks.judgement import figure
 from benchmarks.judgement.rivals import RULES
-from benchmarks.page import table
+from benchmarks.page import records, table
 
 Found = dict[str, Any]
 
@@ -48,25 +48,17 @@ def page(kept: dict[str, Found]) -> str:
 def agreement(found: Found) -> str:
     """Virtual against real workers."""
     rows = [
-        [
-            row["name"],
-            row["steps"],
-            f"{row['loss']:.1e}",
-            f"{row['grad_norm']:.1e}",
-            f"{row['cosine']:.4f}",
-            f"{row['cosine_sketch']:.4f}",
-        ]
+        {
+            "training": row["name"],
+            "steps": row["steps"],
+            "loss, largest relative": f"{row['loss']:.1e}",
+            "gradient norm": f"{row['grad_norm']:.1e}",
+            "cosine to the other, RMS": f"{row['cosine']:.4f}",
+            "1/√k of a sketch": f"{row['cosine_sketch']:.4f}",
+        }
         for row in found["rows"]
     ]
-    head = [
-        "training",
-        "steps",
-        "loss, largest relative",
-        "gradient norm",
-        "cosine to the other, RMS",
-        "1/√k of a sketch",
-    ]
-    return _section("Virtual workers against real ones", AGREEMENT, found, table(head, rows))
+    return _section("Virtual workers against real ones", AGREEMENT, found, records(rows))
 
 
 def healthy(found: Found) -> str:
@@ -131,44 +123,42 @@ def power(found: Found) -> str:
     early = sum(row["early"] for row in rows)
     steps = sum(found["start"] * len(row["delays"]) for row in rows)
     tables = [
-        table([*SETTING, *OURS], [[*_setting(row), *_ours(row)] for row in rows]),
+        records(map(_ours, rows)),
         f"Before the fault began, there were {early} alarms in {steps:,} steps.",
         SCALES,
         _scales(rows),
         RIVALS,
-        table(
-            [*SETTING, *(f"{rule}: found, delay" for rule in RULES)], [[*_setting(row), *_rules(row)] for row in rows]
-        ),
+        records(map(_rules, rows)),
     ]
     return _section("Power", POWER.format(seeds=len(rows[0]["delays"])), found, "\n\n".join(tables))
 
 
-def _setting(row: Found) -> list[Any]:
-    return [row["fault"], row["training"], row["workers"]]
+def _setting(row: Found) -> dict[str, Any]:
+    return {"fault": row["fault"], "training": row["training"], "N": row["workers"]}
 
 
-def _ours(row: Found) -> list[str]:
-    return [
-        f"{_hits(row)} of {len(row['delays'])}",
-        _delays(row["delays"], row["watched"]),
-        _names(row["named"]),
-        _names(row["named_at_end"]),
-        f"{row['limit']:.0f}",
-        f"{row['cap']:.0f}",
-        _codes(row["first"]),
-        _codes(row["codes"]),
-    ]
+def _ours(row: Found) -> dict[str, Any]:
+    return _setting(row) | {
+        "found": f"{_hits(row)} of {len(row['delays'])}",
+        "delay": _delays(row["delays"], row["watched"]),
+        "named, at the alarm": _names(row["named"]),
+        "named, at the end": _names(row["named_at_end"]),
+        "limit": f"{row['limit']:.0f}",
+        "cap": f"{row['cap']:.0f}",
+        "codes at the alarm": _codes(row["first"]),
+        "codes at the end": _codes(row["codes"]),
+    }
 
 
 def _codes(counts: dict[str, int]) -> str:
     return ", ".join(f"{code} {count}" for code, count in Counter(counts).most_common()) or "–"
 
 
-def _rules(row: Found) -> list[str]:
-    cells = []
+def _rules(row: Found) -> dict[str, Any]:
+    cells = _setting(row)
     for rule in RULES:
         one = row["rules"][rule]
-        cells.append(f"{_hits(one)}, {_delays(one['delays'], row['watched'])}, {one['right']} right")
+        cells[f"{rule}: found, delay"] = f"{_hits(one)}, {_delays(one['delays'], row['watched'])}, {one['right']} right"
     return cells
 
 
@@ -180,10 +170,14 @@ def _scales(rows: Sequence[Found]) -> str:
         if _hits(scale) or "×" in row["fault"]:
             factors = sorted(scale["factors"])
             middle = f"{np.median(factors):.3f} ({factors[0]:.3f} – {factors[-1]:.3f})" if factors else "–"
-            told = f"{_hits(scale)} of {len(scale['delays'])}"
-            delay = _delays(scale["delays"], row["watched"])
-            cells.append([*_setting(row), told, delay, middle, scale["covered"]])
-    return table([*SETTING, "reported", "steps until reported", "factor (range)", "interval holds it"], cells)
+            told = {
+                "reported": f"{_hits(scale)} of {len(scale['delays'])}",
+                "steps until reported": _delays(scale["delays"], row["watched"]),
+                "factor (range)": middle,
+                "interval holds it": scale["covered"],
+            }
+            cells.append(_setting(row) | told)
+    return records(cells)
 
 
 def curves(found: Found) -> str:
@@ -210,50 +204,40 @@ def curves(found: Found) -> str:
 def intervals(found: Found) -> str:
     """Coverage of effect sizes."""
     rows = [
-        [
-            row["workers"],
-            f"{row['shift']:g}",
-            row["after"],
-            f"{row['found']} of {row['runs']}",
-            "–" if row["mean"] is None else f"{row['mean']:.2f}",
-            *(f"{row[kind]} ({row[kind] / max(row['found'], 1):.0%})" for kind in ("held", "plain")),
-        ]
+        {
+            "N": row["workers"],
+            "shift, spreads": f"{row['shift']:g}",
+            "steps after the start": row["after"],
+            "found": f"{row['found']} of {row['runs']}",
+            "mean estimate": "–" if row["mean"] is None else f"{row['mean']:.2f}",
+            "intervals that hold the shift": _share(row, "held"),
+            "plain ones": _share(row, "plain"),
+        }
         for row in found["rows"]
     ]
-    head = [
-        "N",
-        "shift, spreads",
-        "steps after the start",
-        "found",
-        "mean estimate",
-        "intervals that hold the shift",
-        "plain ones",
-    ]
-    return _section("Effect sizes and their intervals", INTERVALS, found, table(head, rows))
+    return _section("Effect sizes and their intervals", INTERVALS, found, records(rows))
 
 
 def onsets(found: Found) -> str:
     """Coverage of the interval of the first step."""
     rows = [
-        [
-            *(row[name] for name in ("workers", "first", "shift", "law")),
-            f"{row['found']} of {row['runs']}",
-            f"{row['held']} ({row['held'] / max(row['found'], 1):.0%})",
-            *("–" if row[name] is None else f"{row[name]:.2g}" for name in ("width", "off")),
-        ]
+        {
+            "N": row["workers"],
+            "first step": row["first"],
+            "shift, spreads": row["shift"],
+            "noise": row["law"],
+            "found": f"{row['found']} of {row['runs']}",
+            "intervals that hold it": _share(row, "held"),
+            "median width": "–" if row["width"] is None else f"{row['width']:.2g}",
+            "mean error": "–" if row["off"] is None else f"{row['off']:.2g}",
+        }
         for row in [*found["rows"], _all_onsets(found["rows"])]
     ]
-    head = [
-        "N",
-        "first step",
-        "shift, spreads",
-        "noise",
-        "found",
-        "intervals that hold it",
-        "median width",
-        "mean error",
-    ]
-    return _section("Since which step", ONSETS, found, table(head, rows))
+    return _section("Since which step", ONSETS, found, records(rows))
+
+
+def _share(row: Found, kind: str) -> str:
+    return f"{row[kind]} ({row[kind] / max(row['found'], 1):.0%})"
 
 
 def _all_onsets(rows: Sequence[Found]) -> Found:
@@ -274,18 +258,6 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
 
 ONSETS = """One worker's loss is shifted from a step on, and the run is judged 120 steps later. The first step is a
 least-squares change point with a 95 % interval (`analyze/stats/change_point.py`); errors and widths are in steps."""
-
-SETTING = ("fault", "training", "N")
-OURS = (
-    "found",
-    "delay",
-    "named, at the alarm",
-    "named, at the end",
-    "limit",
-    "cap",
-    "codes at the alarm",
-    "codes at the end",
-)
 
 HEAD = """# The judgement of workers: false alarms and power
 

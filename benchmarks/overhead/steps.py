@@ -103,14 +103,7 @@ def train(rank: int, world: int, rounds: int, folder: str) -> dict[str, Any]:
     dist.barrier()
     own = {mode: median_own(f"{folder}/{mode.replace(' ', '-')}", rank) for mode in watches}
     numel = sum(param.numel() for param in ddp.parameters())
-    return {
-        "times": times,
-        "cpu": cpu,
-        "own": own,
-        "interval": schedule.interval,
-        "settling": settling,
-        "numel": numel,
-    }
+    return {"times": times, "cpu": cpu, "own": own, "interval": schedule.interval, "settling": settling, "numel": numel}
 
 
 def in_turn(round_: int) -> list[str]:

@@ -14,12 +14,7 @@ from benchmarks.paper.cells import Cell
 from benchmarks.paper.together import Curves
 from numpy.typing import NDArray
 
-QUANTITIES = {
-    "loss_std": "loss std",
-    "loss_range": "loss range",
-    "norm_std": "norm std",
-    "cosine": "mean cosine",
-}
+QUANTITIES = {"loss_std": "loss std", "loss_range": "loss range", "norm_std": "norm std", "cosine": "mean cosine"}
 """Over workers at each step: standard deviation (N - 1) and range of the loss, standard deviation of the gradient
 norm, mean cosine over pairs. Units: loss, loss, gradient norm, cosine."""
 

@@ -120,12 +120,7 @@ def _stagnation(sums: Sequence[orders.Sums]) -> str:
 
 def _shifts(moved: Sequence[shifts.Shift]) -> str:
     rows = [
-        [
-            one.op,
-            one.dtype,
-            f"{one.sum_rms:.2f}, {one.sum_most:.2f}",
-            f"{one.sum_sq_rms:.2f}, {one.sum_sq_most:.2f}",
-        ]
+        [one.op, one.dtype, f"{one.sum_rms:.2f}, {one.sum_most:.2f}", f"{one.sum_sq_rms:.2f}, {one.sum_sq_most:.2f}"]
         for one in moved
     ]
     head = ["output of", "dtype", "sum: root mean square, most", "sum of squares: root mean square, most"]
