@@ -121,6 +121,10 @@ FAULTS: dict[str, Fault] = {}
 HEALTHY: dict[str, Healthy] = {}
 
 
+_IN_BACKWARD = "~:neg|mul|zeros_like"
+"""What a planted backward calls: the engine calls it outside of all modules."""
+
+
 def family(name: str, *, micro: bool = True) -> Callable[[Callable[[], Training]], Callable[[], Training]]:
     """Registers a function that builds a training."""
 
@@ -145,7 +149,8 @@ def fault(
     """Registers a function that makes a training wrong; see ``Truth``."""
 
     def register(plant: Callable[[Training], object]) -> Callable[[Training], object]:
-        truth = Truth(_several(at), _several(phase), _several(codes), word)
+        places = (*_several(at), *((_IN_BACKWARD,) if kind == "gradient" else ()))
+        truth = Truth(places, _several(phase), _several(codes), word)
         one = Fault(family, name, kind, truth, plant, frozenset(needs.split()))
         if one.key in FAULTS:
             raise ValueError(f"There are two faults '{one.key}'.")

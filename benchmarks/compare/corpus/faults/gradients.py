@@ -33,7 +33,7 @@ def _(t: Training) -> None:
     after(t.model.act1, hooked(zeroed))
 
 
-@fault("dlrm", "gradient halved at the interaction", "gradient", "@:cat", phase=BOTH, codes=CUT)
+@fault("dlrm", "gradient halved at the interaction", "gradient", "@:cat|view_as", phase=BOTH, codes=CUT)
 def _(t: Training) -> None:
     after(t.model, gradient(lambda g: 0.5 * g), "interact")
 
@@ -75,7 +75,7 @@ def _(t: Training) -> None:
     t.model.stages[1].gamma.register_hook(zeroed)
 
 
-@fault("unet", "gradient negated through the skip", "gradient", ("@:cat", "down1"), phase=BOTH, codes=CUT)
+@fault("unet", "gradient negated through the skip", "gradient", ("@:cat|view_as", "down1"), phase=BOTH, codes=CUT)
 def _(t: Training) -> None:
     join = t.model.join
     t.model.join = lambda up, skip: join(up, gradient(negated)(skip))
@@ -88,7 +88,7 @@ def _(t: Training) -> None:
     after(t.model.blocks[0].attn, gradient(lambda g: 0.5 * g))
 
 
-@fault("gpt", "gradient zeroed behind the cap", "gradient", "@:mul|tanh|div", phase=BOTH, codes=CUT)
+@fault("gpt", "gradient zeroed behind the cap", "gradient", "@:mul|tanh|div|view_as", phase=BOTH, codes=CUT)
 def _(t: Training) -> None:
     after(t.model, gradient(zeroed), "limit")
 
@@ -100,7 +100,7 @@ def _(t: Training) -> None:
     after(t.model.blocks[1].attn, gradient(negated))
 
 
-@fault("gpt", "gradient of q halved", "gradient", "blocks.1.attn:transpose|matmul", phase=BOTH, codes=CUT)
+@fault("gpt", "gradient of q halved", "gradient", "blocks.1.attn:transpose|matmul|view_as", phase=BOTH, codes=CUT)
 def _(t: Training) -> None:
     after(t.model.blocks[1].attn, lambda qkv: (gradient(lambda g: 0.5 * g)(qkv[0]), *qkv[1:]), "split")
 

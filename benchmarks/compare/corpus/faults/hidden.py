@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from benchmarks.compare.corpus.kit import FIRST, INPUT, STRUCTURE, WEIGHT, Training, after, before, fault
+from benchmarks.compare.corpus.kit import FIRST, STRUCTURE, WEIGHT, Training, after, before, fault
 from torch import Tensor
 
 EITHER = (FIRST, STRUCTURE)
@@ -141,7 +141,7 @@ def _(t: Training) -> None:
     moe.route = route
 
 
-@fault("dlrm", "ids hashed into one row fewer", "decision", ("~:remainder", "@"), codes=(INPUT, FIRST, STRUCTURE))
+@fault("dlrm", "ids hashed into one row fewer", "decision", "~:remainder", codes=EITHER)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: prepare({**batch, "ids": batch["ids"] % 63})

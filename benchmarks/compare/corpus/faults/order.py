@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.compare.corpus.kit import FIRST, INPUT, STRUCTURE, Training, after, fault
+from benchmarks.compare.corpus.kit import FIRST, STRUCTURE, Training, after, fault
 from torch import Tensor
 
 EITHER = (STRUCTURE, FIRST)
-DATA = (INPUT, STRUCTURE, FIRST)
+DATA = (FIRST, STRUCTURE)
 
 
 @fault("unet", "concatenated the other way round", "order", "@:cat", codes=EITHER)
@@ -31,13 +31,13 @@ def _(t: Training) -> None:
     attn.split = lambda x: attn.qkv(x).reshape(*x.shape[:2], 3, 8, 4).permute(2, 0, 4, 1, 3).unbind(0)
 
 
-@fault("resnet", "images transposed", "order", ("~:transpose|sub", "@"), codes=DATA)
+@fault("resnet", "images transposed", "order", "~:transpose|sub", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: prepare({**batch, "image": batch["image"].transpose(2, 3)})
 
 
-@fault("convnext", "channels flipped", "order", ("~:flip", "@"), codes=DATA)
+@fault("convnext", "channels flipped", "order", "~:flip", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
 

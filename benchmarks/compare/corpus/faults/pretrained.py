@@ -6,7 +6,6 @@ import torch
 from benchmarks.compare.corpus.kit import (
     DTYPE,
     FIRST,
-    INPUT,
     OPTIMIZER,
     STRUCTURE,
     WEIGHT,
@@ -23,7 +22,7 @@ from torch.nn import functional
 
 EITHER = (FIRST, STRUCTURE)
 BOTH = ("fwd", "bwd", "grad")
-DATA = (INPUT, FIRST, STRUCTURE)
+DATA = (FIRST, STRUCTURE)
 UPDATE = ("opt", "param", "grad")
 ATTENTION = "bert.encoder.layer.1.attention.self"
 
@@ -105,19 +104,19 @@ def _(t: Training) -> None:
     before(t.model.transformer.h[0].attn.c_proj, lambda x: x.to(torch.bfloat16).to(x.dtype))
 
 
-@fault("bert", "padding not masked", "mask", ("~:ones_like", "@"), codes=DATA)
+@fault("bert", "padding not masked", "mask", "~:ones_like", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: {**prepare(batch), "attention_mask": torch.ones_like(batch["attention_mask"])}
 
 
-@fault("bert", "padding mask inverted", "mask", ("~:rsub", "@"), codes=DATA)
+@fault("bert", "padding mask inverted", "mask", "~:rsub", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: {**prepare(batch), "attention_mask": 1 - batch["attention_mask"]}
 
 
-@fault("bert", "tokens masked too often", "between", ("~:lt", "@"), codes=DATA)
+@fault("bert", "tokens masked too often", "between", "~:lt", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: prepare({**batch, "chance": batch["chance"] * 0.8})
@@ -200,7 +199,7 @@ def _(t: Training) -> None:
     after(t.model.encoder.final_layer_norm, Tensor.detach)
 
 
-@fault("t5", "labels shifted once more", "between", ("~:roll", "@"), codes=DATA)
+@fault("t5", "labels shifted once more", "between", "~:roll", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
 
@@ -211,7 +210,7 @@ def _(t: Training) -> None:
     t.prepare = rolled
 
 
-@fault("t5", "cross attention sees padding", "mask", ("~:ones_like", "@"), codes=DATA)
+@fault("t5", "cross attention sees padding", "mask", "~:ones_like", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: {**prepare(batch), "attention_mask": torch.ones_like(batch["attention_mask"])}
@@ -221,7 +220,7 @@ def _(t: Training) -> None:
     "t5",
     "one row of the vocabulary",
     "weight",
-    ("shared.weight", "shared", "lm_head.weight"),
+    ("shared.weight", "shared", "lm_head.weight", "lm_head"),
     phase=("param", "fwd"),
     codes=WEIGHT,
 )
@@ -246,7 +245,7 @@ def _(t: Training) -> None:
     after(t.model.decoder.block[0].layer[2].DenseReluDense.wi, hooked(torch.zeros_like))
 
 
-@fault("whisper", "logarithm to base e", "between", ("~:log|log10", "@"), codes=DATA)
+@fault("whisper", "logarithm to base e", "between", "~:log|log10", codes=DATA)
 def _(t: Training) -> None:
     def prepare(batch: Batch) -> Batch:
         loud = torch.log(batch["power"].clamp(min=1e-10))
@@ -256,7 +255,7 @@ def _(t: Training) -> None:
     t.prepare = prepare
 
 
-@fault("whisper", "channels of the spectrogram flipped", "order", ("~:flip", "@"), codes=DATA)
+@fault("whisper", "channels of the spectrogram flipped", "order", "~:flip", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: prepare({**batch, "power": batch["power"].flip(1)})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 UPDATE = ("opt", "param", "grad")
-DATA = (INPUT, FIRST, STRUCTURE)
+DATA = (FIRST, STRUCTURE)
 LOSS = (FIRST, STRUCTURE)
 WEIGHTS = (WEIGHT,)
 
@@ -150,7 +150,7 @@ def _(t: Training) -> None:
 
 
 def _prepared(family: str, name: str, at: str, change: Any) -> None:
-    @fault(family, name, "between", (f"~:{at}", "@"), codes=DATA)
+    @fault(family, name, "between", f"~:{at}", codes=DATA)
     def _(t: Training) -> None:
         t.prepare = change(t.prepare)
 
@@ -161,7 +161,7 @@ _prepared(
 )
 
 
-@fault("unet", "noise of another variance", "between", ("~:mul|rsub|sqrt|add", "@"), codes=DATA)
+@fault("unet", "noise of another variance", "between", "~:mul|rsub|sqrt|add", codes=DATA)
 def _(t: Training) -> None:
     diffusion = t.prepare
 
@@ -173,18 +173,18 @@ def _(t: Training) -> None:
     t.prepare = prepare
 
 
-@fault("gpt", "labels not shifted", "between", ("~:getitem|cross_entropy|flatten", "~"), codes=DATA)
+@fault("gpt", "labels not shifted", "between", "~:getitem|cross_entropy|flatten", codes=DATA)
 def _(t: Training) -> None:
     t.prepare = lambda batch: {**batch, "inputs": batch["ids"][:, :-1], "labels": batch["ids"][:, :-1]}
 
 
-@fault("dlrm", "log of counts, not log1p", "between", ("~:log|log1p|add", "@"), codes=DATA)
+@fault("dlrm", "log of counts, not log1p", "between", "~:log|log1p|add", codes=DATA)
 def _(t: Training) -> None:
     dtype = t.model.top[0].weight
     t.prepare = lambda batch: {**batch, "dense": torch.log(batch["counts"].float() + 2).to(dtype.dtype)}
 
 
-@fault("vit", "images not normalised", "between", ("~:sub|div|truediv|to", "@"), codes=DATA)
+@fault("vit", "images not normalised", "between", "~:sub|div|truediv|to", codes=DATA)
 def _(t: Training) -> None:
     t.prepare = lambda batch: batch
 
