@@ -214,7 +214,7 @@ def test_gradients_in_ever_new_company_do_not_pile_up():
         sketcher.measure([(index, torch.ones(50)) for index in range(12) if bits >> index & 1])
     assert sum(len(call.parts) for call in sketcher._calls.values()) <= module.MAX_PREPARED * 12
     if sketcher._native is not None:
-        assert sum(map(len, sketcher._native._companies)) <= (module.MAX_PREPARED + 1) * 12
+        assert sum(map(len, sketcher._native._prepared)) <= (module.MAX_PREPARED + 1) * 12
 
 
 def test_a_call_about_one_parameter_holds_no_place_for_the_others():
