@@ -25,7 +25,7 @@ def summary(results: Sequence[Result]) -> str:
         silent = _count(healthy, SILENT)
         cells = [len(healthy), silent, _count(healthy, "alarm"), _count(healthy, UNDECIDED), _count(healthy, CRASH)]
         head = ["healthy pairs", "silent", "alarm", "cannot tell", "crash", "silent", "at least"]
-        parts.append(table(head, [[*cells, *_share(silent, len(healthy))]], right=range(len(head))))
+        parts.append(table(head, [[*cells, *share(silent, len(healthy))]], right=range(len(head))))
     return "\n\n".join(parts)
 
 
@@ -34,7 +34,7 @@ def _row(name: str, results: Sequence[Result]) -> list[Any]:
     below = sum(hidden(each) for each in results)
     other = sum(each["verdict"] == EXACT and not each["right_code"] for each in results)
     counts = [_count(results, verdict) for verdict in _COLUMNS]
-    return [name, len(results), *counts, below, other, *_share(exact, len(results))]
+    return [name, len(results), *counts, below, other, *share(exact, len(results))]
 
 
 def hidden(result: Result) -> bool:
@@ -46,7 +46,8 @@ def _count(results: Sequence[Result], verdict: str) -> int:
     return sum(each["verdict"] == verdict for each in results)
 
 
-def _share(count: int, among: int) -> tuple[str, str]:
+def share(count: int, among: int) -> tuple[str, str]:
+    """A share and its lower bound, as texts."""
     return (f"{count / among:.0%}", f"{lower_bound(count, among):.0%}") if among else ("", "")
 
 
