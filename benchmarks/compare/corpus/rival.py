@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -59,12 +60,21 @@ def _line(result: dict[str, Any]) -> str:
     return f"- {result['key']}: {said}"
 
 
+def _silenced() -> None:
+    """No output any more: each dump of msProbe prints a dozen lines."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
 def _reference(family: str, setting: Any, work: Path) -> dict[str, Any]:
+    _silenced()
     _dump(work / f"ref-{family}", family, nothing, setting)
     return {"key": family}
 
 
 def _judged(case: Case, work: Path) -> dict[str, Any]:
+    _silenced()
     here, ref = Path(tempfile.mkdtemp(dir=work)), work / f"ref-{case.family}"
     names = _dump(here / "run", case.family, case.change, case.setting)
     compare_dumps(here / "run", ref, here / "table")
