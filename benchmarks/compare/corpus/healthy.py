@@ -159,18 +159,24 @@ def _(t: Training) -> None:
         layer.moe.order = [3, 1, 0, 2]
 
 
-@healthy("gnn", "edges in another order")
+@healthy("gnn", "a matrix product for index_add")
 def _(t: Training) -> None:
     for layer in t.model.layers:
-        layer.forward = _resorted(layer.forward)
+        layer.gather = _by_product
 
 
-def _resorted(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def sorted_by_target(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        order = torch.argsort(target, stable=True)
-        return forward(x, source[order], target[order])
+def _by_product(sent_ED: Tensor, target_E: Tensor, num: int) -> Tensor:
+    return functional.one_hot(target_E, num).to(sent_ED.dtype).t() @ sent_ED
 
-    return sorted_by_target
+
+@healthy("gnn", "scatter_add for index_add")
+def _(t: Training) -> None:
+    def gather(sent_ED: Tensor, target_E: Tensor, num: int) -> Tensor:
+        zeros_ND = torch.zeros(num, sent_ED.shape[1], dtype=sent_ED.dtype)
+        return zeros_ND.scatter_add(0, target_E[:, None].expand_as(sent_ED), sent_ED)
+
+    for layer in t.model.layers:
+        layer.gather = gather
 
 
 @healthy("mlp", "a subclass of SGD")

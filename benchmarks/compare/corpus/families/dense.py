@@ -97,10 +97,13 @@ class GraphLayer(nn.Module):
         total_N = torch.zeros(len(x_ND), dtype=weight_E.dtype).scatter_add(0, target_E, weight_E)
         return weight_E / total_N[target_E]
 
+    def gather(self, sent_ED: Tensor, target_E: Tensor, num: int) -> Tensor:
+        return torch.zeros_like(sent_ED[:num]).index_add(0, target_E, sent_ED)
+
     def forward(self, x_ND: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
         weight_E = self.weigh(x_ND, source_E, target_E)
         sent_ED = self.other(x_ND)[source_E] * weight_E[:, None]
-        got_ND = torch.zeros_like(sent_ED[: len(x_ND)]).index_add(0, target_E, sent_ED)
+        got_ND = self.gather(sent_ED, target_E, len(x_ND))
         return self.norm(functional.relu(self.own(x_ND) + got_ND))
 
 
