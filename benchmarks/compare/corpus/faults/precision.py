@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.compare.corpus.kit import DTYPE, FIRST, STRUCTURE, Training, after, fault, hide
+from benchmarks.compare.corpus.kit import DTYPE, FIRST, STRUCTURE, Batch, Training, after, fault, hide
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -63,6 +63,52 @@ def _(t: Training) -> None:
             return forward(x.float())
 
     mlp.forward = cast
+
+
+def _outside(module: nn.Module) -> None:
+    forward = module.forward
+
+    def cast(*args: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return forward(*(each.float() for each in args))
+
+    module.forward = cast
+
+
+@fault(
+    *("unet", "a block outside of autocast", "precision"),
+    ("mid.norm1", "mid.conv1", "mid"),
+    codes=LOWER,
+    needs="autocast",
+)
+def _(t: Training) -> None:
+    _outside(t.model.mid)
+
+
+@fault(
+    "whisper", "a convolution outside of autocast", "precision", "model.encoder.conv2", codes=LOWER, needs="autocast"
+)
+def _(t: Training) -> None:
+    _outside(t.model.model.encoder.conv2)
+
+
+@fault("tp", "a shard outside of autocast", "precision", "blocks.1.up.shards.0", codes=LOWER, needs="autocast")
+def _(t: Training) -> None:
+    _outside(t.model.blocks[1].up.shards[0])
+
+
+@fault("gpt", "the loss in bfloat16", "precision", "~:cross_entropy|float", codes=LOWER, needs="bf16")
+def _(t: Training) -> None:
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(model(batch["inputs"]).flatten(0, 1), batch["labels"].flatten())
+
+    t.loss = loss
+
+
+@fault("mamba", "the scan in bfloat16", "precision", f"mixers.1:{CASTS}|exp|neg|zeros|mul", codes=LOWER, needs="bf16")
+def _(t: Training) -> None:
+    mixer = t.model.mixers[1]
+    mixer.decay = lambda: -torch.exp(mixer.A_log)
 
 
 @fault("mamba", "the state in bfloat16", "precision", f"mixers.0:{CASTS}|mul|add|zeros|exp", codes=LOWER)
