@@ -74,7 +74,7 @@ def register() -> None:
         healthy(name, "linears in halves")(lambda t: in_halves(t.model))
         healthy(name, "rows apart")(_rows_apart)
         healthy(name, "foreach")(lambda t: _kernels(t, foreach=True))
-        if name != "dlrm":
+        if name not in ("t5", "gru", "lstm"):
             healthy(name, "fused")(lambda t: _kernels(t, fused=True))
         healthy(name, "scaled loss")(_as(loss_scale=1024.0))
         healthy(name, "float64", needs="fp32")(_in_double)
