@@ -152,7 +152,11 @@ def _(t: Training) -> None:
 
 
 @fault(
-    "llama", "a term left out of a custom backward", "gradient", "layers.1.mlp:mul|silu|Gated", phase=("bwd", "grad")
+    "llama",
+    "a term left out of a custom backward",
+    "gradient",
+    ("layers.1.mlp:mul|silu|Gated", "layers.1.mlp.gate_proj", "~:rsub|add|sigmoid"),
+    phase=("bwd", "grad"),
 )
 def _(t: Training) -> None:
     class Wrong(Gated):
@@ -166,7 +170,7 @@ def _(t: Training) -> None:
 
 @fault(
     *("moe", "a sign wrong in a custom backward", "gradient"),
-    "layers.0.moe.experts.1:mul|silu|Gated",
+    ("layers.0.moe.experts.1:mul|silu|Gated", "layers.0.moe.experts.1.up_proj"),
     phase=("bwd", "grad"),
 )
 def _(t: Training) -> None:

@@ -147,7 +147,7 @@ def _(t: Training) -> None:
     after(t.model.blocks[0].down, lambda total: total / 2, "reduce")
 
 
-@fault("tp", "the bias on either shard", "structure", "blocks.1.down:add|mul", codes=EITHER)
+@fault("tp", "the bias on either shard", "structure", "blocks.1.down:add|mul", phase=BOTH, codes=EITHER)
 def _(t: Training) -> None:
     row = t.model.blocks[1].down
     after(row, lambda y: y + row.bias)
