@@ -174,3 +174,53 @@ def vae() -> Training:
         return (rebuilt + divergence) / len(batch["x"])
 
     return Training(model, batch, loss, optimizer=torch.optim.Adam)
+
+
+class FakeQuant(nn.Module):
+    """Rounds to sixteenths forwards, and lets gradients straight through where nothing was clamped."""
+
+    def __init__(self, step: float = 1 / 16, most: float = 2.0) -> None:
+        super().__init__()
+        self.step, self.most = step, most
+
+    def rounded(self, x: Tensor) -> Tensor:
+        return torch.round(x / self.step) * self.step
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clamp(-self.most, self.most)
+        return x + (self.rounded(x) - x).detach()
+
+
+class QuantisedLinear(nn.Linear):
+    """A linear whose weight and input are rounded."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(inside, outside)
+        self.of_input, self.of_weight = FakeQuant(), FakeQuant(1 / 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(self.of_input(x), self.of_weight(self.weight), self.bias)
+
+
+class QAT(nn.Module):
+    """A perceptron that trains for eight bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act1 = QuantisedLinear(16, 48), nn.ReLU()
+        self.fc2, self.act2 = QuantisedLinear(48, 48), nn.ReLU()
+        self.head = nn.Linear(48, 8)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return self.head(self.act2(self.fc2(self.act1(self.fc1(x_BD)))))
+
+
+@family("qat")
+def qat() -> Training:
+    def batch(draw: torch.Generator) -> Batch:
+        return {"x": torch.randn(24, 16, generator=draw), "y": torch.randint(8, (24,), generator=draw)}
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(model(batch["x"]).float(), batch["y"])
+
+    return Training(QAT(), batch, loss, optimizer=torch.optim.Adam, settings={"lr": 1e-3, "foreach": False})
