@@ -101,5 +101,6 @@ def verdict_of(case: Case, result: dict[str, Any]) -> dict[str, Any]:
         return result
     if case.fault is None:
         return {**result, "verdict": {0: SILENT, 3: UNDECIDED}.get(result["exit"], "alarm")}
-    verdict = judged(result, case.fault.truth, case.setting.plan, Names.from_json(result["names"]))
+    plan = "compiled" if case.setting.compiled else case.setting.plan
+    verdict = judged(result, case.fault.truth, plan, Names.from_json(result["names"]))
     return {**result, "verdict": verdict, "right_code": result["code"] in case.fault.truth.codes}

@@ -81,7 +81,7 @@ class Names:
 
 
 def judged(said: dict[str, Any], truth: Truth, plan: str, names: Names) -> str:
-    """One of ``VERDICTS``."""
+    """One of ``VERDICTS``. ``plan`` is ``mix``, ``modules``, or ``compiled`` where only a model as a whole is seen."""
     if said["exit"] == 0:
         return SILENT
     if said["exit"] == 3:
@@ -112,9 +112,12 @@ class _Place:
         self._names, self._ops = names, [op for op in ops.split("|") if op]
         self._module = {"@": names.root, "~": ""}.get(module, module)
         self._whole = not self._ops or plan == "modules" or module in names.leaves
+        self._seam = plan == "compiled"
 
     def is_called(self, name: str) -> bool:
         """Whether ``name``, of a site, is this place."""
+        if self._seam and name == self._names.root:
+            return True
         if name == self._module:
             return self._whole
         module, op = self._split(name)
