@@ -190,7 +190,7 @@ def _record(writer: RunWriter, step: int) -> None:
     }  # fmt: skip
     for key in ("a", "b"):
         writer.write(TensorRecord(step, key, "F32", (2, 3), memoryview(value).cast("B")))
-    stats = np.array([[0, 0, 0, 1, 0, value.min(), value.max(), value.sum(), (value**2).sum()]] * 2)
+    stats = np.array([[0, 0, 0, 1, 0, value.min(), value.max(), value.sum(), (value**2).sum(), 1, 2, 3]] * 2)
     writer.write(StepRecords(step, columns, np.array([0, 1], np.int32), stats, np.array([5, 6], np.uint64)))
 
 

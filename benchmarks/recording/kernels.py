@@ -21,6 +21,7 @@ import torch
 from benchmarks import page
 from torch import Tensor
 
+from trueline.schema.records import STAT_NAMES
 from trueline.tensor.measure import HostMeter, exponents_of
 from trueline.tensor.native import NATIVE
 
@@ -72,7 +73,7 @@ def fastest_us(calls: dict[str, Callable[[Tensor], object]], x: Tensor, *, repea
 
 def readers(**meters: HostMeter) -> dict[str, Callable[[Tensor], object]]:
     """Statistics, and both, by each of them."""
-    out_S = np.zeros(9)
+    out_S = np.zeros(len(STAT_NAMES))
     calls: dict[str, Callable[[Tensor], object]] = {}
     for what in ("statistics", "both"):
         for name, meter in meters.items():

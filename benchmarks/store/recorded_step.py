@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from benchmarks import page
 
-from trueline.schema.records import STAT_NAMES, StepRecords
+from trueline.schema.records import PROJECTION_NAMES, STAT_NAMES, StepRecords
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 
 ABOUT = """\
 A recorded step has 1,500 rows of operators in a model of four layers, half of which are the `same_as` the row before;
-the others have all nine statistics and a fingerprint, and random ones: 750 x 10 numbers that hardly compress. `Columns`
+the others have all statistics and a fingerprint, and random ones: 750 x 13 numbers that hardly compress. `Columns`
 says whether the recorder hands over the columns of the step before again, new lists that are equal, or lists that
 differ in every step. CPU time is that of the whole process from the first write to the end of `close`, over the steps,
 without making the rows; `write` is the wall time that the training thread spends in it. The least of several
@@ -72,6 +72,7 @@ def steps(kind: str, num_steps: int) -> Iterator[StepRecords]:
         stats_MS[:, 5:7] = np.sort(rng.normal(size=(len(measured_M), 2)).astype(np.float32), axis=1)
         stats_MS[:, 7] = rng.normal(size=len(measured_M))
         stats_MS[:, 8] = rng.chisquare(8, size=len(measured_M))
+        stats_MS[:, 9:] = rng.normal(size=(len(measured_M), len(PROJECTION_NAMES)))
         fingerprint_M = rng.integers(0, 2**64, size=len(measured_M), dtype=np.uint64)
         yield StepRecords(step, columns, measured_M, stats_MS, fingerprint_M)
         if kind == "equal":

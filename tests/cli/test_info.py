@@ -251,7 +251,7 @@ def test_info_lists_the_rows_of_sites(recorded_path, monkeypatch, capsys, words,
 def test_mean_and_rms_are_over_finite_elements(tmp_path, monkeypatch, capsys):
     step = make_step(0, num_rows=1)
     step.columns["numel"][0] = 10
-    step.stats_MS[0] = (1, 2, 3, 0, 0, -1.0, 5.0, 6.0, 64.0)
+    step.stats_MS[0, :9] = (1, 2, 3, 0, 0, -1.0, 5.0, 6.0, 64.0)
     writer = RunWriter(tmp_path, rank=0)
     writer.write(step)
     writer.close()

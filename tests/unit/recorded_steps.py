@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from trueline.schema.records import RECORD_COLUMNS, STAT_NAMES, StepRecords, TensorRecord
+from trueline.schema.records import PROJECTION_NAMES, RECORD_COLUMNS, STAT_NAMES, StepRecords, TensorRecord
 
 NAMES = ("", "layers.0.attn", "layers.0.attn.linear", "layers.0.mlp", "layers.1.attn", "lm_head[0]")
 
@@ -29,9 +29,10 @@ def make_step(step, *, num_rows=12, seed=0, exponents=False, fingerprints=True, 
         "tensor": [f"t{row}" if row % 3 == 1 else None for row in range(num_rows)],
     }
     stats_MS = rng.integers(0, 2**40, size=(len(measured), len(STAT_NAMES))).astype(np.float64)
-    stats_MS[:, 5:] = rng.normal(size=(len(measured), 4))
+    stats_MS[:, 5:] = rng.normal(size=(len(measured), len(STAT_NAMES) - 5))
     if len(measured):
         stats_MS[0, 5:7] = math.nan
+        stats_MS[-1, 9:] = math.nan  # projections that were not taken
     return StepRecords(
         step=step,
         columns=columns,
@@ -54,7 +55,10 @@ def rows_of(records, rank, *, resolve):
         if records.stats_MS is not None:
             for index, name in enumerate(STAT_NAMES):
                 value = float(records.stats_MS[at, index])
-                rows[row][name] = plain(value) if name in ("min", "max", "sum", "sum_sq") else int(value)
+                if name in PROJECTION_NAMES:
+                    rows[row][name] = None if math.isnan(value) else float(np.float32(value))
+                else:
+                    rows[row][name] = plain(value) if name in ("min", "max", "sum", "sum_sq") else int(value)
         if records.fingerprint_M is not None:
             rows[row]["fingerprint"] = int(records.fingerprint_M[at])
         if records.exponents_ME is not None:

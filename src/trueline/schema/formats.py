@@ -28,3 +28,7 @@ FORMATS: dict[str, FloatFormat] = {
 """IEEE 754-2019 (binary64, 32, 16); bfloat16 and TensorFloat-32 as NVIDIA's A100 whitepaper (2020) has them, the latter
 with 10 bits of mantissa, for the inputs of a product only; float8 as Micikevicius et al., FP8 Formats for Deep
 Learning, arXiv 2209.05433, table 1."""
+
+MASKS: dict[str, float] = {"float16": 2.0**14, "bfloat16": 2.0**120, "float32": 2.0**120, "float64": 2.0**960}
+"""Magnitudes from which on a number is taken for a mask, as attention adds them to its scores (``finfo.min``), and not
+for a value: beside it no sum shows anything else, so that ``tensor.projections`` leave it out."""

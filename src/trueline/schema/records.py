@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from trueline.schema.workers import Column
 
-STAT_NAMES: tuple[str, ...] = ("nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum", "sum_sq")
+PROJECTION_NAMES: tuple[str, ...] = ("projection_0", "projection_1", "projection_2")
+"""Sums of the finite elements, each with a fixed sign by its place (``tensor.projections``)."""
+
+STAT_NAMES: tuple[str, ...] = (
+    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum", "sum_sq"),
+    *PROJECTION_NAMES,
+)
 """The statistics of one value, in the order in which they are measured; all but the first three over finite ones."""
 
 
@@ -72,6 +78,10 @@ RECORD_COLUMNS: tuple[Column, ...] = (
     Column("max", "float64", "value", "Largest finite element."),
     Column("sum", "float64", "value", "Sum of the finite elements."),
     Column("sum_sq", "float64", "value²", "Sum of the squares of the finite elements."),
+    *(
+        Column(name, "float32", "value", "Sum of finite elements, each with a fixed sign by its place in the whole.")
+        for name in PROJECTION_NAMES
+    ),
     Column("fingerprint", "uint64", "", "Fingerprint of the bits, merged over shards by global index."),
     Column(
         "exponents",
@@ -114,7 +124,8 @@ class StepRecords:
     ``columns`` are the columns that are neither statistics nor ``step``, ``rank``, ``row``, each of length R; one that
     is left out is None throughout. A column equal to that of the step before may be the same object, which a Sink may
     use. ``measured_M`` (int32) are rows, ascending; ``stats_MS`` (float64, S as ``STAT_NAMES``) their statistics, with
-    NaN for the extremes where nothing is finite, and for whatever was not measured in rows whose NaN count is NaN;
+    NaN for the extremes where nothing is finite, for projections that were not taken, and for whatever was not
+    measured in rows whose NaN count is NaN;
     ``fingerprint_M`` uint64; ``exponents_ME`` int64 [M, 256]; each None where the Plan does not ask for it.
     """
 

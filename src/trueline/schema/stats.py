@@ -30,11 +30,11 @@ class TensorStats:
     Exact, to be compared with ``==``: ``dtype`` (torch's name without 'torch.'), ``shape``, ``numel`` (numbers
     measured, two for each complex element), the five counts, ``min`` and ``max`` over finite numbers (None where
     nothing is finite), ``fingerprint`` (uint64), ``exponents`` (256 counts). Approximate, for a Tolerance to compare:
-    ``sum`` and ``sum_sq`` over finite numbers, in float64.
+    ``sum``, ``sum_sq`` and three random ``projections`` (``tensor.projections``) over finite numbers.
 
     ``a + b`` merges two shards of one tensor that do not overlap. It is commutative, and associative up to the float64
     rounding of the sums. A shard without elements changes nothing. Two shards have no shape of their own: ``shape``
-    becomes None, ``merged`` sets it. Fingerprints merge only where they were made as parts of the whole.
+    becomes None, ``merged`` sets it. Fingerprints and projections merge only where they were made as parts of a whole.
     """
 
     dtype: str
@@ -51,6 +51,7 @@ class TensorStats:
     sum_sq: float = 0.0
     fingerprint: int | None = None
     exponents: tuple[int, ...] | None = None
+    projections: tuple[float, ...] | None = None
 
     @classmethod
     def from_row(
@@ -63,8 +64,10 @@ class TensorStats:
         fingerprint: int | None = None,
         exponents: Iterable[int] | None = None,
     ) -> TensorStats:
-        """From nine numbers in the order of ``STAT_NAMES``, NaN standing for an extreme that there is not."""
-        nan, pos_inf, neg_inf, zero, subnormal, low, high, total, total_sq = (float(value) for value in row_S)
+        """From numbers in the order of ``STAT_NAMES``; NaN for an extreme or a projection that there is not."""
+        nan, pos_inf, neg_inf, zero, subnormal, low, high, total, total_sq, *projections = (
+            float(value) for value in row_S
+        )
         return cls(
             dtype=dtype,
             shape=shape,
@@ -80,6 +83,7 @@ class TensorStats:
             sum_sq=total_sq,
             fingerprint=None if fingerprint is None else int(fingerprint) % _MOD,
             exponents=None if exponents is None else tuple(int(count) for count in exponents),
+            projections=None if any(map(math.isnan, projections)) else tuple(projections),
         )
 
     def __add__(self, other: TensorStats) -> TensorStats:
@@ -103,6 +107,7 @@ class TensorStats:
             sum_sq=self.sum_sq + other.sum_sq,
             fingerprint=self._fingerprint_with(other),
             exponents=self._exponents_with(other),
+            projections=self._projections_with(other),
         )
 
     @property
@@ -174,6 +179,13 @@ class TensorStats:
         parts = [part for part in (self, other) if part.numel or part.fingerprint is not None]
         values = [part.fingerprint for part in parts if part.fingerprint is not None]
         return sum(values) % _MOD if values and len(values) == len(parts) else None
+
+    def _projections_with(self, other: TensorStats) -> tuple[float, ...] | None:
+        parts = [part.projections for part in (self, other) if part.numel or part.projections is not None]
+        known = [each for each in parts if each is not None]
+        if not known or len(known) != len(parts):
+            return None
+        return tuple(sum(sums) for sums in zip(*known, strict=True))
 
     def _exponents_with(self, other: TensorStats) -> tuple[int, ...] | None:
         parts = [part for part in (self, other) if part.numel or part.exponents is not None]

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 ColumnType = Literal[
-    "int64", "int32", "uint64", "float64", "string", "list<int64>", "list<uint64>", "list<float64>", "list<float32>"
+    "int64",
+    "int32",
+    "uint64",
+    "float64",
+    "float32",
+    "string",
+    "list<int64>",
+    "list<uint64>",
+    "list<float64>",
+    "list<float32>",
 ]
 
 

@@ -21,6 +21,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "int32": pa.int32(),
     "uint64": pa.uint64(),
     "float64": pa.float64(),
+    "float32": pa.float32(),
     "string": pa.string(),
     "list<int64>": pa.list_(pa.int64()),
     "list<uint64>": pa.list_(pa.uint64()),

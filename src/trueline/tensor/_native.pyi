@@ -19,11 +19,19 @@ INT64: int
 UINT64: int
 
 def measure_dense(
-    kind: int, address: int, num: int, out_S: NDArray[np.float64] | None, weights: bytes | None, start: int, /
+    kind: int,
+    address: int,
+    num: int,
+    out_S: NDArray[np.float64] | None,
+    weights: bytes,
+    starts: int | NDArray[np.int64],
+    prints: bool,
+    /,
 ) -> int:
-    """Write the nine statistics of ``num`` numbers in memory to ``out_S`` and return their fingerprint (uint64).
+    """Write the statistics of ``num`` numbers in memory to ``out_S``, unless it is None; return their fingerprint
+    (uint64), or 0 where ``prints`` is False.
 
-    Each is left out where None is given for it. ``start`` is the place of the first number in the whole.
+    ``starts`` is the place of the first number in the whole, or those of runs of equal length.
     """
 
 def measure_strided(
@@ -32,14 +40,12 @@ def measure_strided(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     out_S: NDArray[np.float64] | None,
-    weights: bytes | None,
-    start: int,
+    weights: bytes,
+    starts: int | NDArray[np.int64],
+    prints: bool,
     /,
 ) -> int:
     """The same of numbers in row-major order of ``shape``, that lie as far apart as ``strides`` say, in numbers."""
-
-def fingerprint_runs(kind: int, address: int, run_length: int, starts: NDArray[np.int64], weights: bytes, /) -> int:
-    """The fingerprint of runs of numbers that follow each other in memory and begin at these places of the whole."""
 
 def exponents(kind: int, address: int, num: int, counts: NDArray[np.int64], /) -> None:
     """Add the histogram of the exponents of ``num`` floats in memory to ``counts`` [256]."""

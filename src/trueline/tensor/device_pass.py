@@ -21,22 +21,19 @@ _log = logging.getLogger(__name__)
 def stats_and_fingerprint(
     x: Tensor, *, fingerprint: bool, whole: Mapping[str, Sequence[int]]
 ) -> tuple[Tensor, Tensor | None]:
-    """float64 [9] statistics of ``x`` (``measure_on_device``), and int64 [] fingerprint if asked for.
+    """float64 [S] statistics of ``x`` (``measure_on_device``), and int64 [] fingerprint if asked for.
 
     ``whole`` holds the arguments of ``fingerprint_on_device`` that say where in the whole ``x`` is. Contiguous floats
-    on a CUDA device are read once, by ``triton_pass``, where Triton is installed and works; all else by torch.
+    on a CUDA device, that are one run of the whole, are read once, by ``triton_pass``, where Triton is installed and
+    works; all else by torch.
     """
-    one_pass = _triton(x.device) if x.is_cuda else None
-    if one_pass is None or x.dtype not in one_pass.DTYPES or x.numel() == 0 or not x.is_contiguous() or x.is_neg():
-        return measure_on_device(x), fingerprint_on_device(x, **whole) if fingerprint else None
     place = ShardRuns(x, **whole) if whole else None
-    runs_on = place is None or place.num_runs == 1
-    start = place.first if place is not None and runs_on else 0
+    one_pass = _triton(x.device) if x.is_cuda and (place is None or place.num_runs == 1) else None
+    if one_pass is None or x.dtype not in one_pass.DTYPES or x.numel() == 0 or not x.is_contiguous() or x.is_neg():
+        return measure_on_device(x, place), fingerprint_on_device(x, **whole) if fingerprint else None
     with torch.cuda.device_of(x):
-        stats, print_ = one_pass.measured(x, start, device_weights(x.device))
-    if not fingerprint:
-        return stats, None
-    return stats, print_ if runs_on else fingerprint_on_device(x, **whole)
+        stats, print_ = one_pass.measured(x, place.first if place is not None else 0, device_weights(x.device))
+    return stats, print_ if fingerprint else None
 
 
 @cache

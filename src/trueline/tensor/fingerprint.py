@@ -47,9 +47,8 @@ from trueline.tensor.memory import bits_of
 from trueline.tensor.native import NATIVE, Native
 from trueline.tensor.shard import ShardRuns
 from trueline.tensor.strides import blocks
-from trueline.tensor.weights import PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
+from trueline.tensor.weights import MASK, PAGE, PAGE_BITS, DeviceWeights, device_weights, host_weights
 
-_MASK = PAGE - 1
 _MOD = 1 << 64
 _SLAB = 1 << 24  # words whose products are held on a device at once
 _SHORT = 1024  # elements of a run below which one gathers weights instead of calling for each run
@@ -83,10 +82,7 @@ class HostFingerprint:
         """
         place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
         if self._native is not None:
-            if place is None or place.num_runs == 1:
-                taken = self._native.fingerprint(x, place.first if place else 0)
-            else:
-                taken = self._native.fingerprint_of_runs(x, place.starts(x.device).numpy())
+            taken = self._native.fingerprint(x, place)
             if taken is not None:
                 return taken
         x = _as_integers(x)
@@ -178,14 +174,14 @@ def _scattered(x: Tensor, place: ShardRuns, limit: int) -> Tensor:
     height = max(limit // words_RL.shape[1], 1)
     for some_RL, first_R in zip(torch.split(words_RL, height), torch.split(start_R, height), strict=True):
         index_RL = first_R[:, None] + step_L
-        product_RL = weights.place[index_RL & _MASK] * _of_pages(index_RL >> PAGE_BITS, weights)
+        product_RL = weights.place[index_RL & MASK] * _of_pages(index_RL >> PAGE_BITS, weights)
         parts.append((product_RL * some_RL).sum())
     return torch.stack(parts).sum()
 
 
 def _of_pages(page: Tensor, weights: DeviceWeights) -> Tensor:
     """int64, of the same shape: what the words of these pages are multiplied with."""
-    return weights.page[page & _MASK] * weights.book[page >> PAGE_BITS]
+    return weights.page[page & MASK] * weights.book[page >> PAGE_BITS]
 
 
 def _as_integers(x: Tensor) -> Tensor:

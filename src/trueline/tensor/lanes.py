@@ -33,7 +33,7 @@ SMALL = 4096
 """Blocks of up to so many numbers are summed in float64 throughout: there a call costs more than reading memory."""
 
 Stats = tuple[float, float, float, float, float, float, float, float, float]
-"""In the order of ``STAT_NAMES``."""
+"""The first nine of ``STAT_NAMES``, all but the projections."""
 
 EMPTY: Stats = (0, 0, 0, 0, 0, math.nan, math.nan, 0.0, 0.0)
 

@@ -1,6 +1,6 @@
-"""Statistics of one tensor: counts, finite extremes, sum and sum of squares.
+"""Statistics of one tensor: counts, finite extremes, sum, sum of squares and random projections.
 
-Letters: S the nine statistics in the order of ``schema.records.STAT_NAMES``, E the 256 exponents, N elements.
+Letters: S the statistics in the order of ``schema.records.STAT_NAMES``, E the 256 exponents, N elements.
 
 Every dtype is measured as what it is worth. The compiled kernel does it in one pass over host memory (``native``);
 without it float32 holds sums of 16-bit floats and float64 those of integers (beyond 2⁵³ they round). A complex number
@@ -24,6 +24,7 @@ from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
 from trueline.tensor.memory import alias
 from trueline.tensor.native import NATIVE, Native
+from trueline.tensor.projections import NUM_PROJECTIONS, projections_of, projections_on_device
 from trueline.tensor.shard import ShardRuns
 from trueline.tensor.strides import blocks, in_memory_order
 
@@ -88,14 +89,23 @@ class HostMeter:
         scratch = Scratch()
         return {dtype: lane_of(dtype, scratch) for dtype in MEASURABLE}
 
-    def stats_into(self, x: Tensor, out_S: NDArray[np.float64]) -> None:
-        """Write the nine statistics of a CPU tensor that is not ``unmeasurable`` to ``out_S`` (float64 [9]).
+    def stats_into(
+        self,
+        x: Tensor,
+        out_S: NDArray[np.float64],
+        *,
+        whole_shape: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+    ) -> None:
+        """Write the statistics of a CPU tensor that is not ``unmeasurable`` to ``out_S`` (float64 [S]).
 
-        NaN for the extremes where nothing is finite. ``x`` may be empty, strided, expanded, and require gradients; it
-        is copied at most ``CHUNK`` elements at a time, but for one whose conjugation is still pending.
+        NaN for the extremes where nothing is finite. ``x`` may be empty, strided, expanded, and require gradients, and
+        a rectangular shard whose first element is at ``offsets`` of the whole; it is copied at most ``CHUNK`` elements
+        at a time, but for one whose conjugation is still pending and one that is cut into several runs.
         """
-        if self._native is None or not self._native.stats_into(x, out_S):
-            self._stats_by_numpy(x, out_S)
+        place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
+        if self._native is None or not self._native.stats_into(x, out_S, place):
+            self._stats_by_numpy(x, out_S, place)
 
     def all_into(
         self,
@@ -106,20 +116,19 @@ class HostMeter:
         offsets: Sequence[int] | None = None,
     ) -> int:
         """Write the statistics and return the fingerprint, as ``HostFingerprint.of`` does; the kernel reads memory once
-        for both, but for a shard that is cut into several runs.
+        for both.
         """
         if self._native is not None:
             place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
-            if place is None or place.num_runs == 1:
-                found = self._native.all_into(x, out_S, place.first if place else 0)
-                if found is not None:
-                    return found
+            found = self._native.all_into(x, out_S, place)
+            if found is not None:
+                return found
         if x.numel() <= _GATHERED and not x.is_contiguous():
             x = x.detach().contiguous()
-        self.stats_into(x, out_S)
+        self.stats_into(x, out_S, whole_shape=whole_shape, offsets=offsets)
         return self._fingerprint.of(x, whole_shape=whole_shape, offsets=offsets)
 
-    def _stats_by_numpy(self, x: Tensor, out_S: NDArray[np.float64]) -> None:
+    def _stats_by_numpy(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None) -> None:
         x, dtype = x.detach(), x.dtype
         if dtype not in _READ_IN_PLACE:
             x = alias(x)
@@ -127,11 +136,12 @@ class HostMeter:
         if dtype.is_complex:
             x = torch.view_as_real(x.resolve_conj())
         if dtype.is_floating_point and x.dim() == 0:
-            out_S[:] = of_one(x.item(), dtype)
+            out_S[:-NUM_PROJECTIONS] = of_one(x.item(), dtype)
         elif 0 < x.numel() <= CHUNK and x.is_contiguous() and not x.is_neg():
-            out_S[:] = lane.stats(x)
+            out_S[:-NUM_PROJECTIONS] = lane.stats(x)
         else:
-            out_S[:] = _in_blocks(x.resolve_neg(), lane)
+            out_S[:-NUM_PROJECTIONS] = _in_blocks(x.resolve_neg(), lane)
+        out_S[-NUM_PROJECTIONS:] = projections_of(x.resolve_neg(), place)
 
 
 def _in_blocks(x: Tensor, lane: Lane) -> Stats:
@@ -159,17 +169,19 @@ def _repeat(one: Stats, times: int) -> Stats:
     return (*counts, low, high, total * times, square * times)
 
 
-def measure_on_device(x: Tensor) -> Tensor:
-    """float64 [9] statistics on the device of ``x``, in the order of ``STAT_NAMES``, without synchronising.
+def measure_on_device(x: Tensor, place: ShardRuns | None = None) -> Tensor:
+    """float64 [S] statistics on the device of ``x``, in the order of ``STAT_NAMES``, without synchronising.
 
-    Float32 [9] on MPS, which has no float64: there counts above 2²⁴ are rounded. Temporaries are of the size of ``x``.
+    Float32 [S] on MPS, which has no float64: there counts above 2²⁴ are rounded. Temporaries are of the size of ``x``.
+    ``place`` says what part of the whole it is.
     """
     x = _real(x)
     wide = torch.float32 if x.device.type == "mps" else torch.float64
+    projections_K = projections_on_device(x, place)
     if x.numel() == 0:
         none_S = torch.zeros(len(EMPTY), dtype=wide, device=x.device)
         none_S[5:7].fill_(math.nan)
-        return none_S
+        return torch.cat([none_S, projections_K])
     x_N = x.reshape(-1).to(_width(x.dtype, wide))
     size_N = x_N.abs()
     finite_N = size_N < math.inf
@@ -179,7 +191,7 @@ def measure_on_device(x: Tensor) -> Tensor:
     low = torch.where(finite_N, x_N, math.inf).amin()
     high = torch.where(finite_N, x_N, -math.inf).amax()
     none = low > high
-    return torch.stack(
+    nine_S = torch.stack(
         [
             *(chosen_N.sum().to(wide) for chosen_N in counts),
             torch.where(none, math.nan, low).to(wide),
@@ -188,6 +200,7 @@ def measure_on_device(x: Tensor) -> Tensor:
             kept_N.to(wide).square().sum(),
         ]
     )
+    return torch.cat([nine_S, projections_K])
 
 
 def exponents_of(x: Tensor, native: Native | None = NATIVE) -> Tensor:

@@ -4,7 +4,7 @@ Without it NumPy measures: the same counts, extremes and fingerprints, and sums 
 kernel's are made in float64, in 16 lanes whatever the machine's vectors are, and so are the same on every machine.
 ``TRUELINE_NATIVE=0`` in the environment leaves it out.
 
-Letters: S the nine statistics in the order of ``schema.records.STAT_NAMES``, R runs of a shard.
+Letters: S the statistics in the order of ``schema.records.STAT_NAMES``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.tensor.lanes import PARTS
+from trueline.tensor.shard import ShardRuns
 from trueline.tensor.weights import host_weights
 
-INTERFACE = 3
+INTERFACE = 4
 """The version that the kernel must report: one that was built from other sources than these is not used."""
 
 SWITCH = "TRUELINE_NATIVE"
@@ -49,7 +50,8 @@ _WORDS = {1: "INT8", 2: "INT16", 4: "INT32", 8: "INT64"}
 class Native:
     """Statistics and fingerprints of tensors in host memory. Holds nothing but tables; threads may share it.
 
-    What a method returns is None, or False, where the kernel knows no numbers of that dtype.
+    What a method returns is None, or False, where the kernel knows no numbers of that dtype. A complex element counts
+    as two.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -58,37 +60,23 @@ class Native:
         self._numbers |= {dtype: (self._numbers[part][0], 2) for dtype, part in PARTS.items()}
         self._words = {size: getattr(kernel, name) for size, name in _WORDS.items()}
 
-    def stats_into(self, x: Tensor, out_S: NDArray[np.float64]) -> bool:
-        """Write the nine statistics of a CPU tensor to ``out_S`` (float64 [9])."""
-        found = self._numbers.get(x.dtype)
-        if found is None:
-            return False
-        self._measure(x, *found, out_S, None, 0)
-        return True
-
-    def all_into(self, x: Tensor, out_S: NDArray[np.float64], start: int) -> int | None:
-        """The same, and the fingerprint (uint64) of elements of which the first is the ``start``-th of the whole.
-
-        In one pass over memory. Here and below a complex element counts as two.
+    def stats_into(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None = None) -> bool:
+        """Write the statistics of a CPU tensor, of which ``place`` says what part of the whole it is, to ``out_S``
+        (float64 [S]).
         """
         found = self._numbers.get(x.dtype)
-        return None if found is None else self._measure(x, *found, out_S, packed_weights(), start)
+        return found is not None and self._measure(x, *found, out_S, place, prints=False) is not None
 
-    def fingerprint(self, x: Tensor, start: int) -> int | None:
-        """The fingerprint (uint64) alone, of any dtype."""
+    def all_into(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None = None) -> int | None:
+        """The same, and the fingerprint (uint64), in one pass over memory."""
+        found = self._numbers.get(x.dtype)
+        return None if found is None else self._measure(x, *found, out_S, place)
+
+    def fingerprint(self, x: Tensor, place: ShardRuns | None = None) -> int | None:
+        """The fingerprint alone, of any dtype."""
         parts = 2 if x.is_complex() else 1
         kind = self._words.get(x.element_size() // parts)
-        return None if kind is None else self._measure(x, kind, parts, None, packed_weights(), start)
-
-    def fingerprint_of_runs(self, x: Tensor, start_R: NDArray[np.int64]) -> int | None:
-        """The same of elements in R runs of equal length, that begin at these places of the whole."""
-        parts = 2 if x.is_complex() else 1
-        kind = self._words.get(x.element_size() // parts)
-        if kind is None:
-            return None
-        dense = x.detach().resolve_conj().resolve_neg().contiguous()
-        length = dense.numel() * parts // max(len(start_R), 1)
-        return self.kernel.fingerprint_runs(kind, dense.data_ptr(), length, start_R, packed_weights())
+        return None if kind is None else self._measure(x, kind, parts, None, place)
 
     def add_exponents(self, block: Tensor, counts_E: NDArray[np.int64]) -> bool:
         """Add the histogram of a contiguous block of real floats to ``counts_E`` (int64 [256])."""
@@ -104,14 +92,20 @@ class Native:
         kind: int,
         parts: int,
         out_S: NDArray[np.float64] | None,
-        weights: bytes | None,
-        start: int,
+        place: ShardRuns | None,
+        *,
+        prints: bool = True,
     ) -> int:
+        starts: Any = 0 if place is None else place.first
+        if place is not None and place.num_runs != 1:
+            x, starts = x.detach().resolve_conj().resolve_neg().contiguous(), place.starts(x.device).numpy()
         if x.is_contiguous() and not x.is_neg() and (parts == 1 or not x.is_conj()):
-            return self.kernel.measure_dense(kind, x.data_ptr(), x.numel() * parts, out_S, weights, start)
+            num = x.numel() * parts
+            return self.kernel.measure_dense(kind, x.data_ptr(), num, out_S, packed_weights(), starts, prints)
         x = x.detach()
         x = torch.view_as_real(x.resolve_conj()) if parts == 2 else x.resolve_neg()
-        return self.kernel.measure_strided(kind, x.data_ptr(), x.shape, x.stride(), out_S, weights, start)
+        shape, strides = x.shape, x.stride()
+        return self.kernel.measure_strided(kind, x.data_ptr(), shape, strides, out_S, packed_weights(), starts, prints)
 
 
 @cache

@@ -4,7 +4,7 @@
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportIndexIssue=false
 """Statistics and fingerprint of a float tensor on a CUDA device, in one pass over its memory: two kernels in Triton.
 
-Letters: N elements, K elements of a tile, G programs, S the nine statistics.
+Letters: N elements, K elements of a tile, G programs, S the statistics.
 
 A program keeps one tile of the pages of the fingerprint (``fingerprint`` says what a page is): it loads the weights of
 its K places once and walks over every so many-th page. Every lane of the tile adds up for itself, in float64 where it
@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueline.schema.records import STAT_NAMES
+from trueline.tensor.projections import LANES, MASKS_OF, ROWS
 from trueline.tensor.weights import PAGE, DeviceWeights
 
 TILE = 512
@@ -28,7 +30,7 @@ TILE = 512
 MOST_PROGRAMS = 1024
 """G at most: about eight programs for each of the 132 multiprocessors of an H200."""
 
-NUM_STATS = 9
+NUM_STATS = len(STAT_NAMES)
 
 # dtype: bits as integers, mantissa bits, words of the fingerprint an element
 _KINDS = {
@@ -42,7 +44,7 @@ DTYPES = frozenset(_KINDS)
 
 
 def measured(x: Tensor, start: int, weights: DeviceWeights) -> tuple[Tensor, Tensor]:
-    """float64 [9] statistics in the order of ``STAT_NAMES`` and int64 [] fingerprint, both on the device of ``x``.
+    """float64 [S] statistics in the order of ``STAT_NAMES`` and int64 [] fingerprint, both on the device of ``x``.
 
     ``x`` has one of ``DTYPES``, is contiguous, not empty and on the current device; ``start`` is the place of its first
     element in the whole. Two launches.
@@ -65,6 +67,10 @@ def measured(x: Tensor, start: int, weights: DeviceWeights) -> tuple[Tensor, Ten
         PAGE_MASK=PAGE - 1,
         PAGE_SIZE=page_size,
         K=TILE,
+        LANES=LANES,
+        ROWS=ROWS,
+        S=NUM_STATS,
+        MASK=MASKS_OF[x.dtype],
     )
     _fold[(1,)](stats, prints, num_programs, S=NUM_STATS, G=triton.next_power_of_2(num_programs))
     return stats[-1], prints[-1]
@@ -87,6 +93,10 @@ def _tiles(
     PAGE_MASK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     K: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    S: tl.constexpr,
+    MASK: tl.constexpr,
 ):
     """What one program finds in its tile of every so many-th page: row ``tile + tiles · slice`` of both outputs."""
     tile = tl.program_id(0)
@@ -109,6 +119,11 @@ def _tiles(
     print_ = tl.zeros([K], tl.int64)
     total = tl.zeros([K], tl.float64)
     square = tl.zeros([K], tl.float64)
+    first = tl.zeros([K], tl.float64)
+    second = tl.zeros([K], tl.float64)
+    third = tl.zeros([K], tl.float64)
+    row = lane // LANES % ROWS
+    draw = tl.load(place_ptr + lane // (LANES * ROWS) * LANES + lane % LANES)
     low = widest + float("inf")
     high = widest - float("inf")
     index = slice_.to(tl.int64) * PAGE_SIZE + lane - lead
@@ -120,6 +135,11 @@ def _tiles(
         if WIDTH == 64:
             value = bits.to(tl.float64, bitcast=True)
             print_ += (bits.to(tl.int32).to(tl.int64) * low_place + (bits >> 32) * high_place) * weight
+            # Projections count numbers, of which a page of words has half as many.
+            half = page // 2
+            weight = tl.load(page_ptr + (half & PAGE_MASK)) * tl.load(book_ptr + half // (PAGE_MASK + 1))
+            place = page % 2 * PAGE_SIZE + lane
+            draw = tl.load(place_ptr + place // (LANES * ROWS) * LANES + place % LANES)
         else:
             if WIDTH == 32:
                 value = bits.to(tl.float32, bitcast=True)
@@ -140,10 +160,14 @@ def _tiles(
         kept = tl.where(finite, value, 0.0).to(tl.float64)
         total += kept
         square += kept * kept
+        kept = tl.where(tl.abs(kept) < MASK, kept, 0.0)
+        first += tl.where((((draw >> 31) ^ (weight >> 63)) & 1) == (row != 0), -kept, kept)
+        second += tl.where((((draw >> 30) ^ (weight >> 62)) & 1) == (row != 1), -kept, kept)
+        third += tl.where((((draw >> 29) ^ (weight >> 61)) & 1) == (row != 2), -kept, kept)
         index += tl.num_programs(1) * PAGE_SIZE
         page += tl.num_programs(1)
-    row = tile + slice_ * tl.num_programs(0)
-    out = stats_ptr + row * 9
+    program = tile + slice_ * tl.num_programs(0)
+    out = stats_ptr + program * S
     tl.store(out, tl.sum(nan.to(tl.float64)))
     tl.store(out + 1, tl.sum(positive.to(tl.float64)))
     tl.store(out + 2, tl.sum(negative.to(tl.float64)))
@@ -153,7 +177,10 @@ def _tiles(
     tl.store(out + 6, tl.max(high).to(tl.float64))
     tl.store(out + 7, tl.sum(total))
     tl.store(out + 8, tl.sum(square))
-    tl.store(prints_ptr + row, tl.sum(print_))
+    tl.store(out + 9, tl.sum(first))
+    tl.store(out + 10, tl.sum(second))
+    tl.store(out + 11, tl.sum(third))
+    tl.store(prints_ptr + program, tl.sum(print_))
 
 
 @triton.jit

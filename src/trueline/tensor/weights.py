@@ -27,7 +27,7 @@ MAX_WORDS = PAGE * PAGE * BOOKS
 NEAR_PAGES = 4_096
 """Pages whose weights differ mod 2³³."""
 
-_MASK = PAGE - 1
+MASK = PAGE - 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Weights:
 
     def of_page(self, page: int) -> int:
         """What all words of a page (counted over all books) are multiplied with, not yet mod 2⁶⁴."""
-        return int(self.page[page & _MASK]) * int(self.book[page >> PAGE_BITS])
+        return int(self.page[page & MASK]) * int(self.book[page >> PAGE_BITS])
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.kernels import SETS, using
+from tests.unit.projected import projected
 
 from trueline.schema.records import STAT_NAMES
 from trueline.schema.stats import TensorStats
-from trueline.tensor.lanes import CHUNK, MEASURABLE, SMALL
+from trueline.tensor.lanes import CHUNK, MEASURABLE, PARTS, SMALL
 from trueline.tensor.measure import (
     HostMeter,
     exponents_of,
@@ -41,7 +42,7 @@ def parts(x):
 
 
 def truth(x):
-    """The nine statistics by NumPy in float64."""
+    """The statistics by NumPy in float64."""
     tiny = torch.finfo(x.dtype).smallest_normal if x.dtype.is_floating_point or x.dtype.is_complex else 0
     values = parts(x)
     finite = values[np.isfinite(values)]
@@ -49,15 +50,16 @@ def truth(x):
     subnormal = ((abs(values) < tiny) & (values != 0)).sum()
     extremes = [finite.min(), finite.max()] if finite.size else [np.nan, np.nan]
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.array([*counts, subnormal, *extremes, finite.sum(), (finite**2).sum()], dtype=np.float64)
+        sums = [finite.sum(), (finite**2).sum(), *projected(values, PARTS.get(x.dtype, x.dtype))]
+    return np.array([*counts, subnormal, *extremes, *sums], dtype=np.float64)
 
 
-def measured(x):
+def measured(x, **place):
     """By NumPy and, which must be within its rounding, by the kernel, which must not depend on the machine."""
-    by_numpy_S = taken(NUMPY, x)
+    by_numpy_S = taken(NUMPY, x, **place)
     for name in SETS:
         with using(name):
-            by_kernel_S = taken(KERNEL, x)
+            by_kernel_S = taken(KERNEL, x, **place)
         if name == SETS[0]:
             first_S = by_kernel_S
             assert_close(by_kernel_S, by_numpy_S, x)
@@ -65,11 +67,11 @@ def measured(x):
     return by_numpy_S
 
 
-def taken(meter, x):
-    out_S = np.full(9, 123.0)
+def taken(meter, x, **place):
+    out_S = np.full(len(STAT_NAMES), 123.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        meter.stats_into(x, out_S)
+        meter.stats_into(x, out_S, **place)
     return out_S
 
 
@@ -80,10 +82,11 @@ def assert_same(got_S, x):
 def assert_close(got_S, want_S, x):
     """Counts and extremes equal; sums to 1e-6 of the square sum, the room of float32 within a row of 1,024."""
     np.testing.assert_array_equal(got_S[:NUM_EXACT], want_S[:NUM_EXACT])
-    square = want_S[-1]
+    total, square = want_S[7:9]
     if np.isfinite(square):
-        assert abs(got_S[-1] - square) <= 1e-6 * square
-        assert abs(got_S[-2] - want_S[-2]) <= 1e-6 * math.sqrt(square * max(x.numel(), 1))
+        assert abs(got_S[8] - square) <= 1e-6 * square
+        assert abs(got_S[7] - total) <= 1e-6 * math.sqrt(square * max(x.numel(), 1))
+        np.testing.assert_allclose(got_S[9:], want_S[9:], rtol=0, atol=4 * 2**-24 * math.sqrt(square) + 1e-44)
 
 
 def random_bits(shape, dtype, seed=0):
@@ -184,7 +187,7 @@ def test_measuring_other_numbers_leaves_their_storage_as_it_was(dtype):
     x = torch.arange(3 * SMALL).reshape(3, -1).to(dtype)
     for y in (x, x.t(), x[:, ::2], x[2, 5], x[1:2].expand(4, -1)):
         assert_same(measured(y), y)
-        assert NUMPY.all_into(y, np.zeros(9)) == KERNEL.all_into(y, np.zeros(9))
+        assert NUMPY.all_into(y, np.zeros(len(STAT_NAMES))) == KERNEL.all_into(y, np.zeros(len(STAT_NAMES)))
     assert x.untyped_storage().resizable()
 
 
@@ -224,19 +227,19 @@ def test_stats_of_shards_cut_anywhere_merge_to_those_of_the_whole(data):
         flat[::4], flat[1::5], flat[2::5], flat[3::7] = math.nan, math.inf, -math.inf, 0.0
     dim = data.draw(st.integers(0, len(shape) - 1))
     cuts = sorted(data.draw(st.lists(st.integers(0, shape[dim]), max_size=3)))
-    shards = torch.tensor_split(x, cuts, dim=dim)
+    shards = [(shard, at) for shard, at in zip(torch.tensor_split(x, cuts, dim=dim), [0, *cuts], strict=True)]
     stats = [
         TensorStats.from_row(
-            measured(shard),
+            measured(shard, whole_shape=shape, offsets=[at if each == dim else 0 for each in range(len(shape))]),
             dtype=str(dtype),
             shape=tuple(shard.shape),
             numel=num_measured(shard),
             exponents=exponents_of(shard).tolist(),
         )
-        for shard in data.draw(st.permutations(shards))
+        for shard, at in data.draw(st.permutations(shards))
     ]
     total = sum(stats[1:], stats[0])
-    row_S = [getattr(total, name) for name in STAT_NAMES]
+    row_S = [*(getattr(total, name) for name in STAT_NAMES[:9]), *total.projections]
     assert_same(np.array([math.nan if value is None else value for value in row_S], dtype=np.float64), x)
     assert total.numel == parts(x).size
     assert total.exponents == tuple(exponents(parts(x)))
@@ -267,7 +270,7 @@ def test_the_device_functions_need_no_value_of_the_tensor():
     """On a meta tensor every look at a value, and every shape that depends on one, raises."""
     for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool):
         x = torch.empty(33, 40, dtype=dtype, device="meta")
-        assert measure_on_device(x).shape == (9,)
+        assert measure_on_device(x).shape == (len(STAT_NAMES),)
         assert exponents_of(x).shape == (256,)
 
 

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.kernels import SETS, using
+from tests.unit.projected import projected
 
+from trueline.schema.records import STAT_NAMES
 from trueline.tensor import native
 from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.measure import HostMeter
@@ -17,6 +19,7 @@ from trueline.tensor.weights import PAGE
 
 BLOCK = 2048  # numbers that the kernel takes at a time, and LANES sums in each
 LANES = 16
+NUM_STATS = len(STAT_NAMES)
 EDGES = sorted({1, 2, 3, 15, 17, *(edge + more for edge in (LANES, BLOCK, 3 * BLOCK, PAGE) for more in (-1, 0, 1))})
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +31,7 @@ def measure(x, **place):
     """Statistics and fingerprint in one pass, which every instruction set finds alike."""
     found = []
     for name in SETS:
-        out_S = np.full(9, 123.0)
+        out_S = np.full(NUM_STATS, 123.0)
         with using(name):
             fingerprint = HostMeter(NATIVE).all_into(x, out_S, **place)
         found.append((out_S, fingerprint))
@@ -84,15 +87,15 @@ def test_one_pass_finds_what_two_by_numpy_find(data):
     if data.draw(st.booleans()):
         x = x[None].expand(data.draw(st.integers(1, 3)), *x.shape)
     out_S, fingerprint = measure(x)
-    want_S = np.zeros(9)
+    want_S = np.zeros(NUM_STATS)
     HostMeter(None).stats_into(x, want_S)
     np.testing.assert_array_equal(out_S[:7], want_S[:7])
     if math.isfinite(want_S[8]):
         np.testing.assert_allclose(out_S[7:], want_S[7:], rtol=1e-6, atol=1e-6 * math.sqrt(want_S[8] * x.numel()))
     assert fingerprint == HostFingerprint(None).of(x)
-    alone_S = np.zeros(9)
-    HostMeter(NATIVE).stats_into(x, alone_S)  # in the order of memory
-    np.testing.assert_array_equal(alone_S[:7], out_S[:7])
+    alone_S = np.zeros(NUM_STATS)
+    HostMeter(NATIVE).stats_into(x, alone_S)
+    np.testing.assert_array_equal(alone_S, out_S)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
@@ -114,7 +117,8 @@ def test_nothing_behind_the_last_number_is_read(dtype, numel):
     beyond = torch.full((numel + 64,), math.nan, dtype=dtype)
     beyond[:numel] = 1.5
     out_S, fingerprint = measure(beyond[:numel])
-    assert out_S.tolist() == [0, 0, 0, 0, 0, 1.5, 1.5, 1.5 * numel, 2.25 * numel]
+    assert out_S[:9].tolist() == [0, 0, 0, 0, 0, 1.5, 1.5, 1.5 * numel, 2.25 * numel]
+    assert out_S[9:].tolist() == projected(np.full(numel, 1.5), dtype).tolist()
     assert fingerprint == HostFingerprint(None).of(torch.full((numel,), 1.5, dtype=dtype))
 
 
@@ -131,30 +135,33 @@ def test_memory_that_was_freed_is_not_read():
     x = torch.ones(40)
     x.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="40 elements are to be read, and their memory is freed"):
-        HostMeter(NATIVE).stats_into(x, np.zeros(9))
+        HostMeter(NATIVE).stats_into(x, np.zeros(NUM_STATS))
 
 
-def test_results_go_nowhere_but_into_a_row_of_nine_numbers():
+def test_results_go_nowhere_but_into_a_row_of_numbers_for_all():
     x = torch.ones(3)
-    for out_S in (np.zeros(8), np.zeros(9, np.float32), np.zeros(9, np.int64)):
-        with pytest.raises(ValueError, match="9 float64"):
+    for out_S in (np.zeros(NUM_STATS - 1), np.zeros(NUM_STATS, np.float32), np.zeros(NUM_STATS, np.int64)):
+        with pytest.raises(ValueError, match="12 float64"):
             HostMeter(NATIVE).stats_into(x, out_S)
     with pytest.raises(ValueError, match=r"contiguous|buffer"):
-        HostMeter(NATIVE).stats_into(x, np.zeros(18)[::2])
+        HostMeter(NATIVE).stats_into(x, np.zeros(2 * NUM_STATS)[::2])
 
 
 def test_calls_that_make_no_sense_are_refused():
-    kernel, out_S = NATIVE.kernel, np.zeros(9)
-    with pytest.raises(TypeError, match="2 arguments given, 6 expected"):
+    kernel, out_S, weights = NATIVE.kernel, np.zeros(NUM_STATS), packed_weights()
+    with pytest.raises(TypeError, match="2 arguments given, 7 expected"):
         kernel.measure_dense(kernel.FLOAT32, 0)
     with pytest.raises(ValueError, match="no kind"):
-        kernel.measure_dense(99, 0, 0, out_S, None, 0)
+        kernel.measure_dense(99, 0, 0, out_S, weights, 0, True)
     with pytest.raises(ValueError, match="less than 0"):
-        kernel.measure_dense(kernel.FLOAT32, 0, -1, out_S, None, 0)
+        kernel.measure_dense(kernel.FLOAT32, 0, -1, out_S, weights, 0, True)
     with pytest.raises(ValueError, match="weights are"):
-        kernel.measure_dense(kernel.FLOAT32, 0, 0, out_S, packed_weights()[1:], 0)
+        kernel.measure_dense(kernel.FLOAT32, 0, 0, out_S, weights[1:], 0, True)
+    x = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="3 numbers are not 2 runs of equal length"):
+        kernel.measure_dense(kernel.FLOAT32, x.ctypes.data, 3, out_S, weights, np.zeros(2, np.int64), True)
     with pytest.raises(ValueError, match="unlike lengths"):
-        kernel.measure_strided(kernel.FLOAT32, 0, (0, 2), (1,), out_S, None, 0)
+        kernel.measure_strided(kernel.FLOAT32, 0, (0, 2), (1,), out_S, weights, 0, True)
     with pytest.raises(ValueError, match="no instruction set"):
         kernel.use("mmx")
 

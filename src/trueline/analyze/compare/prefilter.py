@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.schema.records import PROJECTION_NAMES
 from trueline.store.reader import Run
 
 _AT_A_TIME = 1_000
@@ -18,7 +19,7 @@ _AT_A_TIME = 1_000
 
 _WHOLE = ("micro", "call", "same_as", "numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal")
 _REAL = ("min", "max", "sum", "sum_sq")
-_COLUMNS = ("step", "row", *_WHOLE, *_REAL, "fingerprint")
+_COLUMNS = ("step", "row", *_WHOLE, *_REAL, *PROJECTION_NAMES, "fingerprint")
 
 
 def differing_steps(
@@ -77,4 +78,6 @@ def _numbers(table: Any, name: str) -> NDArray[Any]:
     column = table[name].combine_chunks()
     if name in _REAL:
         column = column.view("int64")
+    elif name in PROJECTION_NAMES:
+        column = column.view("int32")
     return column.fill_null(-1 if name != "fingerprint" else 2**64 - 1).to_numpy(zero_copy_only=False)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from trueline.analyze.recorded.stored_tensors import Stored, stored
 from trueline.schema.errors import RunError
 from trueline.schema.fact import fact
-from trueline.schema.records import STAT_NAMES, Unmeasured
+from trueline.schema.records import PROJECTION_NAMES, STAT_NAMES, Unmeasured
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.log import column_lists
@@ -203,7 +203,7 @@ def _kinds(nan: int, pos_inf: int, neg_inf: int) -> int:
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "args", "stack", "flags", "dtype"),
     *("shape", "mesh", "same_as", "numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "min", "max", "sum"),
-    *("sum_sq", "fingerprint", "exponents", "tensor", "note"),
+    *("sum_sq", *PROJECTION_NAMES, "fingerprint", "exponents", "tensor", "note"),
 )
 
 
@@ -304,6 +304,9 @@ def _of_row(
     high: float | None,
     total: float | None,
     total_sq: float | None,
+    first: float | None,
+    second: float | None,
+    third: float | None,
     fingerprint: int | None,
     exponents: tuple[int, ...] | None,
 ) -> TensorStats | None:
@@ -321,7 +324,8 @@ def _of_row(
     counts = nan, pos_inf, neg_inf, zero, subnormal
     extremes = None if low is None or math.isnan(low) else low, None if high is None or math.isnan(high) else high
     sums = math.nan if total is None else total, math.nan if total_sq is None else total_sq
-    return TensorStats(dtype, shape, numel, *counts, *extremes, *sums, fingerprint, exponents)
+    projections = None if first is None or second is None or third is None else (first, second, third)
+    return TensorStats(dtype, shape, numel, *counts, *extremes, *sums, fingerprint, exponents, projections)
 
 
 def _loaders(run: Run, step: int, rank: int, columns: dict[str, list[Any]]) -> Iterable[Loader | None]:

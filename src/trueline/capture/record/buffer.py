@@ -54,7 +54,6 @@ class StepBuffer:
         self._measures = plan.depth != "structure"
         self._fingerprints = plan.depth == "fingerprint"
         self._stores = plan.depth == "tensor"
-        self._orders = plan.depth in ("fingerprint", "tensor")
         self._first_rows = plan.first_rows
         self._exponents = plan.exponents
         self._max_bytes = plan.max_bytes
@@ -176,7 +175,7 @@ class StepBuffer:
         if changes is None:
             changes = self._storages[address] = 0
             self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
-        if x.is_contiguous() or (not self._orders and _is_dense(x)):
+        if x.is_contiguous():
             return (address, changes, version, x.storage_offset(), x.numel(), x.dtype, mesh)
         return (address, changes, version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
 
@@ -192,7 +191,7 @@ class StepBuffer:
         if self._fingerprints:
             self._fingerprint_M.append(self._meter.all_into(x, self._stats_MS[index], **whole))
         else:
-            self._meter.stats_into(x, self._stats_MS[index])
+            self._meter.stats_into(x, self._stats_MS[index], **whole)
         if self._exponents:
             self._exponents_M.append(np.asarray(measure.exponents_of(x)))
 
@@ -227,17 +226,6 @@ class StepBuffer:
         else:
             self._tensors.append((copy, record))
         self._rows.stored(row, record.key)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether the elements of ``x`` fill a contiguous range of memory, in any order: a permuted contiguous tensor."""
-    filled = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size != 1:
-            if stride != filled:
-                return False
-            filled *= size
-    return True
 
 
 @dataclass(eq=False)

@@ -119,7 +119,7 @@ def measured(leaf: Leaf) -> Measured:
     mean, norm = _number(leaf.get("Mean")), _number(leaf.get("Norm"))
     total = math.nan if mean is None else mean * count
     square = math.nan if norm is None else norm * norm
-    return Measured(count, (*UNKNOWN[:5], low, high, _known(total), _known(square)), fingerprint, ROUNDED)
+    return Measured(count, (*UNKNOWN[:5], low, high, _known(total), _known(square), *UNKNOWN[9:]), fingerprint, ROUNDED)
 
 
 def stack_frames(lines: Sequence[str]) -> tuple[str, ...]:

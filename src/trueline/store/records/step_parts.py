@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueline.schema.errors import InputError
-from trueline.schema.records import STAT_NAMES, StepRecords
+from trueline.schema.records import PROJECTION_NAMES, STAT_NAMES, StepRecords
 from trueline.store.log.journal import FrameCodec
 from trueline.store.log.parts import encode_part
 from trueline.store.records.arrays import contiguous, from_numpy, from_values, lists_from, to_numpy
@@ -30,7 +30,7 @@ STRUCTURE_NAMES: tuple[str, ...] = tuple(
 
 TEXT_NAMES: tuple[str, ...] = tuple(field.name for field in RECORD_SCHEMA if pa.types.is_string(field.type))
 
-_DENSE_NAMES = ("min", "max", "sum", "sum_sq", "fingerprint", "exponents")
+_DENSE_NAMES = ("min", "max", "sum", "sum_sq", *PROJECTION_NAMES, "fingerprint", "exponents")
 _LEAF = {"shape": "shape.list.element"}
 _DICTIONARY_LEAVES = [_LEAF.get(name, name) for name in RECORD_SCHEMA.names if name not in _DENSE_NAMES]
 
@@ -162,7 +162,9 @@ def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:
                 columns[name] = from_numpy(np.where(absent_R, 0, values_R).astype(np.int64), absent_N=absent_R)
             else:
                 absent_R = unmeasured_R.copy()
-                absent_R[records.measured_M] = uncounted_M & np.isnan(records.stats_MS[:, index])
+                missing_M = np.isnan(records.stats_MS[:, index])
+                absent_R[records.measured_M] = missing_M if name in PROJECTION_NAMES else uncounted_M & missing_M
+                values_R = values_R.astype(RECORD_SCHEMA.field(name).type.to_pandas_dtype())
                 columns[name] = from_numpy(values_R, absent_N=absent_R)
     if records.fingerprint_M is not None:
         fingerprint_R = np.zeros(num_rows, dtype=np.uint64)

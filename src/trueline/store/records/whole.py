@@ -56,7 +56,7 @@ def stats_of(row: Mapping[str, Any]) -> TensorStats | None:
     if row["numel"] is None or row["nan"] is None:
         return None
     return TensorStats.from_row(
-        [float("nan") if row[name] is None else row[name] for name in STAT_NAMES],
+        [float("nan") if row.get(name) is None else row[name] for name in STAT_NAMES],
         dtype=row["dtype"],
         shape=tuple(row["shape"]),
         numel=row["numel"],

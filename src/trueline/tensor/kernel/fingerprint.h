@@ -25,12 +25,12 @@ DEFINE_PAGE(i8, i8)
 DEFINE_PAGE(i16, i16)
 DEFINE_PAGE(i32, i32)
 
-/* Words that follow each other, the first being the ``start``-th of the whole. Elements of 64 bits are two words. */
+/* Of numbers that follow each other, the first being the ``start``-th of the whole. Those of 64 bits are two words. */
 INLINE uint64_t words_fingerprint(int width, const char *x, int64_t num, uint64_t start, const Weights *weights)
 {
     uint64_t sum = 0;
     if (width == 8)
-        num *= 2, width = 4;
+        num *= 2, start *= 2, width = 4;
     while (num > 0) {
         uint64_t page = start >> PAGE_BITS, place = start & (PAGE - 1);
         int count = num < (int64_t)(PAGE - place) ? (int)num : (int)(PAGE - place);

@@ -2,6 +2,7 @@
  *   NAME                of the floats, and of add_NAME and wide_NAME in wide.h
  *   SIGNED, UNSIGNED    integers of their width, and MEMORY, the latter at any address
  *   SIGN, INF, NORMAL   the bits of -0, of infinity and of the smallest normal number
+ *   MASK                the bits of what projections leave out, as masks are, with all that is larger
  *
  * Bits of floats sort like the numbers they stand for: seen as signed integers, the largest is the largest positive
  * number and the smallest the negative number nearest to zero; seen as unsigned ones, the largest is the most negative
@@ -58,11 +59,11 @@ INLINE int OF(count_odd)(const MEMORY *x, int num, Found *found)
     return (int)(nan + pos_inf + neg_inf);
 }
 
-/* The block with another number in the place of all that is not finite. */
-INLINE void OF(replace_odd)(const MEMORY *x, int num, UNSIGNED other, MEMORY *out)
+/* The block with another number in the place of all of this size and above. */
+INLINE void OF(replace)(const MEMORY *x, int num, UNSIGNED size, UNSIGNED other, MEMORY *out)
 {
     for (int i = 0; i < num; i++)
-        out[i] = SIZE(x[i]) < INF ? x[i] : other;
+        out[i] = SIZE(x[i]) < size ? x[i] : other;
 }
 
 INLINE UNSIGNED OF(first_finite)(const MEMORY *x)
@@ -72,25 +73,30 @@ INLINE UNSIGNED OF(first_finite)(const MEMORY *x)
     return *x;
 }
 
-INLINE void OF(block)(const MEMORY *x, int num, Found *found)
+INLINE void OF(block)(const MEMORY *x, int num, uint64_t start, const Weights *weights, Found *found)
 {
     if (num < 1)
         __builtin_unreachable();
     MEMORY finite[BLOCK];
+    const MEMORY *summed = x;
     OF(Range) range = OF(range)(x, num);
     if (range.most >= (SIGNED)INF || range.most_bits >= (SIGN | INF)) {
         int num_odd = OF(count_odd)(x, num, found);
         if (num_odd == num)
             return;
-        OF(replace_odd)(x, num, OF(first_finite)(x), finite);
+        OF(replace)(x, num, INF, OF(first_finite)(x), finite);
         range = OF(range)(finite, num);
-        OF(replace_odd)(x, num, 0, finite); /* which adds nothing to the sums */
-        OF(add)(finite, num, &found->sums);
-        found->num_finite += num - num_odd;
-    } else {
-        OF(add)(x, num, &found->sums);
-        found->num_finite += num;
+        OF(replace)(x, num, INF, 0, finite); /* which adds nothing to the sums */
+        summed = finite;
+        found->num_finite -= num_odd;
     }
+    found->num_finite += num;
+    OF(add)(summed, num, &found->sums);
+    if (range.most >= (SIGNED)MASK || range.most_bits >= (SIGN | MASK)) {
+        OF(replace)(x, num, MASK, 0, finite);
+        summed = finite;
+    }
+    OF(project)(summed, num, start, weights, found->projections);
     if (range.least_bits < NORMAL || (range.least < 0 && SIZE(range.least) < NORMAL))
         OF(count_near_zero)(x, num, found);
     found->least = range.least < found->least ? range.least : found->least;
@@ -120,3 +126,4 @@ INLINE void OF(extremes)(const Found *found, double *low, double *high)
 #undef SIGN
 #undef INF
 #undef NORMAL
+#undef MASK

@@ -6,11 +6,6 @@
 
 #define INSTANCE(name, target)                                                                                        \
     target static void measure_##name(const Value *value, Measure *measure) { measure_value(value, measure); }        \
-    target static uint64_t fingerprint_##name(                                                                        \
-        int width, const char *words, int64_t num, uint64_t start, const Weights *weights)                            \
-    {                                                                                                                 \
-        return words_fingerprint(width, words, num, start, weights);                                                  \
-    }                                                                                                                 \
     target static double sketch_##name(                                                                               \
         enum Kind kind, const char *memory, const Gradient *gradient, int64_t k, double *into)                        \
     {                                                                                                                 \
@@ -20,7 +15,7 @@
     {                                                                                                                 \
         count_exponents(kind, memory, num, counts);                                                                   \
     }                                                                                                                 \
-    static const Kernels name = {#name, measure_##name, fingerprint_##name, sketch_##name, exponents_##name};
+    static const Kernels name = {#name, measure_##name, sketch_##name, exponents_##name};
 
 INSTANCE(baseline, )
 

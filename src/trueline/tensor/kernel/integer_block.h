@@ -4,7 +4,7 @@
  *   NARROW    defined for 8 and 16 bits, of which sums of a block are exact as integers
  */
 
-INLINE void OF(block)(const MEMORY *x, int num, Found *found)
+INLINE void OF(block)(const MEMORY *x, int num, uint64_t start, const Weights *weights, Found *found)
 {
     MEMORY least = x[0], most = least;
     int zero = 0;
@@ -26,6 +26,7 @@ INLINE void OF(block)(const MEMORY *x, int num, Found *found)
 #else
     OF(add)(x, num, &found->sums);
 #endif
+    OF(project)(x, num, start, weights, found->projections);
     found->num_finite += num;
     found->zero += zero;
     found->least = (int64_t)least < found->least ? (int64_t)least : found->least;

@@ -24,7 +24,8 @@
 enum {
     BLOCK = 2048, /* numbers: 8 KB of float32, with their weights 24 KB; counts of a block fit 16 bits */
     LANES = 16,
-    NUM_STATS = 9,
+    NUM_STATS = 12, /* the last are projections */
+    NUM_PROJECTIONS = 3,
     NUM_EXPONENTS = 256,
     PAGE_BITS = 16,
     PAGE = 1 << PAGE_BITS, /* words, as in tensor/weights.py */
@@ -45,7 +46,7 @@ typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef int64_t i64 __attribute__((aligned(1), may_alias));
 typedef uint64_t u64 __attribute__((aligned(1), may_alias));
 
-/* The weights of the fingerprint. A place is low + 2³² · high, low being signed. */
+/* The weights of the fingerprint, of whose bits projections make signs. A place is low + 2³² · high, low being signed. */
 typedef struct {
     int32_t low[PAGE];
     uint32_t high[PAGE];
@@ -54,20 +55,22 @@ typedef struct {
 } Weights;
 
 /* What is to be measured: ``num`` numbers, contiguous where ndim is 0, else in row-major order of shape, with strides in
- * numbers. Statistics count each of them ``times`` times. */
+ * numbers. */
 typedef struct {
     enum Kind kind;
     const char *memory;
-    int64_t num, times;
+    int64_t num;
     int ndim;
     int64_t shape[MAX_DIMS], stride[MAX_DIMS];
 } Value;
 
-/* What is taken of it. */
+/* What is taken of it. The numbers are ``num_runs`` runs of equal length, which begin at these places of the whole. */
 typedef struct {
-    double *stats;          /* [NUM_STATS] in the order of schema.records.STAT_NAMES, or NULL */
-    const Weights *weights; /* NULL where no fingerprint is taken */
-    uint64_t start;         /* place of the first word in the whole */
+    double *stats; /* [NUM_STATS] in the order of schema.records.STAT_NAMES, or NULL */
+    bool prints;   /* whether a fingerprint is taken */
+    const Weights *weights;
+    const uint64_t *starts;
+    int64_t num_runs;
     uint64_t fingerprint;
 } Measure;
 
@@ -81,7 +84,6 @@ typedef struct {
 typedef struct {
     const char *name;
     void (*measure)(const Value *value, Measure *measure);
-    uint64_t (*fingerprint)(int width, const char *words, int64_t num, uint64_t start, const Weights *weights);
     /* The square sum; the sketch is added to float64 [k]. NaN for a kind that is no float. */
     double (*sketch)(enum Kind kind, const char *memory, const Gradient *gradient, int64_t k, double *into);
     /* Added to int64 [NUM_EXPONENTS]; nothing for a kind that is no float. */

@@ -56,23 +56,27 @@ INLINE void measure_value(const Value *value, Measure *measure)
     Place place = {.at = value->memory};
     Found found;
     int width = width_of(value->kind);
-    uint64_t start = measure->start, words_each = width == 8 ? 2 : 1;
+    int64_t length = measure->num_runs ? value->num / measure->num_runs : 0;
+    const char *at = value->memory;
     begin(&found);
-    for (int64_t done = 0; done < value->num; done += BLOCK) {
-        int here = value->num - done < BLOCK ? (int)(value->num - done) : BLOCK;
-        const char *block = value->memory + done * width;
-        if (value->ndim > 0) {
-            gather(value, &place, here, gathered);
-            block = gathered;
+    for (int64_t run = 0; run < measure->num_runs; run++) {
+        for (int64_t done = 0; done < length; done += BLOCK) {
+            int here = length - done < BLOCK ? (int)(length - done) : BLOCK;
+            uint64_t start = measure->starts[run] + (uint64_t)done;
+            const char *block = at;
+            if (value->ndim > 0) {
+                gather(value, &place, here, gathered);
+                block = gathered;
+            }
+            if (measure->stats)
+                block_stats(value->kind, block, here, start, measure->weights, &found);
+            if (measure->prints)
+                measure->fingerprint += words_fingerprint(width, block, here, start, measure->weights);
+            at += (int64_t)here * width;
         }
-        if (measure->stats)
-            block_stats(value->kind, block, here, &found);
-        if (measure->weights)
-            measure->fingerprint += words_fingerprint(width, block, here, start, measure->weights);
-        start += (uint64_t)here * words_each;
     }
     if (measure->stats)
-        finish_stats(value->kind, &found, value->times, measure->stats);
+        finish_stats(value->kind, &found, measure->stats);
 }
 
 #endif

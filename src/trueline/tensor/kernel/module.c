@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-#define INTERFACE 3 /* as in tensor/native.py: another build than the sources is not called */
+#define INTERFACE 4 /* as in tensor/native.py: another build than the sources is not called */
 
 /* Bytes from which other threads may run meanwhile. Less is read within Python's own 5 ms between two threads, and who
  * lets go waits for as long for its turn. */
@@ -34,14 +34,11 @@ static bool take_stats(PyObject *out, Py_buffer *view, Measure *measure)
     return true;
 }
 
-/* False with an error set where these are not weights; NULL for None. */
+/* False with an error set where these are not weights. */
 static bool take_weights(PyObject *from, const Weights **weights)
 {
     char *bytes;
     Py_ssize_t length;
-    *weights = NULL;
-    if (from == Py_None)
-        return true;
     if (PyBytes_AsStringAndSize(from, &bytes, &length) < 0)
         return false;
     if (length != (Py_ssize_t)sizeof(Weights)) {
@@ -60,15 +57,33 @@ static bool there(const Value *value)
     return !PyErr_Occurred();
 }
 
-static PyObject *measured(Value *value, PyObject *out, PyObject *weights, PyObject *start)
+/* The places where runs begin: one number, or a buffer of them. */
+static bool take_starts(PyObject *from, uint64_t *start, Py_buffer *view, Measure *measure)
 {
-    Measure measure = {0};
-    Py_buffer view = {0};
-    if (!there(value) || !take_weights(weights, &measure.weights) || !take_stats(out, &view, &measure))
-        return NULL;
-    measure.start = PyLong_AsUnsignedLongLong(start) * (width_of(value->kind) == 8 ? 2 : 1);
-    if (!PyErr_Occurred()) {
-        if (value->num * width_of(value->kind) < ALONE) {
+    if (PyLong_Check(from)) {
+        *start = PyLong_AsUnsignedLongLong(from);
+        measure->starts = start;
+        measure->num_runs = 1;
+        return !PyErr_Occurred();
+    }
+    if (PyObject_GetBuffer(from, view, PyBUF_C_CONTIGUOUS) < 0)
+        return false;
+    measure->starts = view->buf;
+    measure->num_runs = view->len / 8;
+    return true;
+}
+
+static PyObject *measured(Value *value, PyObject *out, PyObject *weights, PyObject *starts, PyObject *prints)
+{
+    Measure measure = {.prints = PyObject_IsTrue(prints) == 1};
+    Py_buffer view = {0}, places = {0};
+    uint64_t start;
+    if (there(value) && take_weights(weights, &measure.weights) && take_stats(out, &view, &measure) &&
+        take_starts(starts, &start, &places, &measure)) {
+        if (measure.num_runs && value->num % measure.num_runs)
+            PyErr_Format(PyExc_ValueError, "%lld numbers are not %lld runs of equal length.", (long long)value->num,
+                         (long long)measure.num_runs);
+        else if (value->num * width_of(value->kind) < ALONE) {
             chosen->measure(value, &measure);
         } else {
             Py_BEGIN_ALLOW_THREADS;
@@ -76,8 +91,8 @@ static PyObject *measured(Value *value, PyObject *out, PyObject *weights, PyObje
             Py_END_ALLOW_THREADS;
         }
     }
-    if (view.obj)
-        PyBuffer_Release(&view);
+    PyBuffer_Release(&view);
+    PyBuffer_Release(&places);
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(measure.fingerprint);
 }
 
@@ -115,11 +130,11 @@ static bool expect(Py_ssize_t given, Py_ssize_t expected)
 
 static PyObject *measure_dense(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    Value value = {.times = 1};
+    Value value = {0};
     (void)module;
-    if (!expect(num_args, 6) || !take_memory(args, &value) || !take_number(args[2], 0, &value.num))
+    if (!expect(num_args, 7) || !take_memory(args, &value) || !take_number(args[2], 0, &value.num))
         return NULL;
-    return measured(&value, args[3], args[4], args[5]);
+    return measured(&value, args[3], args[4], args[5], args[6]);
 }
 
 static bool take_dims(PyObject *shape, PyObject *strides, Value *value)
@@ -139,28 +154,6 @@ static bool take_dims(PyObject *shape, PyObject *strides, Value *value)
         value->num *= value->shape[dim];
     }
     return true;
-}
-
-/* Statistics do not depend on the order: read memory in its own, and what is repeated once. */
-static void put_in_memory_order(Value *value)
-{
-    int kept = 0;
-    for (int dim = 0; dim < value->ndim; dim++) {
-        int64_t shape = value->shape[dim], stride = value->stride[dim];
-        if (stride == 0) {
-            value->times *= shape;
-            value->num /= shape;
-            continue;
-        }
-        int at = kept++;
-        for (; at > 0 && value->stride[at - 1] < stride; at--) {
-            value->shape[at] = value->shape[at - 1];
-            value->stride[at] = value->stride[at - 1];
-        }
-        value->shape[at] = shape;
-        value->stride[at] = stride;
-    }
-    value->ndim = kept;
 }
 
 /* Dims that continue each other become one; what is contiguous then has none. */
@@ -184,41 +177,14 @@ static void join_dims(Value *value)
 
 static PyObject *measure_strided(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    Value value = {.times = 1};
+    Value value = {0};
     (void)module;
-    if (!expect(num_args, 7) || !take_memory(args, &value) || !take_dims(args[2], args[3], &value))
+    if (!expect(num_args, 8) || !take_memory(args, &value) || !take_dims(args[2], args[3], &value))
         return NULL;
     if (value.num == 0)
         value.ndim = 0;
-    if (args[5] == Py_None)
-        put_in_memory_order(&value);
     join_dims(&value);
-    return measured(&value, args[4], args[5], args[6]);
-}
-
-static PyObject *fingerprint_runs(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
-{
-    Value value = {0};
-    const Weights *weights;
-    Py_buffer starts = {0};
-    uint64_t sum = 0;
-    (void)module;
-    if (!expect(num_args, 5) || !take_memory(args, &value) || !take_number(args[2], 0, &value.num) ||
-        !there(&value) || !take_weights(args[4], &weights))
-        return NULL;
-    if (!weights) {
-        PyErr_SetString(PyExc_ValueError, "a fingerprint needs weights.");
-        return NULL;
-    }
-    if (PyObject_GetBuffer(args[3], &starts, PyBUF_C_CONTIGUOUS) < 0)
-        return NULL;
-    int width = width_of(value.kind), words_each = width == 8 ? 2 : 1;
-    for (Py_ssize_t run = 0; run < starts.len / 8; run++) {
-        uint64_t start = ((const uint64_t *)starts.buf)[run] * (uint64_t)words_each;
-        sum += chosen->fingerprint(width, value.memory + run * value.num * width, value.num, start, weights);
-    }
-    PyBuffer_Release(&starts);
-    return PyLong_FromUnsignedLongLong(sum);
+    return measured(&value, args[4], args[5], args[6], args[7]);
 }
 
 static PyObject *exponents(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
@@ -359,7 +325,6 @@ static PyObject *use(PyObject *module, PyObject *name)
 static PyMethodDef METHODS[] = {
     {"measure_dense", (PyCFunction)(void (*)(void))measure_dense, METH_FASTCALL, NULL},
     {"measure_strided", (PyCFunction)(void (*)(void))measure_strided, METH_FASTCALL, NULL},
-    {"fingerprint_runs", (PyCFunction)(void (*)(void))fingerprint_runs, METH_FASTCALL, NULL},
     {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, NULL},
     {"sketch", (PyCFunction)(void (*)(void))sketch, METH_FASTCALL, NULL},
     {"instruction_sets", instruction_sets, METH_NOARGS, NULL},

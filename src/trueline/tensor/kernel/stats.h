@@ -1,10 +1,10 @@
-/* The nine statistics, a block at a time: what was found until now, and the result at the end. */
+/* The statistics, a block at a time: what was found until now, and the result at the end. */
 #ifndef TRUELINE_STATS_H
 #define TRUELINE_STATS_H
 
 #include <math.h>
 
-#include "wide.h"
+#include "projection.h"
 
 /* Extremes are bits of finite floats, or integers, widened: as signed numbers and as unsigned ones. */
 typedef struct {
@@ -12,6 +12,7 @@ typedef struct {
     int64_t least, most;
     uint64_t least_bits, most_bits;
     Sums sums;
+    double projections[NUM_PROJECTIONS];
 } Found;
 
 INLINE void begin(Found *found)
@@ -22,19 +23,20 @@ INLINE void begin(Found *found)
     found->least_bits = UINT64_MAX;
 }
 
-/* ``low`` and ``high`` are the extremes, where anything was finite. Every number counts ``times`` times. */
-INLINE void finish(const Found *found, double low, double high, int64_t times, double *stats)
+/* ``low`` and ``high`` are the extremes, where anything was finite. */
+INLINE void finish(const Found *found, double low, double high, double *stats)
 {
     bool any = found->num_finite > 0;
-    stats[0] = (double)(found->nan * times);
-    stats[1] = (double)(found->pos_inf * times);
-    stats[2] = (double)(found->neg_inf * times);
-    stats[3] = (double)(found->zero * times);
-    stats[4] = (double)(found->subnormal * times);
+    stats[0] = (double)found->nan;
+    stats[1] = (double)found->pos_inf;
+    stats[2] = (double)found->neg_inf;
+    stats[3] = (double)found->zero;
+    stats[4] = (double)found->subnormal;
     stats[5] = any ? low + 0.0 : NAN; /* no -0 */
     stats[6] = any ? high + 0.0 : NAN;
-    stats[7] = total(found->sums.sum) * (double)times;
-    stats[8] = total(found->sums.square) * (double)times;
+    stats[7] = total(found->sums.sum);
+    stats[8] = total(found->sums.square);
+    memcpy(stats + NUM_STATS - NUM_PROJECTIONS, found->projections, sizeof found->projections);
 }
 
 #define JOIN_(a, b) a##_##b
@@ -48,6 +50,7 @@ INLINE void finish(const Found *found, double low, double high, int64_t times, d
 #define SIGN 0x8000u
 #define INF 0x7C00u
 #define NORMAL 0x0400u
+#define MASK 0x7400u /* 2^14 */
 #include "float_block.h"
 
 #define NAME bf16
@@ -57,6 +60,7 @@ INLINE void finish(const Found *found, double low, double high, int64_t times, d
 #define SIGN 0x8000u
 #define INF 0x7F80u
 #define NORMAL 0x0080u
+#define MASK 0x7B80u /* 2^120 */
 #include "float_block.h"
 
 #define NAME f32
@@ -66,6 +70,7 @@ INLINE void finish(const Found *found, double low, double high, int64_t times, d
 #define SIGN 0x80000000u
 #define INF 0x7F800000u
 #define NORMAL 0x00800000u
+#define MASK 0x7B800000u /* 2^120 */
 #include "float_block.h"
 
 #define NAME f64
@@ -75,6 +80,7 @@ INLINE void finish(const Found *found, double low, double high, int64_t times, d
 #define SIGN 0x8000000000000000u
 #define INF 0x7FF0000000000000u
 #define NORMAL 0x0010000000000000u
+#define MASK 0x7BF0000000000000u /* 2^960 */
 #include "float_block.h"
 
 #define NAME i8
@@ -114,7 +120,7 @@ INLINE void finish(const Found *found, double low, double high, int64_t times, d
 #include "integer_block.h"
 
 /* Booleans are bytes of which any but 0 is true. */
-INLINE void block_bool(const u8 *x, int num, Found *found)
+INLINE void block_bool(const u8 *x, int num, uint64_t start, const Weights *weights, Found *found)
 {
     int64_t ones = 0;
     int done = 0;
@@ -130,29 +136,32 @@ INLINE void block_bool(const u8 *x, int num, Found *found)
     found->zero += num - ones;
     found->sums.sum[0][0] += (double)ones;
     found->sums.square[0][0] += (double)ones;
+    project_bool(x, num, start, weights, found->projections);
 }
 
-INLINE void block_stats(enum Kind kind, const char *x, int num, Found *found)
+/* Of a block whose first number is the ``start``-th of the whole. */
+INLINE void block_stats(
+    enum Kind kind, const char *x, int num, uint64_t start, const Weights *weights, Found *found)
 {
     switch (kind) {
-    case F16: block_f16((const u16 *)x, num, found); break;
-    case BF16: block_bf16((const u16 *)x, num, found); break;
-    case F32: block_f32((const u32 *)x, num, found); break;
-    case F64: block_f64((const u64 *)x, num, found); break;
-    case BOOL: block_bool((const u8 *)x, num, found); break;
-    case I8: block_i8((const i8 *)x, num, found); break;
-    case U8: block_u8((const u8 *)x, num, found); break;
-    case I16: block_i16((const i16 *)x, num, found); break;
-    case U16: block_u16((const u16 *)x, num, found); break;
-    case I32: block_i32((const i32 *)x, num, found); break;
-    case U32: block_u32((const u32 *)x, num, found); break;
-    case I64: block_i64((const i64 *)x, num, found); break;
-    case U64: block_u64((const u64 *)x, num, found); break;
+    case F16: block_f16((const u16 *)x, num, start, weights, found); break;
+    case BF16: block_bf16((const u16 *)x, num, start, weights, found); break;
+    case F32: block_f32((const u32 *)x, num, start, weights, found); break;
+    case F64: block_f64((const u64 *)x, num, start, weights, found); break;
+    case BOOL: block_bool((const u8 *)x, num, start, weights, found); break;
+    case I8: block_i8((const i8 *)x, num, start, weights, found); break;
+    case U8: block_u8((const u8 *)x, num, start, weights, found); break;
+    case I16: block_i16((const i16 *)x, num, start, weights, found); break;
+    case U16: block_u16((const u16 *)x, num, start, weights, found); break;
+    case I32: block_i32((const i32 *)x, num, start, weights, found); break;
+    case U32: block_u32((const u32 *)x, num, start, weights, found); break;
+    case I64: block_i64((const i64 *)x, num, start, weights, found); break;
+    case U64: block_u64((const u64 *)x, num, start, weights, found); break;
     case NUM_KINDS: break;
     }
 }
 
-INLINE void finish_stats(enum Kind kind, const Found *found, int64_t times, double *stats)
+INLINE void finish_stats(enum Kind kind, const Found *found, double *stats)
 {
     double low = (double)found->least, high = (double)found->most;
     switch (kind) {
@@ -170,7 +179,7 @@ INLINE void finish_stats(enum Kind kind, const Found *found, int64_t times, doub
         break;
     default: break;
     }
-    finish(found, low, high, times, stats);
+    finish(found, low, high, stats);
 }
 
 #endif

@@ -13,6 +13,9 @@ typedef uint32_t u32x4 __attribute__((vector_size(16)));
 typedef uint16_t u16x4 __attribute__((vector_size(8)));
 typedef int64_t i64x4 __attribute__((vector_size(32)));
 typedef uint64_t u64x4 __attribute__((vector_size(32)));
+typedef float f8 __attribute__((vector_size(32)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
 
 #define TAKE(type, from) ({ type taken; memcpy(&taken, (from), sizeof taken); taken; })
 #define AS(type, bits) ({ __typeof__(bits) of = (bits); type as; memcpy(&as, &of, sizeof as); as; })
@@ -27,25 +30,19 @@ INLINE d4 wide_u32(const void *x) { return WIDE(TAKE(u32x4, x)); }
 INLINE d4 wide_i64(const void *x) { return WIDE(TAKE(i64x4, x)); }
 INLINE d4 wide_u64(const void *x) { return WIDE(TAKE(u64x4, x)); }
 
-/* A bfloat16 is the upper half of a float32. */
-INLINE d4 wide_bf16(const void *x)
-{
-    u32x4 bits = __builtin_convertvector(TAKE(u16x4, x), u32x4) << 16;
-    return WIDE(AS(f4, bits));
-}
+INLINE f8 single_f32(const void *x) { return TAKE(f8, x); }
 
-/* The exponent of a float16 is biased by 112 less than that of float32, and once more where it is the largest, that of
+/* A bfloat16 is the upper half of a float32.
+ *
+ * The exponent of a float16 is biased by 112 less than that of float32, and once more where it is the largest, that of
  * infinity and NaN. A subnormal m · 2⁻²⁴ is what 2⁻¹⁴ grows by where m is put into its mantissa. */
-INLINE d4 wide_f16(const void *x)
-{
-    u32x4 half = __builtin_convertvector(TAKE(u16x4, x), u32x4), size = half & 0x7FFF;
-    u32x4 base = {113u << 23, 113u << 23, 113u << 23, 113u << 23};
-    u32x4 small = (u32x4)(size < 0x400), endless = (u32x4)(size >= 0x7C00);
-    u32x4 normal = (size << 13) + (112u << 23) + (endless & (112u << 23));
-    f4 grown = AS(f4, (size << 13) + base) - AS(f4, base);
-    u32x4 bits = (AS(u32x4, grown) & small) | (normal & ~small) | ((half & 0x8000) << 16);
-    return WIDE(AS(f4, bits));
-}
+#define DEFINE_HALVES(name, FLOATS, BITS, MEMORY_BITS)                                                                    INLINE FLOATS name##_bf16(const void *x)                                                                              {                                                                                                                         return AS(FLOATS, __builtin_convertvector(TAKE(MEMORY_BITS, x), BITS) << 16);                                     }                                                                                                                     INLINE FLOATS name##_f16(const void *x)                                                                               {                                                                                                                         BITS half = __builtin_convertvector(TAKE(MEMORY_BITS, x), BITS), size = half & 0x7FFF;                                BITS base = (BITS){0} + (113u << 23);                                                                                 BITS small = (BITS)(size < 0x400), endless = (BITS)(size >= 0x7C00);                                                  BITS normal = (size << 13) + (112u << 23) + (endless & (112u << 23));                                                 FLOATS grown = AS(FLOATS, (size << 13) + base) - AS(FLOATS, base);                                                    return AS(FLOATS, (AS(BITS, grown) & small) | (normal & ~small) | ((half & 0x8000) << 16));                       }
+
+DEFINE_HALVES(four, f4, u32x4, u16x4)
+DEFINE_HALVES(single, f8, u32x8, u16x8)
+
+INLINE d4 wide_bf16(const void *x) { return WIDE(four_bf16(x)); }
+INLINE d4 wide_f16(const void *x) { return WIDE(four_f16(x)); }
 
 /* Sums and sums of squares, lane by lane. */
 typedef struct {

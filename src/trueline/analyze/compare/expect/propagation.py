@@ -18,7 +18,7 @@ from dataclasses import replace
 from trueline.analyze.compare.op_names import OpClass, op_class_of
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.fact import fact
-from trueline.schema.formats import FORMATS
+from trueline.schema.formats import MASKS
 
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
 _FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "prod"})
@@ -69,7 +69,7 @@ def size_of(value: Value) -> tuple[float | None, float]:
 def _is_masked(value: Value) -> bool:
     """Whether some numbers are as low as the dtype allows, which softmax maps to 0: only the others have a size."""
     low = None if value.stats is None else value.stats.min
-    return low is not None and low <= _MASK.get(value.dtype, -math.inf)
+    return low is not None and low <= -MASKS.get(value.dtype, math.inf)
 
 
 def lowest_apart(value: Value, twin: Value | None) -> float:
@@ -78,10 +78,6 @@ def lowest_apart(value: Value, twin: Value | None) -> float:
         return 0.0
     one, other = value.stats.min or 0.0, twin.stats.min or 0.0
     return abs(one - other) / abs(other) if math.isfinite(one) and math.isfinite(other) else 0.0
-
-
-_MASK = {name: -each.largest / 4 for name, each in FORMATS.items()}
-"""By dtype, a quarter of the lowest number: a mask is lower than this, whatever was added to it."""
 
 
 def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:

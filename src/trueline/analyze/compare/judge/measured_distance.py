@@ -24,6 +24,8 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Measure:
         distance = Distance(None, None, "statistics")
         if mine.stats is not None and theirs.stats is not None:
             one, other = mine.stats, theirs.stats
+            if mine.shape != theirs.shape or UNORDERED in mine.flags | theirs.flags:
+                one, other = replace(one, projections=None), replace(other, projections=None)
             if not fingerprints:
                 one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
             width = mine.shape[-1] if mine.shape else 1

@@ -222,7 +222,8 @@ class Divergence:
         if distance.equal:
             rel = self._hidden_rel(distance, expectation, dtype)
         elif distance.how != "tensor":
-            rel = max(rel, expectation.rel)
+            most = math.inf if distance.most_rel is None else distance.most_rel
+            rel = max(rel, min(expectation.rel, most))
         if expectation.origin == "param" and judgement == "beyond":
             # The first call that uses a wrong weight is to be found by its result.
             self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False)

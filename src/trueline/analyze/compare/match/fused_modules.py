@@ -156,7 +156,7 @@ def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int
     return replace(
         made,
         shape=shape,
-        stats=None if total is None else replace(total, shape=shape, fingerprint=None),
+        stats=None if total is None else replace(total, shape=shape, fingerprint=None, projections=None),
         load=(lambda: in_groups([load() for load in loads], dim, groups or 1)) if stored else None,
         note=next((value.note for value in parts if value.note), ""),
     )

@@ -241,13 +241,13 @@ def _placed(share: Sequence[Part], gathering: Gathering) -> _Whole:
 
 
 def _side_by_side(parts: Sequence[_Whole], dim: int, gathering: Gathering) -> _Whole:
-    """Parts that are cut along ``dim``, concatenated. The fingerprint of the whole does not follow from theirs."""
+    """Parts that are cut along ``dim``, concatenated. Its fingerprint and projections do not follow from theirs."""
     measured = [part.stats for part in parts if part.stats is not None]
     loads = [part.load for part in parts if part.load is not None]
     stats = functools.reduce(operator.add, measured) if len(measured) == len(parts) else None
     stored = gathering.whole and len(loads) == len(parts)
     return _Whole(
-        None if stats is None else replace(stats, fingerprint=None),
+        None if stats is None else replace(stats, fingerprint=None, projections=None),
         (lambda: SideBySide([load() for load in loads], dim)) if stored else None,
         next((part.note for part in parts if part.note), ""),
     )
@@ -324,6 +324,7 @@ def _scaled_stats(stats: TensorStats, scale: float) -> TensorStats:
         sum_sq=stats.sum_sq * scale * scale,
         fingerprint=None,
         exponents=None,
+        projections=None if stats.projections is None else tuple(each * scale for each in stats.projections),
     )
 
 

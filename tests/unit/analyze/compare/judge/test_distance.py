@@ -16,6 +16,7 @@ import torch
 
 from trueline.analyze.compare.judge import distance as module
 from trueline.analyze.compare.judge.distance import stats_distance, tensor_distance
+from trueline.schema.records import STAT_NAMES
 from trueline.schema.stats import TensorStats
 from trueline.tensor.measure import HostMeter
 
@@ -31,7 +32,7 @@ def truth(mine: np.ndarray, theirs: np.ndarray) -> float:
 
 def measured(x: torch.Tensor) -> TensorStats:
     """The statistics as they are recorded."""
-    row_S = np.zeros(9)
+    row_S = np.zeros(len(STAT_NAMES))
     HostMeter().stats_into(x, row_S)
     return TensorStats.from_row(row_S, dtype=str(x.dtype)[6:], shape=tuple(x.shape), numel=x.numel())
 
@@ -250,12 +251,37 @@ def test_sums_of_the_recorder_are_off_by_no_more_than_half_of_what_is_allowed(nu
         assert abs(stats.sum_sq - square) <= allowed * square
 
 
-def test_values_in_another_order_are_no_distance_apart_by_statistics() -> None:
+def test_values_in_another_order_are_told_by_their_projections_alone() -> None:
     x = torch.from_numpy(RNG.lognormal(size=300_000).astype(np.float32))
     y = x[torch.randperm(len(x), generator=GENERATOR)]
     assert measured(x).sum_sq != measured(y).sum_sq
     found = stats_distance(measured(x), measured(y), rows=300)
-    assert (found.equal, found.rel, found.certain_rel) == (False, 0.0, 0.0)
+    assert (found.equal, found.reordered, found.certain_rel) == (False, True, 0.0)
+    assert found.rel == pytest.approx((x - y).norm().item() / y.norm().item(), rel=0.5)
+    without = [replace(measured(each), projections=None) for each in (x, y)]
+    found = stats_distance(*without, rows=300)
+    assert (found.equal, found.rel, found.reordered) == (False, 0.0, False)
+
+
+def test_other_numbers_are_not_called_the_same_in_another_order() -> None:
+    x = torch.from_numpy(RNG.normal(size=5_000).astype(np.float32))
+    y = x + 0.1 * torch.from_numpy(RNG.normal(size=5_000).astype(np.float32))
+    assert stats_distance(measured(x), measured(y), rows=5).reordered is False
+    assert stats_distance(measured(x), measured(-x), rows=5).reordered is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_difference_is_seen_beside_masks(dtype: torch.dtype) -> None:
+    """Scores that differ by 1 % where a mask of the lowest number lies on half of them."""
+    scores = torch.from_numpy(RNG.normal(size=(64, 64))).to(dtype)
+    other = torch.from_numpy(RNG.normal(size=(64, 64))).to(dtype)
+    hidden = torch.ones(64, 64, dtype=torch.bool).triu(1)
+    x, y = ((each).masked_fill(hidden, torch.finfo(dtype).min) for each in (scores + 0.01 * other, scores))
+    found = stats_distance(measured(x), measured(y), rows=64)
+    assert found.rel is not None
+    assert 0.003 < found.rel < 0.03
+    assert found.most_rel is not None
+    assert found.most_rel >= found.rel
 
 
 def test_a_norm_that_changes_alone_is_told() -> None:

@@ -14,6 +14,7 @@ from tests.unit.made_steps import Making, exactly
 from torch import nn
 
 import trueline
+from trueline.analyze.compare.judge import distance
 from trueline.analyze.compare.judge.parameter_continuity import Changed, changed_between_steps
 from trueline.analyze.compare.judge.step import Step
 from trueline.analyze.compare.judge.value_judgement import Divergence
@@ -144,8 +145,16 @@ def test_a_run_that_only_rounds_otherwise_is_silent(compared: Callable[..., Comp
     assert healthy.counts["within"]
 
 
-def test_a_kernel_that_goes_wrong_late_is_named_first(compared: Callable[..., Comparison]) -> None:
+def test_a_kernel_that_goes_wrong_late_is_named_first(
+    compared: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By laws of rounding where projections say how large the difference is; in Runs without any, by its own past."""
     bad = compared("hidden", hidden=True)
+    assert (bad.findings[0].code, bad.findings[0].false_alarm_rate) == ("first-divergence", None)
+    assert bad.findings[0].sites == ("4.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0",)
+
+    monkeypatch.setattr(distance, "_projected", lambda mine, theirs: None)
+    bad = compared("hidden without projections", hidden=True)
     finding = bad.findings[0]
     assert finding.code == "first-divergence"
     assert finding.sites == ("4.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0",)
