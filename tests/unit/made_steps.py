@@ -28,7 +28,9 @@ class Making:
         self._roots: dict[int, int] = {}
         self._arrays: list[Any] = []
 
-    def put(self, phase: str, name: str, slot: str, array: Any, *, api: str = "", kind: str = "op") -> Making:
+    def put(
+        self, phase: str, name: str, slot: str, array: Any, *, api: str = "", kind: str = "op", args: str = "{}"
+    ) -> Making:
         index = len(self.values)
         root = self._roots.setdefault(id(array), index)
         self._arrays.append(array)  # ids stay taken
@@ -45,7 +47,7 @@ class Making:
                 flags=frozenset(),
                 dtype=str(array.dtype),
                 shape=array.shape,
-                args="{}" if phase in ("fwd", "opt") and slot == "in0" else None,
+                args=args if phase in ("fwd", "opt") and slot == "in0" else None,
                 stats=stats_of(array),
                 load=lambda: array,
             )

@@ -13,7 +13,7 @@ from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
 from trueline.analyze.compare.judge.difference import describe_difference
 from trueline.analyze.compare.judge.distance import MAX_BYTES
-from trueline.analyze.compare.judge.first_cause import conclude
+from trueline.analyze.compare.judge.first_cause import conclude, in_causal_order
 from trueline.analyze.compare.judge.loss_gap import judge_losses, loss_curve
 from trueline.analyze.compare.judge.measured_distance import measure_with, nearest
 from trueline.analyze.compare.judge.over_time import late_fault
@@ -22,7 +22,7 @@ from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared, 
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
-from trueline.schema.finding import Finding, by_weight
+from trueline.schema.finding import Finding
 from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
@@ -82,7 +82,7 @@ def compare(
     return Comparison(
         run=mine.path,
         ref=theirs.path,
-        findings=tuple(sorted([*found.findings, *loss_findings], key=by_weight)),
+        findings=tuple(in_causal_order([*found.findings, *loss_findings])),
         rows=[_row_of(step, compared) for step in found.steps for compared in step.rows],
         steps=_summaries(arrangements, found.steps),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from trueline.analyze.compare.judge.argument_differences import different_arguments, is_fraction, shown_arguments
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
+from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
-from trueline.schema.finding import Finding, by_weight
+from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.text.words import counted, named_some
 from trueline.store.reader import Run
 
@@ -39,16 +39,27 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     """
     findings, first = _by_laws(steps)
     marked = steps
-    if late is not None and (first is None or execution_order(steps[late.at], late.row) < execution_order(*first)):
+    if late is not None and (first is None or execution_order(steps[late.at], late.row) <= execution_order(*first)):
         rows = [late.row if row.place == late.row.place else row for row in steps[late.at].rows]
         step = replace(steps[late.at], rows=rows)
         findings, first, marked = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
-    if not any(finding.code == "optimizer-differs" for finding in findings):
-        findings += _settings_differ(mine, theirs)
+    settings = differing_settings(mine, theirs)
+    if settings is not None:
+        findings = _with_settings(findings, settings, first)
     if not findings:
         findings += _explained(steps)
     findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
-    return Conclusion(sorted(findings, key=by_weight), first, marked)
+    return Conclusion(in_causal_order(findings), first, marked)
+
+
+def in_causal_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings, errors first, then by their first step; those of one step stay in the order in which they are given,
+    causes before what they may have caused. A finding without a step follows those with one.
+    """
+    return sorted(
+        findings,
+        key=lambda each: (SEVERITIES.index(each.severity), math.inf if each.step_first is None else each.step_first),
+    )
 
 
 def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
@@ -110,6 +121,8 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
         return []
     step, first = found[0]
     names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
+    # A parameter is named by its own site, not by that of the call that took it first.
+    found = sorted(found, key=lambda each: value_of(each[1]).site.phase != "param")
     num_params = len({row.param for row in step.rows} | set(names)) - 1
     claim = (
         f"{len(names)} of {counted(num_params, 'parameter')} {'differs' if len(names) == 1 else 'differ'} from the "
@@ -156,10 +169,47 @@ def _update_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
     why = in_words(cause_of(step, first))
     claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {why}"
+    setting = setting_of(
+        value_of(first).site.name, differing_arguments(step, first), on_param=_takes_parameter(step, first)
+    )
+    if setting:
+        claim = f"{claim[:-1]}: {setting}."
     same = "Build both optimizers from one configuration, and compare their param_groups."
     return _finding(
         "optimizer-differs", "error", claim, found[:1], next=(same, command_for(step.run.path, value_of(first).site))
     )
+
+
+def _with_settings(findings: Sequence[Finding], settings: SettingsDifference, first: First | None) -> list[Finding]:
+    """``findings`` and that on ``settings``, which leads where they may have caused the first difference, and has then
+    the evidence of what the update shows.
+    """
+    at = None if first is None else (first[0].step, value_of(first[1]).site.phase)
+    caused = at is None or settings.may_have_caused(*at)
+    of_update = next((each for each in findings if each.code == "optimizer-differs"), None)
+    if settings.only_class and of_update is None:
+        claim = f"The optimizers are of different classes: {settings.in_words()}; what they compute agrees."
+        return [*findings, Finding("optimizer-differs", "info", claim)]
+    claim = f"The optimizers are set differently: {settings.in_words()}."
+    if not caused:
+        claim += f" That cannot have caused the first difference, which is before the update of step {settings.since}."
+    own = Finding(
+        "optimizer-differs",
+        "error" if caused else "warning",
+        claim,
+        step_first=settings.since,
+        evidence={"settings": {name: list(pair) for name, pair in settings.settings.items()}},
+        next=("Build both optimizers from one configuration, and compare their param_groups.",),
+    )
+    if not caused or of_update is None:
+        return [own, *findings]
+    shown = replace(
+        of_update,
+        claim=f"{claim} {of_update.claim}",
+        evidence={**of_update.evidence, **own.evidence},
+        next=tuple(dict.fromkeys((*own.next, *of_update.next[1:]))),
+    )
+    return [shown, *(each for each in findings if each is not of_update)]
 
 
 def _first_divergence(found: Sequence[First]) -> Finding:
@@ -185,6 +235,12 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         },
         next=_next(step, first, cause),
     )
+
+
+def _takes_parameter(step: Step, row: Compared) -> bool:
+    """Whether the call of a value takes a parameter."""
+    sources = set() if row.expectation is None else set(row.expectation.sources)
+    return any(each.param is not None and each.root in sources for each in step.rows)
 
 
 def _by_checksum(row: Compared) -> bool:
@@ -325,61 +381,3 @@ _FINDING_OF = {
     "update": _update_differs,
 }
 """The finding on the first difference, by its origin."""
-
-
-WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings that choose the kernels of an update and not its result."""
-
-
-def _settings_differ(mine: Run, theirs: Run) -> Iterable[Finding]:
-    """The finding on settings that the optimizers of the lowest ranks both have, and that differ."""
-    settings = _differing_settings(mine, theirs)
-    if not settings:
-        return
-    texts = "; ".join(f"{name} is {one} and not {other}" for name, (one, other) in list(settings.items())[:4])
-    yield Finding(
-        code="optimizer-differs",
-        severity="error",
-        claim=f"The optimizers are set differently: {texts}.",
-        evidence={"settings": {name: list(pair) for name, pair in settings.items()}},
-        next=("Build both optimizers from one configuration.",),
-    )
-
-
-def _differing_settings(mine: Run, theirs: Run) -> Mapping[str, tuple[str, str]]:
-    if not mine.env or not theirs.env:
-        return {}
-    one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
-    left_out = WAYS | {_COUNT} if all(map(_has_all_parameters, (mine, theirs))) else WAYS
-    return {
-        name: (one[name], other[name])
-        for name in one
-        if name in other and one[name] != other[name] and name.rpartition(".")[2] not in left_out
-    }
-
-
-_COUNT = "num_params"
-
-
-def _has_all_parameters(run: Run) -> bool:
-    """Whether an optimizer works on as many parameters as were recorded: how many the model has is not its setting."""
-    groups = run.env[min(run.env)].optimizer.get("groups", [])
-    if not run.has_records or not groups:
-        return False
-    first = [int(run.record_steps[0])]
-    table = cast(Any, run).records(steps=first, ranks=[run.record_ranks[0]], columns=["phase", "name"], resolve=False)
-    rows = zip(table["phase"].to_pylist(), table["name"].to_pylist(), strict=True)
-    return len({name for phase, name in rows if phase == "param"}) == sum(each.get(_COUNT, 0) for each in groups)
-
-
-def _flat(document: Any, prefix: str = "") -> dict[str, str]:
-    if isinstance(document, dict):
-        items = list(cast(dict[str, Any], document).items())
-    elif isinstance(document, list):
-        items = list(enumerate(cast(list[Any], document)))
-    else:
-        return {prefix: json.dumps(document)}
-    flat: dict[str, str] = {}
-    for name, value in items:
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return flat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,13 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import StepValues
 
 
-def run_of(**optimizer: Any) -> Any:
-    env = {0: SimpleNamespace(optimizer={"groups": [optimizer]})} if optimizer else {}
-    return SimpleNamespace(path="runs/a", env=env, record_ranks=(), has_records=False)
+def run_of(*, rates: Sequence[float] = (), **optimizer: Any) -> Any:
+    """A Run whose optimizer is set so, with the learning ``rates`` of its steps."""
+    of_class = {"class": optimizer.pop("class")} if "class" in optimizer else {}
+    env = {0: SimpleNamespace(optimizer={**of_class, "groups": [optimizer]})} if optimizer or of_class else {}
+    lists = {(step, 0): np.array([rate]) for step, rate in enumerate(rates)}
+    recorded = {"ranks": [0], "steps": range(len(rates)), "lists": lambda *_, **__: lists}
+    return SimpleNamespace(path="runs/a", env=env, record_ranks=(), has_records=False, **recorded)
 
 
 def step_of(mine: StepValues, theirs: StepValues, *, before: Step | None = None, **settings: Any) -> Step:
@@ -127,3 +132,75 @@ def test_settings_of_the_optimizers_are_told_but_not_the_choice_of_kernels() -> 
     assert "optimizer-differs" not in findings
     findings, _ = told(same, mine=run_of(weight_decay=0.1), theirs=run_of(weight_decay=0.0))
     assert "weight_decay is 0.1 and not 0.0" in findings["optimizer-differs"].claim
+
+
+def headline(*steps: Step, mine: Any, theirs: Any) -> Any:
+    return conclude(mine, theirs, steps).findings[0]
+
+
+def update_step(off: Off) -> Step:
+    """A step that ends in one call of AdamW, and what it returns differs by ``off``; so do its arguments."""
+    sides = []
+    for name, own, value in (("run", off, 0.001), ("ref", {}, 0.05)):
+        side = chain(name)
+        state = np.arange(1, 9, dtype=np.float32)
+        call = "AdamW.addcmul_"
+        args = f'{{"args":[{{"in":"in0"}}],"kwargs":{{"value":{value}}}}}'
+        side.put("opt", call, "in0", state, api="torch.Tensor.addcmul_", args=args)
+        side.put("opt", call, "out0", state * (1 + own.get("state", 0.0)), api="torch.Tensor.addcmul_")
+        sides.append(side.done)
+    return step_of(*sides)
+
+
+def test_a_setting_leads_only_where_it_may_have_caused_the_first_difference() -> None:
+    mine, theirs = run_of(weight_decay=0.1), run_of(weight_decay=0.0)
+    before = headline(chains(WRONG), mine=mine, theirs=theirs)
+    assert (before.code, before.severity) == ("first-divergence", "error")
+    findings, _ = told(chains(WRONG), mine=mine, theirs=theirs)
+    assert findings["optimizer-differs"].severity == "warning"
+    assert "cannot have caused the first difference" in findings["optimizer-differs"].claim
+    after = headline(chains({}), chains(WRONG, step=1), mine=mine, theirs=theirs)
+    assert (after.code, after.severity, after.step_first) == ("optimizer-differs", "error", 0)
+
+
+def test_a_setting_is_named_also_where_numbers_of_the_update_differ() -> None:
+    step = update_step({"state": 0.5})
+    mine, theirs = run_of(betas=[0.9, 0.999], lr=1e-3), run_of(betas=[0.9, 0.95], lr=1e-3)
+    found = headline(step, mine=mine, theirs=theirs)
+    assert "set differently: betas[1] (beta2) is 0.999 and not 0.95." in found.claim
+    assert found.sites == ("0.0/r0/opt/AdamW.addcmul_#0:out0",)
+    assert found.evidence["settings"] == {"groups.0.betas.1": ["0.999", "0.95"]}
+
+
+def test_an_argument_of_the_update_is_traced_to_its_setting() -> None:
+    found = headline(update_step({"state": 0.5}), mine=run_of(), theirs=run_of())
+    assert "the setting betas[1] (beta2), which is 0.999 and not 0.95 (the argument is 1 - beta2)" in found.claim
+
+
+def test_a_learning_rate_that_parts_later_is_named_with_its_step() -> None:
+    mine, theirs = run_of(rates=(1e-3, 1e-3, 5e-4), lr=9.0), run_of(rates=(1e-3, 1e-3, 2e-4), lr=1e-3)
+    found = headline(chains({}), chains({}, step=1), chains(WRONG, step=2), mine=mine, theirs=theirs)
+    assert found.code == "first-divergence"  # of the forward pass of step 2, before its update
+    findings, _ = told(chains({}), mine=mine, theirs=theirs)
+    assert "lr is 0.0005 and not 0.0002 from step 2 on" in findings["optimizer-differs"].claim
+
+
+def test_a_learning_rate_in_float32_is_the_same() -> None:
+    rate = float(np.float32(1e-3))
+    findings, _ = told(chains({}), mine=run_of(rates=(rate,), eps=1e-8), theirs=run_of(rates=(1e-3,), eps=1e-8))
+    assert "optimizer-differs" not in findings
+
+
+def test_another_class_whose_updates_agree_is_no_error() -> None:
+    mine, theirs = run_of(**{"class": "MyAdamW", "lr": 1e-3}), run_of(**{"class": "AdamW", "lr": 1e-3})
+    assert headline(chains({}), mine=mine, theirs=theirs).severity == "info"
+    found = headline(update_step({"state": 0.5}), mine=mine, theirs=theirs)
+    assert (found.severity, "class is" in found.claim) == ("error", True)
+
+
+def test_weights_that_differ_precede_the_calls_that_use_them() -> None:
+    step = chains({"w": 0.1, "y": 0.1, "z": 0.1})
+    assert [each.code for each in conclude(run_of(), run_of(), [step]).findings][:2] == [
+        "weight-differs",
+        "first-divergence",
+    ]

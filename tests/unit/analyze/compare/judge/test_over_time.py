@@ -116,6 +116,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comparis
     return run
 
 
+def test_memory_that_is_overwritten_is_no_fault_of_the_update(tmp_path: Path) -> None:
+    ref = _record(tmp_path / "ref", halves=False)
+    run = _record(tmp_path / "run", halves=False, fault=lambda model: model.get_parameter(NAME).data.mul_(1.5), since=1)
+    finding = trueline.compare(run, ref).findings[0]  # equal until then, bit for bit
+    assert (finding.code, finding.step_first) == ("weight-differs", 1)
+    assert "changed between the update of step 0 and step 1 in the run" in finding.claim
+
+
 def _record(
     out: Path, *, halves: bool, fault: Fault = lambda model: None, since: int = 0, hidden: bool = False
 ) -> Path:
