@@ -10,7 +10,9 @@ EITHER = (FIRST, STRUCTURE)
 BOTH = ("fwd", "bwd", "grad")
 
 
-@fault("qat", "straight-through forgotten", "gradient", "fc2.of_input:add|sub|detach|round", phase=BOTH, codes=EITHER)
+@fault(
+    "qat", "straight-through forgotten", "gradient", "fc2.of_input:add|sub|detach|round|clamp", phase=BOTH, codes=EITHER
+)
 def _(t: Training) -> None:
     quant = t.model.fc2.of_input
     quant.forward = lambda x: quant.rounded(x.clamp(-quant.most, quant.most))
