@@ -103,12 +103,13 @@ def _run(cases: list[Case], setting: Setting, options: argparse.Namespace) -> li
         ):
             if "error" in made:
                 print(f"the reference of {made['key']}: {made['error']}", file=sys.stderr)
-        for result in results_of([(run_case, (case, setting, work)) for case in left], options.jobs, options.limit):
+        works = [(run_case, (case, setting, work)) for case in left]
+        for done, result in enumerate(results_of(works, options.jobs, options.limit), 1):
             known[result["key"]] = result
             if options.json is not None:
                 with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")
-            print(f"{len(known)}/{len(cases)} {result['verdict']:<12} {result['key']}", file=sys.stderr, flush=True)
+            print(f"{done}/{len(left)} {result['verdict']:<12} {result['key']}", file=sys.stderr, flush=True)
     return [verdict_of(case, {**known[case.key], **case.facts()}) for case in cases]
 
 
