@@ -87,14 +87,16 @@ def judged(said: dict[str, Any], truth: Truth, plan: str, names: Names) -> str:
     if said["exit"] == 3:
         return UNDECIDED
     right_code = said["code"] in truth.codes
-    if truth.word and right_code:
-        return EXACT if re.search(rf"\b({truth.word})\b", said["claim"]) else NOWHERE
+    if truth.word and right_code and re.search(rf"\b({truth.word})\b", said["claim"]):
+        return EXACT
     if not said["sites"]:
         return NOWHERE if right_code else ELSEWHERE
     places = [_Place(text, plan, names) for text in truth.at]
     named = [name for phase, name in map(_parts, said["sites"]) if phase in truth.phases]
     if any(place.is_called(name) for place in places for name in named):
         return EXACT
+    if truth.word and right_code:
+        return NOWHERE
     return MODULE if any(place.is_in(name) for place in places for name in named) else ELSEWHERE
 
 

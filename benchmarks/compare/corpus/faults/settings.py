@@ -88,6 +88,7 @@ def _(t: Training) -> None:
     "mixers.1.D",
     phase=(*UPDATE, "bwd"),
     codes=(OPTIMIZER, STRUCTURE),
+    word="mixers.1.D",
 )
 def _(t: Training) -> None:
     make = t.optimizer
