@@ -29,12 +29,21 @@ class Making:
         self._arrays: list[Any] = []
 
     def put(
-        self, phase: str, name: str, slot: str, array: Any, *, api: str = "", kind: str = "op", args: str = "{}"
+        self,
+        phase: str,
+        name: str,
+        slot: str,
+        array: Any,
+        *,
+        api: str = "",
+        kind: str = "op",
+        args: str = "{}",
+        module: str = "m.sub",
     ) -> Making:
         index = len(self.values)
         root = self._roots.setdefault(id(array), index)
         self._arrays.append(array)  # ids stay taken
-        module = "m.sub" if kind != "param" else ""
+        module = module if kind != "param" else ""
         self.values.append(
             Value(
                 index=index,

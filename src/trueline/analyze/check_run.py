@@ -104,9 +104,9 @@ class CheckReport(Shown):
 
 COMPARE_CODES: Mapping[str, str] = {
     "input-differs": "A value that no recorded call computed, such as the batch, differs: compare the data first.",
-    "weight-differs": "Parameters differ before any update that was compared, or changed between two steps.",
+    "weight-differs": "Parameters or buffers differ before any update that was compared, or changed between two steps.",
     "structure-differs": "Calls are connected differently, or their arguments differ.",
-    "dtype-differs": "Values have other dtypes; they are judged by the rounding of the coarser one.",
+    "dtype-differs": "One place, or (information) most of the model, computes in another precision.",
     "first-divergence": "The first call, gradient or loss that differs by more than rounding explains.",
     "explained-by-rounding": "Every difference that was judged is within what rounding explains.",
     "optimizer-differs": "The update differs although what goes into it agrees, or settings of the optimizer do.",

@@ -22,6 +22,9 @@ _MAX_RELEVANT = 12
 _LEAST_RELEVANT = 4
 """Rows of the table: at most, and at least, however long the text is."""
 
+_MAX_ONE_SIDED = 4
+"""Calls of one run only that are named on a terminal."""
+
 _STATUS = {"out": "bold red", "suspect": "bold yellow", "clear": "bold green", "unknown": "bold"}
 _JUDGEMENT = {"beyond": "red", "propagated": "yellow", "within": "blue", "equal": "green", "not-comparable": "dim"}
 _LABEL_WIDTH = 12
@@ -52,14 +55,19 @@ class _Block:
 def print_screen(
     console: Console, comparison: Comparison, story: Story, *, written: Sequence[str] = (), every_row: bool = False
 ) -> None:
-    """Print at most ``MAX_LINES`` lines, or with ``every_row`` all there is; ``written`` are files to name."""
+    """Print at most ``MAX_LINES`` lines on a terminal, else whole ones, or with ``every_row`` every row as well;
+    ``written`` are files to name.
+    """
     width = min(console.width, MAX_WIDTH) if console.is_terminal else MAX_WIDTH
     blocks = _blocks(console, story, written, width)
     if every_row:
         lines = [*_joined(blocks, width), _as_text(""), *_all_rows(comparison.rows)]
     else:
-        _fit(blocks, MAX_LINES - 2 - min(_LEAST_RELEVANT, len(comparison.rows)))
-        table = _table(comparison, width, rows=min(_MAX_RELEVANT, MAX_LINES - 2 - _height(blocks)))
+        room = _MAX_RELEVANT
+        if console.is_terminal:
+            _fit(blocks, MAX_LINES - 2 - min(_LEAST_RELEVANT, len(comparison.rows)))
+            room = min(_MAX_RELEVANT, MAX_LINES - 2 - _height(blocks))
+        table = _table(comparison, width if console.is_terminal else None, rows=room)
         # The table follows the text on the first difference and precedes the text on all values.
         lines = _joined([*blocks[:4], _Block(table), *blocks[4:]], width)
     for line in lines:
@@ -74,12 +82,15 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
     further = [
         *wrapped([_as_text(story.counts)], 2),
         *wrapped([_as_text(line) for line in story.steps], 2),
+        *wrapped([_as_text(line) for line in _some_calls(story.one_sided, whole=not console.is_terminal)], 2),
         *wrapped([_as_text(f"Without a twin, {line}") for line in story.missing], 2),
     ]
+    verdict = _wrapped(console, _as_text(story.headline, style=_STATUS[story.status]), width, 0)
+    judged = wrapped([_as_text(f"Judged: {story.judged}.", style="dim")] if story.judged else [], 2)
     about = wrapped([_as_text(f"note: {line}") for line in story.notes], 2)
     files = [_as_text(f"Written: {path}") for path in written]
     return [
-        _Block(_wrapped(console, _as_text(story.headline, style=_STATUS[story.status]), width, 0), 3),
+        _Block([*verdict, *judged], len(verdict[:3]) + len(judged)),
         _Block(_labelled(console, story.facts, width, style="dim", legend=SITE_FORM), 6),
         _Block(_labelled(console, [("next", advice) for advice in story.next], width, style="green"), 3),
         _Block(wrapped(findings, 2), 2),
@@ -87,6 +98,13 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
         _Block([*about], 1),
         _Block(files, len(files)),
     ]
+
+
+def _some_calls(lines: Sequence[str], *, whole: bool) -> Sequence[str]:
+    """The first few of the ``lines`` on calls that only one run makes, or all."""
+    if whole or len(lines) <= _MAX_ONE_SIDED:
+        return lines
+    return [*lines[:_MAX_ONE_SIDED], f"and {len(lines) - _MAX_ONE_SIDED} more calls in one run only: --json has them"]
 
 
 def _labelled(
@@ -127,7 +145,7 @@ def _joined(blocks: Sequence[_Block], width: int) -> list[Text]:
     return lines
 
 
-def _table(comparison: Comparison, width: int, *, rows: int) -> list[Text]:
+def _table(comparison: Comparison, width: int | None, *, rows: int) -> list[Text]:
     from trueline.render.comparison.compare_rows import most_relevant
 
     relevant = most_relevant(comparison.rows, comparison.first, max(rows, 0))
@@ -138,17 +156,19 @@ def _heading() -> str:
     return f"{'what else differs':<17}{'times':>8}  {'difference':>10}  site"
 
 
-def _line(each: RelevantRow, width: int) -> Text:
+def _line(each: RelevantRow, width: int | None) -> Text:
+    """A row in ``width`` characters; None: whole."""
     from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text
 
     row = each.row
     more = f"  (+{each.also})" if each.also else ""
     note = f"  {row.note}" if row.note and row.judgement == "not-comparable" else ""
     head = f"{JUDGEMENT_WORDS[row.judgement]:<17}{_short(row.times):>8}  {_short(row.measured):>10}  "
-    site = place_text(row)
-    shown = _middle_cut(site, width - len(head) - len(more))
-    left = width - len(head) - len(more) - len(shown)
-    line = _as_text(f"{head}{shown}{more}{note[:left]}")
+    shown = place_text(row)
+    if width is not None:
+        shown = _middle_cut(shown, width - len(head) - len(more))
+        note = note[: width - len(head) - len(more) - len(shown)]
+    line = _as_text(f"{head}{shown}{more}{note}")
     line.stylize(_JUDGEMENT[row.judgement], 0, len(JUDGEMENT_WORDS[row.judgement]))
     return line
 

@@ -29,7 +29,7 @@ from tests.made_comparison import (
 from tests.unit.page_words import Words
 from tests.unit.recorded_steps import make_step
 
-from trueline.analyze.compare.result import ComparedRow, Comparison, StepSummary
+from trueline.analyze.compare.result import ComparedRow, Comparison, Judged, JudgedPass, OneSidedCall, StepSummary
 from trueline.render.charts.matrix import luminance
 from trueline.render.comparison import compare_xlsx
 from trueline.render.comparison.compare_call import RecordedCall, differing_arguments, recorded_call
@@ -39,7 +39,7 @@ from trueline.render.comparison.compare_details import details_text
 from trueline.render.comparison.compare_growth import steps_lines
 from trueline.render.comparison.compare_page import render, write_page
 from trueline.render.comparison.compare_rows import COLUMNS, most_relevant
-from trueline.render.comparison.compare_story import size_text, story_of, times_text
+from trueline.render.comparison.compare_story import judged_text, size_text, story_of, times_text
 from trueline.render.comparison.compare_xlsx import COLOURS, write_xlsx
 from trueline.schema.errors import InputError
 from trueline.schema.records import StackRecord
@@ -233,7 +233,7 @@ def test_steps_say_where_it_begins_and_how_it_grows() -> None:
     assert lines == [
         "4 steps (0–2, 9) on rank 0: the first difference is at step 1, the first beyond rounding at step 2.",
         "Largest difference, in times of what rounding explains: 0.5 at step 1, 300 at step 9; most at step 2, 900.",
-        "The loss differs from step 1 on: 1e−4 % at step 1, 3.1 % at step 9; most at step 2, 50 %.",
+        "The recorded loss of rank 0 differs from step 1 on: 1e−4 % at step 1, 3.1 % at step 9; most at step 2, 50 %.",
     ]
 
 
@@ -244,13 +244,67 @@ def test_ranks_of_a_step_are_told_and_merged_ones_too() -> None:
     assert several == ["Step 4 on ranks 0 and 1: the first difference is at step 4 on rank 1, none is beyond rounding."]
     alone = steps_lines([step(4, rank=0, beyond=3)])
     assert alone == ["Step 4 on rank 0: the first difference is at step 4, the first beyond rounding as well."]
-    assert merged == ["Step 4 with ranks merged: no value differs.", "The loss is the same at every step that has one."]
+    assert merged == [
+        "Step 4 with ranks merged: no value differs.",
+        "The recorded loss of all ranks merged is the same at every step that has one.",
+    ]
+
+
+def test_a_loss_of_several_ranks_is_that_of_the_worst() -> None:
+    lines = steps_lines([step(0, rank=0, loss=0.0, within=1), step(0, rank=1, loss=0.2, within=1)])
+    assert lines[-1] == "The recorded loss (of the rank where it differs most) differs by 20 % at step 0."
+
+
+def test_what_was_recorded_after_the_last_update_is_no_step() -> None:
+    lines = steps_lines([step(0, equal=1), step(1, equal=1), replace(step(2, equal=1), finished=False)])
+    assert lines[0].startswith("2 steps (0, 1), and what was recorded after the last update (as step 2), on rank 0")
+
+
+JUDGED = Judged(
+    (JudgedPass("forward", 300, 290, {"it was not measured": 10}, 3, 4), JudgedPass("backward", 300, 150, {}, 0, 1)),
+    (JudgedPass("forward", 100, 98, {"it was not measured": 2}, 1, 2), JudgedPass("backward", 100, 90, {}, 0, 0)),
+    first_step=5,
+    num_steps=3,
+)
+
+
+def test_how_much_was_judged_is_said_of_the_first_step_and_of_all() -> None:
+    assert judged_text(JUDGED) == (
+        "188 of 200 values at step 5, forward and backward; 440 of 600 in all 3 steps, as updates move parameters "
+        "apart; 8 calls in one run only"
+    )
+    alone = replace(JUDGED, passes=JUDGED.at_first_step, num_steps=1)
+    assert judged_text(alone) == "188 of 200 values at step 5, forward and backward; 3 calls in one run only"
+    assert judged_text(Judged()) == ""
+
+
+def test_calls_of_one_run_are_named_with_their_lines() -> None:
+    calls = (
+        OneSidedCall(False, "0.0/r0/fwd/m.amax#0:in0", "m.amax", "model.py:41 forward", 3),
+        OneSidedCall(True, "0.0/r0/fwd/m.mean#0:in0", "m.mean", "", 1),
+    )
+    assert story_of(replace(made_comparison(), one_sided=calls)).one_sided == (
+        "only in RUN: m.amax at model.py:41 forward, 3 times",
+        "only in REF: m.mean",
+    )
+
+
+def test_too_little_that_was_judged_is_no_verdict() -> None:
+    few = replace(JUDGED, at_first_step=(JudgedPass("backward", 100, 30, {"it was not measured": 70}, 0, 0),))
+    told = replace(rounding_comparison(), judged=few)
+    assert told.exit_code == 3
+    assert story_of(told).status == "unknown"
+    assert story_of(told).headline == (
+        "Cannot tell: the backward pass could not be judged. At step 5, 30 of 100 values could; 70 could not: it was "
+        "not measured."
+    )
+    assert replace(made_comparison(), judged=few).exit_code == 1
 
 
 def test_a_loss_that_is_no_number_is_the_largest_difference() -> None:
     lines = steps_lines([step(0, loss=0.1, within=1), step(1, loss=math.nan, beyond=1), step(2, loss=0.2, beyond=1)])
 
-    assert lines[-1] == "The loss differs: 10 % at step 0, 20 % at step 2; most at step 1, inf %."
+    assert lines[-1] == "The recorded loss of rank 0 differs: 10 % at step 0, 20 % at step 2; most at step 1, inf %."
 
 
 # The call that is blamed.

@@ -14,6 +14,7 @@ from trueline.analyze.compare.expect.rounding import coarser
 from trueline.analyze.compare.judge.difference import describe_difference
 from trueline.analyze.compare.judge.distance import MAX_BYTES
 from trueline.analyze.compare.judge.first_cause import conclude, in_causal_order
+from trueline.analyze.compare.judge.judged_share import judged_share, one_sided_calls
 from trueline.analyze.compare.judge.loss_gap import judge_losses, loss_curve
 from trueline.analyze.compare.judge.measured_distance import measure_with, nearest
 from trueline.analyze.compare.judge.over_time import late_fault
@@ -79,15 +80,18 @@ def compare(
         judged.append(step)
     found = conclude(mine, theirs, judged, late_fault(judged))
     loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings) if steps is None else ([], [])
+    rows = [_row_of(step, compared) for step in found.steps for compared in step.rows]
     return Comparison(
         run=mine.path,
         ref=theirs.path,
         findings=tuple(in_causal_order([*found.findings, *loss_findings])),
-        rows=[_row_of(step, compared) for step in found.steps for compared in step.rows],
-        steps=_summaries(arrangements, found.steps),
+        rows=rows,
+        steps=_finished(_summaries(arrangements, found.steps), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
         missing=_missing(found.steps),
         notes=(*loss_notes, *_notes(mine, theirs, arrangements, len(detailed))),
+        judged=judged_share(found.steps),
+        one_sided=one_sided_calls(found.steps, rows),
     )
 
 
@@ -172,6 +176,14 @@ def _summaries(arrangements: Sequence[Arrangement], judged: Sequence[Step]) -> l
         by_place.get((each.step, each.rank)) or StepSummary(each.step, each.rank, {}, detailed=False)
         for each in arrangements
     ]
+
+
+def _finished(summaries: Sequence[StepSummary], *runs: Run) -> list[StepSummary]:
+    """``summaries``, of which those are marked that no run has a row of: no update ended such a step."""
+    if not any(len(run.steps) for run in runs):
+        return list(summaries)
+    ended = {int(step) for run in runs for step in run.steps}
+    return [replace(each, finished=each.step in ended) for each in summaries]
 
 
 def _missing(steps: Sequence[Step]) -> dict[str, int]:

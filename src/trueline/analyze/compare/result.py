@@ -58,6 +58,7 @@ class StepSummary:
     """How one step of one rank (None: merged) compares. ``loss_rel`` is the relative difference of the loss.
 
     ``detailed`` False: the step was not compared value by value, as it is equal or enough other steps were.
+    ``finished`` False: no update ended it in either run; what was recorded came after the last one.
     """
 
     step: int
@@ -67,12 +68,114 @@ class StepSummary:
     largest_times: float | None = None
     loss_rel: float | None = None
     detailed: bool = True
+    finished: bool = True
+
+
+Pass = Literal["forward", "backward", "update", "communication"]
+
+ENOUGH_FRAC = 1 / 3
+"""The share (0-1) of the values of the forward, and of the backward pass of the first step that must have been judged
+for a verdict that nothing but rounding differs. Of healthy pairs of the corpus (``benchmarks/compare/corpus``) one that
+computes each product in pieces, which are calls that its reference does not make, has the least: 0.45 of the forward
+pass. Below a third, what was not compared outweighs what was by two to one."""
+
+
+@fact()
+class JudgedPass:
+    """Of the values of one pass, how many were judged, and of the others how many for which reason; and the calls that
+    only the run, or only the reference, makes. Steps and ranks are added up.
+    """
+
+    name: Pass
+    values: int
+    judged: int
+    not_judged: Mapping[str, int]
+    calls_in_run_only: int
+    calls_in_ref_only: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How much was judged, by pass: over all ``num_steps`` that were compared, and at ``first_step`` alone, the
+    first that was compared, where no update has moved parameters apart. ``coarse`` is the reason given for values of
+    which rounding may explain too much to tell.
+    """
+
+    passes: tuple[JudgedPass, ...] = ()
+    at_first_step: tuple[JudgedPass, ...] = ()
+    first_step: int | None = None
+    num_steps: int = 0
+    coarse: str = ""
+
+    @property
+    def lacking(self) -> str:
+        """Why nothing can be concluded from finding nothing, as a sentence without its end; '' where enough was judged.
+
+        At the first step, of the forward and of the backward pass, at least ``ENOUGH_FRAC`` must have been judged, and
+        rounding must not explain too much of more than half of the values. The update is no condition: where the two
+        optimizers make other calls, the next step shows what it left.
+        """
+        for each in self.at_first_step:
+            coarse = each.not_judged.get(self.coarse, 0)
+            if each.name in ("forward", "backward") and 2 * coarse > each.values:
+                return self._lacks(each, coarse, self.coarse)
+            if each.name in ("forward", "backward") and each.judged < ENOUGH_FRAC * each.values:
+                why, num = max(each.not_judged.items(), key=lambda item: item[1])
+                return self._lacks(each, num, why)
+        return ""
+
+    def _lacks(self, each: JudgedPass, num: int, why: str) -> str:
+        return (
+            f"the {each.name} pass could not be judged. At step {self.first_step}, {each.judged:,} of {each.values:,} "
+            f"values could; {num:,} could not: {why}"
+        )
+
+    @staticmethod
+    def sums(passes: Sequence[JudgedPass]) -> dict[str, int]:
+        """``values``, those ``judged``, and ``calls_in_one_run`` of ``passes`` together."""
+        return {
+            "values": sum(each.values for each in passes),
+            "judged": sum(each.judged for each in passes),
+            "calls_in_one_run": sum(each.calls_in_run_only + each.calls_in_ref_only for each in passes),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The key ``judged`` of the document."""
+        return {
+            "enough": any(each.judged for each in self.passes) and not self.lacking,
+            "lacking": self.lacking,
+            **self.sums(self.passes),
+            "passes": [_plain_pass(each) for each in self.passes],
+            "first_step": {
+                "step": self.first_step,
+                **self.sums(self.at_first_step),
+                "passes": [_plain_pass(each) for each in self.at_first_step],
+            },
+        }
+
+
+def _plain_pass(each: JudgedPass) -> dict[str, Any]:
+    return {**asdict(each), "not_judged": dict(each.not_judged)}
+
+
+@fact()
+class OneSidedCall:
+    """A call that only the run, or (``in_reference``) only the reference makes, ``num`` times over all steps and ranks;
+    ``site`` is that of its first value, ``where`` the line of code, '' where no stack was taken.
+    """
+
+    in_reference: bool
+    site: str
+    name: str
+    where: str
+    num: int
 
 
 @dataclass(frozen=True)
 class Comparison(Shown):
     """A run compared with a reference. ``rows`` are in the order of steps, ranks and execution; ``missing`` counts
-    values without a twin by reason; ``first`` is the row to blame, None where there is none.
+    values without a twin by reason; ``first`` is the row to blame, None where there is none. ``judged`` says how much
+    was judged, ``one_sided`` which calls only one run makes.
     """
 
     run: str
@@ -83,6 +186,8 @@ class Comparison(Shown):
     first: ComparedRow | None = None
     missing: Mapping[str, int] | None = None
     notes: tuple[str, ...] = ()
+    judged: Judged = Judged()
+    one_sided: tuple[OneSidedCall, ...] = ()
 
     @property
     def counts(self) -> Counter[str]:
@@ -91,9 +196,11 @@ class Comparison(Shown):
 
     @property
     def exit_code(self) -> int:
-        """0 the same, or rounding explains it; 1 different; 3 no pair of values could be compared."""
+        """0 the same, or rounding explains it; 1 different; 3 too little could be judged (``Judged.lacking``)."""
         if any(finding.severity != "info" for finding in self.findings):
             return 1
+        if self.judged.lacking:
+            return 3
         return 0 if self.counts["equal"] + self.counts["within"] else 3
 
     def _title(self) -> str:
@@ -118,7 +225,9 @@ class Comparison(Shown):
             "findings": [finding.to_json() for finding in self.findings],
             "first": None if self.first is None else _plain(self.first),
             "counts": {name: self.counts.get(name, 0) for name in JUDGEMENTS},
+            "judged": self.judged.to_json(),
             "missing": dict(self.missing or {}),
+            "one_sided_calls": [asdict(each) for each in self.one_sided],
             "steps": [{**asdict(step), "counts": dict(step.counts)} for step in self.steps],
             "rows": [_plain(row) for row in self.rows],
             "notes": list(self.notes),

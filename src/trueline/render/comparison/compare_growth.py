@@ -23,9 +23,13 @@ def differs(summary: StepSummary) -> bool:
 
 
 def _compared(steps: Sequence[StepSummary]) -> str:
-    numbers = sorted({each.step for each in steps})
+    numbers = sorted({each.step for each in steps if each.finished})
+    rest = sorted({each.step for each in steps if not each.finished})
     ranks = sorted({each.rank for each in steps if each.rank is not None})
+    if not numbers:
+        numbers, rest = rest, []
     what = f"Step {numbers[0]}" if len(numbers) == 1 else f"{counted(len(numbers), 'step')} ({_some(numbers)})"
+    what += f", and what was recorded after the last update (as step {_some(rest)})," if rest else ""
     what += f" on {ranks_text(ranks, dash='–')}" if ranks else " with ranks merged"
     differing = [each for each in steps if differs(each)]
     if not differing:
@@ -54,12 +58,23 @@ def _loss(steps: Sequence[StepSummary]) -> str:
         return ""
     differing = {step: rel for step, rel in losses.items() if rel > 0}
     if not differing:
-        return "The loss is the same at every step that has one."
+        return f"{_whose(steps)} is the same at every step that has one."
     first = next(iter(differing))
     since = "" if first == next(iter(losses)) else f" from step {first} on"
     if len(differing) == 1:
-        return f"The loss differs by {percent(differing[first])} at step {first}."
-    return f"The loss differs{since}: {_ends({step: losses[step] for step in losses if step >= first}, percent)}."
+        return f"{_whose(steps)} differs by {percent(differing[first])} at step {first}."
+    return (
+        f"{_whose(steps)} differs{since}: {_ends({step: losses[step] for step in losses if step >= first}, percent)}."
+    )
+
+
+def _whose(steps: Sequence[StepSummary]) -> str:
+    """The loss that ``loss_rel`` is about: the last number that the forward pass of a rank returned."""
+    ranks = {each.rank for each in steps if each.loss_rel is not None}
+    if len(ranks) > 1:
+        return "The recorded loss (of the rank where it differs most)"
+    rank = next(iter(ranks))
+    return "The recorded loss" + (" of all ranks merged" if rank is None else f" of rank {rank}")
 
 
 def _by_step(steps: Sequence[StepSummary], of: Callable[[StepSummary], float | None]) -> dict[int, float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, command_for
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, Judged, command_for
 from trueline.render.comparison.compare_call import RecordedCall, call_text, differing_arguments
 from trueline.render.comparison.compare_details import details_text, place_of
 from trueline.render.comparison.compare_growth import steps_lines
@@ -23,17 +23,20 @@ _MAX_SLOTS = 4
 @dataclass(frozen=True, slots=True)
 class Story:
     """Sentences, each whole. ``status`` is ``out``, ``suspect``, ``clear`` or ``unknown``, as the report's verdicts
-    have it; ``facts`` are (label, text) about the first difference.
+    have it; ``judged`` says how much was judged, '' where that is not known; ``facts`` are (label, text) about the
+    first difference; ``one_sided`` are calls that only one run makes.
     """
 
     status: str
     headline: str
+    judged: str
     facts: tuple[tuple[str, str], ...]
     next: tuple[str, ...]
     findings: tuple[Finding, ...]
     counts: str
     steps: tuple[str, ...]
     missing: tuple[str, ...]
+    one_sided: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -45,12 +48,14 @@ def story_of(comparison: Comparison, call: RecordedCall | None = None, ref_call:
     return Story(
         status=_status(comparison, leading),
         headline=_headline(comparison, leading),
+        judged=judged_text(comparison.judged),
         facts=() if comparison.first is None else tuple(_facts(comparison, comparison.first, call, ref_call)),
         next=_next(comparison, leading),
         findings=tuple(finding for finding in findings if finding is not leading),
         counts=counts_text(comparison),
         steps=tuple(steps_lines(comparison.steps)),
         missing=tuple(missing_lines(comparison)),
+        one_sided=tuple(one_sided_lines(comparison)),
         notes=comparison.notes,
     )
 
@@ -66,6 +71,34 @@ def missing_lines(comparison: Comparison) -> list[str]:
     """One line for each reason why values have no twin, the most common first."""
     missing = sorted((comparison.missing or {}).items(), key=lambda entry: -entry[1])
     return [f"{counted(count, 'value')}: {reason}" for reason, count in missing]
+
+
+def judged_text(judged: Judged) -> str:
+    """``1,980 of 2,016 values at step 0, forward, backward and update; 4,283 of 6,050 in 3 steps; 56 calls in one run
+    only``; '' where nothing is known.
+    """
+    if not judged.passes:
+        return ""
+    first, whole = judged.sums(judged.at_first_step), judged.sums(judged.passes)
+    text = f"{_share(first)} values at step {judged.first_step}, {listed([each.name for each in judged.at_first_step])}"
+    if whole != first:
+        text += f"; {_share(whole)} in all {counted(judged.num_steps, 'step')}"
+        text += ", as updates move parameters apart" if whole["judged"] < whole["values"] else ""
+    lone = whole["calls_in_one_run"]
+    return text + (f"; {counted(lone, 'call')} in one run only" if lone else "")
+
+
+def _share(sums: Mapping[str, int]) -> str:
+    return f"{sums['judged']:,} of {sums['values']:,}"
+
+
+def one_sided_lines(comparison: Comparison) -> list[str]:
+    """``only in RUN: blocks.1.attn.amax at model.py:41, 3 times``, in the order of execution."""
+    return [
+        f"only in {'REF' if call.in_reference else 'RUN'}: {call.name}"
+        f"{' at ' + call.where if call.where else ''}{f', {call.num:,} times' if call.num > 1 else ''}"
+        for call in comparison.one_sided
+    ]
 
 
 def size_text(row: ComparedRow) -> str:
@@ -99,7 +132,7 @@ def _headline(comparison: Comparison, leading: Finding | None) -> str:
     if leading is not None:
         return f"Different: {leading.claim}"
     if comparison.exit_code != 0:
-        return f"Cannot tell: {_none_of(rows)}."
+        return f"Cannot tell: {comparison.judged.lacking if counts['equal'] + counts['within'] else _none_of(rows)}."
     compared = rows - counts["not-comparable"]
     if counts["equal"] == compared:
         return f"The same: {_all_of(compared)} equal, bit for bit as far as was recorded."

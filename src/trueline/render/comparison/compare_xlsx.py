@@ -86,6 +86,7 @@ def _write_summary(sheet: Any, comparison: Comparison, story: Story, formats: di
     sheet.set_column(1, 1, 110)
     lines: list[tuple[str, str, Any]] = [
         ("verdict", story.headline, formats["title"]),
+        *([("judged", story.judged, formats["text"])] if story.judged else []),
         ("run", comparison.run, formats["text"]),
         ("reference", comparison.ref, formats["text"]),
         *((label, text, formats["text"]) for label, text in story.facts),
@@ -93,6 +94,7 @@ def _write_summary(sheet: Any, comparison: Comparison, story: Story, formats: di
         *((each.code, each.claim, formats["text"]) for each in story.findings),
         *(("steps", text, formats["text"]) for text in story.steps),
         *(("without a twin", text, formats["text"]) for text in story.missing),
+        *(("one run only", text, formats["text"]) for text in story.one_sided),
         *(("note", text, formats["text"]) for text in story.notes),
     ]
     for place, (label, text, style) in enumerate(lines):

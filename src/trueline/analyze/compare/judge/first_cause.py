@@ -11,12 +11,14 @@ from typing import Any
 from trueline.analyze.compare.judge.argument_differences import different_arguments, is_fraction, shown_arguments
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
+from trueline.analyze.compare.judge.precision import DtypesPart, dtypes_part
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
+from trueline.analyze.recorded.step_values import Value
 from trueline.schema.finding import SEVERITIES, Finding
-from trueline.schema.text.words import counted, named_some
+from trueline.schema.text.words import capitalized, counted, named_some
 from trueline.store.reader import Run
 
 First = tuple[Step, Compared]
@@ -46,9 +48,15 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     settings = differing_settings(mine, theirs)
     if settings is not None:
         findings = _with_settings(findings, settings, first)
+    findings = [*_buffers_updated_otherwise(steps), *findings]
+    part = dtypes_part(steps)
+    if part is not None:
+        leads = first is None or execution_order(part.step, part.row) <= execution_order(*first)
+        findings = [_precision_differs(part, found=findings if leads else ()), *findings]
+        first = (part.step, part.row) if leads else first
     if not findings:
         findings += _explained(steps)
-    findings += [*_sites_missing(steps), *_dtype_differs(steps), *_numbers_differ(steps)]
+    findings += [*_sites_missing(steps), *([] if part else _dtype_differs(steps)), *_numbers_differ(steps)]
     return Conclusion(in_causal_order(findings), first, marked)
 
 
@@ -102,18 +110,39 @@ def _origin(row: Compared) -> str:
 
 
 def _input_differs(found: Sequence[First]) -> Finding:
+    """The finding on what no recorded call computed: data where the model itself, or code before it, takes it first; a
+    buffer or a constant where a module inside of the model does.
+    """
     step, first = found[0]
     value = value_of(first)
-    return _finding(
-        "input-differs",
-        "error",
-        f"The value {value.site}, which no recorded call computed, differs from the reference {_by(first)}.",
-        found[:1],
-        next=(
-            "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step.",
-            command_for(step.run.path, value.site),
-        ),
-    )
+    command = command_for(step.run.path, value.site)
+    inside = _is_inside(step, value)
+    if not inside:
+        claim = f"The value {value.site}, which no recorded call computed, differs from the reference {_by(first)}."
+        data = "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step"
+        if value.kind != "module":
+            data += "; and the constants that the script uses before the model, such as a schedule or a mean"
+        return _finding("input-differs", "error", claim, found[:1], next=(f"{data}.", command))
+    buffer = _BUFFERS.get((value.function, value.site.slot))
+    named = f"the buffer {value.module}.{buffer}" if buffer else f"a buffer or constant of {value.module}"
+    taken = f"{named}, taken by {value.site}"
+    claim = f"{capitalized(taken)}, differs from the reference {_by(first)}; no recorded call computed it."
+    load = "Load the same checkpoint into both runs, and compare how the module makes what it does not load."
+    return _finding("weight-differs", "error", claim, found[:1], next=(load, command))
+
+
+def _is_inside(step: Step, value: Value) -> bool:
+    """Whether a module inside of the model takes a value, and not the model itself or code outside of it."""
+    models = {each.site.name for each in step.alignment.mine.values if each.kind == "module" and not each.module}
+    return value.module not in ("", *models)
+
+
+_BUFFERS = {
+    (function, slot): name
+    for function in ("batch_norm", "instance_norm")
+    for slot, name in (("in1", "running_mean"), ("in2", "running_var"))
+}
+"""The buffers that functions of torch take and write, by function and slot."""
 
 
 def _weights_differ(found: Sequence[First]) -> list[Finding]:
@@ -264,6 +293,27 @@ def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
     return [_finding("structure-differs", "info", claim, [], evidence={"arguments": differing[:100]})]
 
 
+def _buffers_updated_otherwise(steps: Sequence[Step]) -> Iterator[Finding]:
+    """Calls that update buffers by another momentum: no result of theirs shows it before an evaluation uses them."""
+    for mine, theirs in steps[0].alignment.calls if steps else ():
+        if mine is None or theirs is None or (mine.first.function, "in1") not in _BUFFERS or mine.phase != "fwd":
+            continue
+        pair = different_arguments(mine, theirs).get("momentum")
+        row = next((row for row in steps[0].rows if row.mine is mine.first), None)
+        if pair is None or row is None or '"training":false' in (mine.first.args or ""):
+            continue
+        one, other = shown_arguments({"momentum": pair})["momentum"]
+        at = steps[0].frame(mine.first)
+        claim = (
+            f"{mine.first.module} updates its buffers running_mean and running_var by another momentum than in the "
+            f"reference: momentum is {one} and not {other}, in {mine.first.site}{f' ({at})' if at else ''}."
+        )
+        evidence = {"arguments": {"momentum": (one, other)}, "where": at}
+        next_ = ("Set the same momentum in both.", command_for(steps[0].run.path, mine.first.site))
+        yield _finding("structure-differs", "error", claim, [(steps[0], row)], evidence=evidence, next=next_)
+        return
+
+
 def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     unmatched = [(step, row) for step in steps for row in step.rows if row.unmatched]
     if not unmatched:
@@ -298,6 +348,22 @@ def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
     return [_finding("dtype-differs", "info", claim, [])]
 
 
+def _precision_differs(part: DtypesPart, *, found: Sequence[Finding]) -> Finding:
+    """The finding on the first place of another precision; it leads what was ``found`` after it."""
+    value, at = value_of(part.row), part.step.frame(value_of(part.row))
+    whose = "only the reference" if part.row.mine is None else "only the run" if part.row.theirs is None else ""
+    made = f"{value.api or value.kind}{', ' + at if at else ''}{', a call of ' + whose if whose else ''}"
+    claim = (
+        f"The run computes in {part.dtype} where the reference computes in {part.ref_dtype}, first at {value.site} "
+        f"({made}); most of the model has one precision in both."
+    )
+    severity = "error" if any(each.severity == "error" for each in found) else "warning"
+    next = ("Look for what casts here: autocast, a buffer or cache of another dtype, or a call of .to().",)
+    command = command_for(part.step.run.path, value.site)
+    evidence = {"dtypes": [part.dtype, part.ref_dtype], "where": at}
+    return _finding("dtype-differs", severity, claim, [(part.step, part.row)], evidence=evidence, next=(*next, command))
+
+
 def _explained(steps: Sequence[Step]) -> list[Finding]:
     within = [(step, row) for step in steps for row in step.rows if row.judgement == "within"]
     if not within:
@@ -305,8 +371,8 @@ def _explained(steps: Sequence[Step]) -> list[Finding]:
     largest = max(within, key=lambda found: found[1].times or 0.0)
     differ = f"{counted(len(within), 'value')} {'differs' if len(within) == 1 else 'differ'}"
     claim = (
-        f"Rounding explains every difference: {differ}, by at most {largest[1].times or 0.0:.2g} times what is "
-        f"expected, at {value_of(largest[1]).site}."
+        f"Rounding explains every difference that could be judged: {differ}, by at most "
+        f"{largest[1].times or 0.0:.2g} times what is expected, at {value_of(largest[1]).site}."
     )
     return [_finding("explained-by-rounding", "info", claim, [largest])]
 

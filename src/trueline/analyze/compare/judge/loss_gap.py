@@ -172,8 +172,8 @@ def _on_first_step(step: int, run: Curve, ref: Curve) -> list[str]:
     if step or rel <= FIRST_STEP:
         return []
     return [
-        f"The losses already differ by {rel:.2%} at step 0. Nothing has been learned by then, so this is not chaos: "
-        "the computation, the samples or the weights differ."
+        f"The mean loss of all ranks already differs by {rel:.2%} at step 0. Nothing has been learned by then, so this "
+        "is not chaos: the computation, the samples or the weights differ."
     ]
 
 
@@ -190,9 +190,9 @@ def _on_growth(common: Sequence[int], run: Curve, ref: Curve) -> list[str]:
         return []
     doubled = num_steps * math.log(2) / math.log(after / before)
     return [
-        f"The relative gap between the losses grows from {before:.1e} to {after:.1e}: it doubles every {doubled:.2g} "
-        "steps. Whether that is faster than chaos cannot be told without Runs that should agree: measure some with "
-        "`trueline calibrate`, and pass the file that it writes with --tolerance."
+        f"The relative gap between the mean losses of all ranks grows from {before:.1e} to {after:.1e}: it doubles "
+        f"every {doubled:.2g} steps. Whether that is faster than chaos cannot be told without Runs that should agree: "
+        "measure some with `trueline calibrate`, and pass the file that it writes with --tolerance."
     ]
 
 

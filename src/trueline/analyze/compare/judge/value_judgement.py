@@ -29,6 +29,8 @@ LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 
 NONFINITE = "NaN or infinities in one run where the other has none"
 
+LEFT_BY_UPDATE = "left by the updates before this step"
+
 UNCERTAIN = 100.0
 """Unit roundoffs, relative to their size, by which gradients differ after a pass through a model."""
 
@@ -269,7 +271,7 @@ class Divergence:
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
             dtype = coarser(value.dtype, twin.dtype)
             left = replace(expectation, rel=max(distance.rel or 0.0, self._hidden_move(value, distance, dtype)))
-            return _Outcome(judgement, distance, left, "left by the updates before this step")
+            return _Outcome(judgement, distance, left, LEFT_BY_UPDATE)
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.made_steps import Off, by_statistics, chain, exactly
+from tests.unit.made_steps import Making, Off, by_statistics, chain, exactly
 
 from trueline.analyze.compare.judge.first_cause import conclude
 from trueline.analyze.compare.judge.step import Step, value_of
@@ -204,3 +204,31 @@ def test_weights_that_differ_precede_the_calls_that_use_them() -> None:
         "weight-differs",
         "first-divergence",
     ]
+
+
+def normalized(label: str, *, momentum: float = 0.1, buffer: float = 1.0, x: float = 1.0) -> Any:
+    """A model ``Net`` whose module ``bn`` normalises and has buffers."""
+    making, draw = Making(label), np.random.default_rng(0)
+    given, mean = (draw.standard_normal(size).astype(np.float32) for size in ((8, 4), (4,)))
+    data, running = given * np.float32(x), mean * np.float32(buffer)
+    args = f'{{"args":[{{"in":"in0"}},{{"in":"in1"}}],"kwargs":{{"momentum":{momentum}}}}}'
+    making.put("fwd", "Net", "in0", data, api="Net", kind="module", module="")
+    making.put("fwd", "bn.batch_norm", "in0", data, api="torch.nn.functional.batch_norm", args=args, module="bn")
+    making.put("fwd", "bn.batch_norm", "in1", running, api="torch.nn.functional.batch_norm", module="bn")
+    making.put("fwd", "bn.batch_norm", "out0", data - mean, api="torch.nn.functional.batch_norm", module="bn")
+    return making.done
+
+
+def test_a_buffer_is_no_data() -> None:
+    found = headline(step_of(normalized("run", buffer=1.5), normalized("ref")), mine=run_of(), theirs=run_of())
+    assert found.code == "weight-differs"
+    assert "The buffer bn.running_mean, taken by 0.0/r0/fwd/bn.batch_norm#0:in1" in found.claim
+    assert "checkpoint" in found.next[0]
+    data = headline(step_of(normalized("run", x=1.5), normalized("ref")), mine=run_of(), theirs=run_of())
+    assert (data.code, data.next[0][:22]) == ("input-differs", "Compare the data first")
+
+
+def test_another_momentum_of_buffers_is_no_rounding() -> None:
+    found = headline(step_of(normalized("run", momentum=0.01), normalized("ref")), mine=run_of(), theirs=run_of())
+    assert (found.code, found.severity) == ("structure-differs", "error")
+    assert "momentum is 0.01 and not 0.1" in found.claim

@@ -1,0 +1,117 @@
+"""How much of two runs was judged: values by pass, why others were not, and the calls that only one run makes.
+
+A value is judged where the difference was measured, and rounding explains so little that a fault would have shown. It
+is not judged where one run lacks it; where nothing that both recorded can be compared; where it is what an update
+before left, of which no error model says how far two runs may be apart; and where rounding may explain more than
+``COARSE_REL`` of its norm, unless the value is equal, or differs by even more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.value_judgement import LEFT_BY_UPDATE, Compared
+from trueline.analyze.compare.result import ComparedRow, Judged, JudgedPass, OneSidedCall, Pass
+from trueline.analyze.recorded.step_values import Call
+
+COARSE_REL = 0.3
+"""A relative difference that no longer tells a right gradient from a wrong one: a gradient of which nine tenths of the
+elements are zeroed, or that points elsewhere, differs by about 1, and the limit is a multiple of what is expected."""
+
+COARSE = f"rounding may explain a difference of more than {COARSE_REL:g} of the norm"
+
+_PASSES: dict[str, Pass] = {
+    "fwd": "forward",
+    "save": "forward",
+    "bwd": "backward",
+    "grad": "backward",
+    "opt": "update",
+    "param": "update",
+    "comm": "communication",
+}
+
+
+@dataclass(slots=True)
+class _Count:
+    values: int = 0
+    judged: int = 0
+    why: Counter[str] = field(default_factory=Counter[str])
+    run_only: int = 0
+    ref_only: int = 0
+
+
+def judged_share(steps: Sequence[Step]) -> Judged:
+    """The share of each pass over all ``steps``, and over the first of them, whose parameters no update moved apart."""
+    first = min((step.step for step in steps), default=None)
+    passes = _passes(steps)
+    return Judged(
+        passes,
+        _passes([step for step in steps if step.step == first]),
+        first,
+        len({step.step for step in steps}),
+        COARSE,
+    )
+
+
+def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
+    counts: defaultdict[Pass, _Count] = defaultdict(_Count)
+    for step in steps:
+        for row in step.rows:
+            count, why = counts[_PASSES[value_of(row).site.phase]], _not_judged(row)
+            count.values += 1
+            if why:
+                count.why[why] += 1
+            else:
+                count.judged += 1
+        for mine, theirs in step.alignment.calls:
+            call = mine if theirs is None else theirs if mine is None else None
+            if call is not None:
+                count = counts[_PASSES[call.phase]]
+                count.run_only += theirs is None
+                count.ref_only += mine is None
+    return tuple(
+        JudgedPass(name, count.values, count.judged, dict(count.why.most_common()), count.run_only, count.ref_only)
+        for name in dict.fromkeys(_PASSES.values())
+        if (count := counts.get(name)) is not None
+    )
+
+
+def _not_judged(row: Compared) -> str:
+    """Why a value was not judged; '' where it was."""
+    if row.judgement == "not-comparable":
+        return row.note or "it was not measured"
+    if row.judgement != "within":
+        return ""
+    if row.note == LEFT_BY_UPDATE:
+        return row.note
+    return COARSE if row.expectation is not None and row.expectation.rel > COARSE_REL else ""
+
+
+def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple[OneSidedCall, ...]:
+    """Calls of the forward pass that one run makes and the other does not, each once however often it is made, in the
+    order of execution; ``rows`` have the lines of code. Calls inside a module that is listed are left out.
+    """
+    lines = {row.site or row.ref_site: row.where for row in rows if row.site is None or row.ref_site is None}
+    found: dict[tuple[bool, str], OneSidedCall] = {}
+    for step in steps:
+        listed: dict[bool, list[str]] = {True: [], False: []}
+        for mine, theirs in step.alignment.calls:
+            call = mine if theirs is None else theirs if mine is None else None
+            if call is None or call.phase != "fwd" or _is_inside(call, listed[mine is None]):
+                continue
+            in_reference, site = mine is None, str(call.first.site)
+            if call.first.kind == "module":
+                listed[in_reference].append(call.name)
+            key = in_reference, call.name
+            known = found.get(key)
+            num = 1 if known is None else known.num + 1
+            first = known or OneSidedCall(in_reference, site, call.name, lines.get(site, ""), num)
+            found[key] = OneSidedCall(in_reference, first.site, call.name, first.where, num)
+    return tuple(found.values())
+
+
+def _is_inside(call: Call, modules: Sequence[str]) -> bool:
+    return any(call.name.startswith(f"{module}.") for module in modules)

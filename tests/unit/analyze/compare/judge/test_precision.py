@@ -1,0 +1,82 @@
+"""The first place that computes in another precision, where most of the model does not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tests.unit.made_steps import Making, by_statistics
+
+from trueline.analyze.compare.judge.first_cause import conclude
+from trueline.analyze.compare.judge.precision import dtypes_part
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.value_judgement import Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+
+LAYERS = 3
+
+
+def model(label: str, *, low: tuple[int, ...] = (), cast: int | None = None, weights: type = np.float32) -> Making:
+    """Linears and softmaxes; those of ``low`` return half precision, before that of ``cast`` values go through it."""
+    making, draw = Making(label), np.random.default_rng(0)
+    x = draw.standard_normal((4, 4)).astype(np.float32)
+    for layer in range(LAYERS):
+        weight = draw.standard_normal((4, 4)).astype(np.float32).astype(weights)
+        y = (x @ weight.astype(np.float32)).astype(np.float16 if layer in low else np.float32)
+        making.call(f"m.{layer}.linear", "torch.nn.functional.linear", (x, weight), y)
+        if layer == cast:
+            half = y.astype(np.float16)
+            making.call(f"m.{layer}.to", "torch.Tensor.to", (y,), half)
+            y = half.astype(np.float32)
+            making.call(f"m.{layer}.float", "torch.Tensor.float", (half,), y)
+        x = np.tanh(y.astype(np.float32))
+        making.call(f"m.{layer}.tanh", "torch.tanh", (y,), x)
+        making.put("param", f"m.{layer}.weight", "value", weight, kind="param")
+    return making
+
+
+def compared(mine: Making, theirs: Making) -> Step:
+    alignment = align(mine.done, theirs.done, NameMap())
+    rows = Divergence(alignment, measure=by_statistics).rows
+    run = SimpleNamespace(path="run", env={}, record_ranks=(), has_records=False)
+    return Step(cast(Any, run), 0, 0, alignment, rows)
+
+
+@pytest.mark.parametrize(
+    ("run", "ref", "site"),
+    [
+        ({"low": (1,)}, {}, "0.0/r0/fwd/m.1.linear#0:out0"),
+        ({"cast": 2}, {}, "0.0/r0/fwd/m.2.to#0:out0"),
+        ({}, {"cast": 2}, "0.0/r0/fwd/m.2.to#0:out0"),
+        ({}, {}, None),
+        ({"low": (0, 1, 2)}, {}, None),
+        ({"weights": np.float16}, {}, None),
+        ({"low": (1,)}, {"low": (1,)}, None),
+    ],
+)
+def test_dtypes_part_at_the_first_place_unless_most_of_the_model_has_others(
+    run: dict[str, Any], ref: dict[str, Any], site: str | None
+) -> None:
+    found = dtypes_part([compared(model("run", **run), model("ref", **ref))])
+    assert site == (None if found is None else str(value_of(found.row).site))
+    if found is not None:
+        assert {found.dtype, found.ref_dtype} == {"float16", "float32"}
+
+
+def test_lower_precision_in_one_place_is_a_warning_with_both_dtypes() -> None:
+    step = compared(model("run", low=(1,)), model("ref"))
+    found = conclude(step.run, step.run, [step])
+    finding = found.findings[0]
+    assert (finding.code, finding.severity) == ("dtype-differs", "warning")
+    assert "computes in float16 where the reference computes in float32" in finding.claim
+    assert found.first is not None
+    assert value_of(found.first[1]).site.name == "m.1.linear"
+
+
+def test_another_precision_throughout_is_information() -> None:
+    step = compared(model("run", weights=np.float16), model("ref"))
+    findings = {each.code: each.severity for each in conclude(step.run, step.run, [step]).findings}
+    assert findings["dtype-differs"] == "info"
