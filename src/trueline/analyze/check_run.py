@@ -105,7 +105,7 @@ class CheckReport(Shown):
 COMPARE_CODES: Mapping[str, str] = {
     "input-differs": "A value that no recorded call computed, such as the batch, differs: compare the data first.",
     "weight-differs": "Parameters or buffers differ before any update that was compared, or changed between two steps.",
-    "structure-differs": "Calls are connected differently, or their arguments differ.",
+    "structure-differs": "One run makes other calls, connects them differently, or gives them other arguments.",
     "dtype-differs": "One place, or (information) most of the model, computes in another precision.",
     "first-divergence": "The first call, gradient or loss that differs by more than rounding explains.",
     "explained-by-rounding": "Every difference that was judged is within what rounding explains.",

@@ -76,7 +76,7 @@ def compare(
         if progress is not None:
             progress(done, len(detailed))
         moved = update_distance(mine, theirs, each.step - arrangements[0].step)
-        step = _judged(mine, each, judged, measure=measure, tolerance=tolerance, moved=moved)
+        step = _judged((mine, theirs), each, judged, measure=measure, tolerance=tolerance, moved=moved)
         judged.append(step)
     found = conclude(mine, theirs, judged, late_fault(judged))
     loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings) if steps is None else ([], [])
@@ -96,7 +96,7 @@ def compare(
 
 
 def _judged(
-    run: Run,
+    runs: tuple[Run, Run],
     each: Arrangement,
     earlier: Sequence[Step],
     *,
@@ -104,7 +104,7 @@ def _judged(
     tolerance: Tolerance | None,
     moved: float | None,
 ) -> Step:
-    """A step of ``run``, judged after ``earlier`` ones; see ``Divergence``."""
+    """A step of ``runs``, judged after ``earlier`` ones; see ``Divergence``."""
     tainted = any(step.first is not None for step in earlier if step.step < each.step)
     before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
     before = before if before is not None and before.equal_before_update else None
@@ -117,7 +117,7 @@ def _judged(
         tainted=tainted,
         same_update=before is not None,
     )
-    return Step(run, each.step, each.rank, alignment, divergence.rows, before)
+    return Step(runs[0], each.step, each.rank, alignment, divergence.rows, before, runs[1])
 
 
 def _losses(
@@ -232,7 +232,7 @@ def _row_of(step: Step, compared: Compared) -> ComparedRow:
         times=compared.times,
         how="" if distance is None or shown is None else distance.how,
         note=compared.note or (NONFINITE if nonfinite else ""),
-        where=step.frame(value),
+        where=step.frame(value, of_reference=mine is None),
         details=None if distance is None else distance.details,
     )
 

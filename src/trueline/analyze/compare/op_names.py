@@ -29,7 +29,8 @@ RANDOM = frozenset(_RANDOM.split())
 
 _NAMES: dict[OpClass, str] = {
     "exact": "getitem view view_as reshape transpose permute t T flatten unflatten squeeze unsqueeze expand expand_as "
-    "repeat chunk split unbind select narrow cat stack concat embedding relu relu6 hardtanh leaky_relu clamp max min "
+    "repeat repeat_interleave tile movedim moveaxis swapaxes swapdims rot90 "
+    "chunk split unbind select narrow cat stack concat embedding relu relu6 hardtanh leaky_relu clamp max min "
     "amax amin maximum minimum argmax argmin topk sort gather index_select take clone contiguous detach abs neg sign "
     "where masked_fill zeros_like ones_like copy triu tril roll flip pad max_pool1d max_pool2d max_pool3d "
     "histc bincount one_hot searchsorted bucketize",

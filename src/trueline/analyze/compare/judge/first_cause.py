@@ -14,9 +14,12 @@ from trueline.analyze.compare.judge.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.precision import DtypesPart, dtypes_part
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
 from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.structure import Cause as StructureCause
+from trueline.analyze.compare.judge.structure import Structure, innermost
+from trueline.analyze.compare.judge.structure_text import difference_in_words
 from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
-from trueline.analyze.recorded.step_values import Value
+from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.text.words import capitalized, counted, named_some
 from trueline.store.reader import Run
@@ -86,10 +89,43 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
         findings = [] if others else [_update_result_differs(weights)]
     else:
         findings = _weights_differ(weights)
+    structure = _first_structure(concerned)
+    if structure is not None:
+        return [*findings, _structure_differs(*structure)], (structure[0], structure[1].row)
     if others:
         findings.append(_FINDING_OF[_origin(others[0][1])](others))
     findings += _wiring_differs(concerned, before=others[0] if others else None)
     return findings, (others or weights or _rewired(concerned) or [None])[0]
+
+
+def _first_structure(steps: Sequence[Step]) -> tuple[Step, StructureCause] | None:
+    """The first difference of the call graphs that explains how values of ``steps`` differ."""
+    found = [(step, cause) for step in steps if (cause := Structure(step).cause()) is not None]
+    return min(found, key=lambda each: each[1].place, default=None)
+
+
+def _structure_differs(step: Step, cause: StructureCause) -> Finding:
+    """A difference of the call graphs, and the first value that it changes."""
+    words = difference_in_words(step, cause.difference)
+    after = value_of(cause.after)
+    claim = (
+        f"The two runs call different operations: {words}. The values after it differ, first {after.site} "
+        f"{_by(cause.after)}."
+    )
+    finding = _finding(
+        "structure-differs",
+        "error",
+        claim,
+        [(step, cause.row)],
+        evidence={
+            "difference": words,
+            "after": str(after.site),
+            "only in RUN": _sites(cause.difference.mine),
+            "only in REF": _sites(cause.difference.theirs),
+        },
+        next=("Compare the code of both runs at these lines.", command_for(step.run.path, after.site)),
+    )
+    return replace(finding, measured=cause.after.distance and cause.after.distance.rel, unit="relative L2 difference")
 
 
 def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:
@@ -192,6 +228,10 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
     )
     next = ("Compare the forward methods of both models at this call.", command_for(step.run.path, value.site))
     return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
+
+
+def _sites(calls: Sequence[Call]) -> list[str]:
+    return [str(call.first.site) for call in innermost(calls)][:100]
 
 
 def _update_differs(found: Sequence[First]) -> Finding:

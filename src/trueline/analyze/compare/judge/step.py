@@ -18,7 +18,7 @@ _OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one rank (None: merged), judged; ``run`` has the call stacks.
+    """One step of one rank (None: merged), judged; ``run`` and ``ref`` have the call stacks.
 
     ``before`` is the step just before it, if parameters and gradients were equal there: parameters of this step may
     then differ only by what the update itself rounds.
@@ -30,6 +30,7 @@ class Step:
     alignment: Alignment
     rows: Sequence[Compared]
     before: Step | None = None
+    ref: Run | None = None
 
     @cached_property
     def equal_before_update(self) -> bool:
@@ -69,37 +70,45 @@ class Step:
             if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
                 yield row
 
-    def frame(self, value: Value) -> str:
+    def frame(self, value: Value, *, of_reference: bool = False) -> str:
         """``file:line function`` of the user's code that called; '' where no stack was taken."""
         stack, site = value.stack, value.site
         if stack is None:
-            stack = self._stacks.get((site.micro, site.name, site.call))
+            stack = self._stacks[of_reference].get((site.micro, site.name, site.call))
         if stack is None:
             return ""
-        found = self._frames.get((site.rank, stack))
+        key = of_reference, site.rank, stack
+        found = self._frames.get(key)
         if found is None:
-            found = self._frames[site.rank, stack] = self._user_frame(site.rank, stack)
+            found = self._frames[key] = _user_frame(self.ref if of_reference else self.run, site.rank, stack)
         return found
 
     @cached_property
-    def _stacks(self) -> Mapping[tuple[int, str, int], int | None]:
-        """The stacks of calls of the forward pass, by micro-batch, name and number."""
-        forward = ((key, mine) for key, (mine, _) in self.calls.items() if key[1] == "fwd")
-        return {(micro, name, number): mine.first.stack if mine else None for (micro, _, name, number), mine in forward}
+    def _stacks(self) -> tuple[Mapping[tuple[int, str, int], int | None], ...]:
+        """Of the run and of the reference, the stacks of calls of the forward pass by micro-batch, name and number."""
+        return tuple(
+            {
+                (call.micro, call.name, call.number): call.first.stack
+                for call in (pair[which] for pair in self.alignment.calls)
+                if call is not None and call.phase == "fwd"
+            }
+            for which in (0, 1)
+        )
 
     @cached_property
-    def _frames(self) -> dict[tuple[int, int], str]:
-        """The frames that were looked up, by rank and stack."""
+    def _frames(self) -> dict[tuple[bool, int, int], str]:
+        """The frames that were looked up, by whether the reference has them, rank and stack."""
         return {}
 
-    def _user_frame(self, rank: int, stack: int) -> str:
-        if rank not in self.run.record_ranks:
-            return ""
-        try:
-            frames = self.run.stack_frames(rank, stack)
-        except RunError:
-            return ""
-        return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+
+def _user_frame(run: Run | None, rank: int, stack: int) -> str:
+    if run is None or rank not in run.record_ranks:
+        return ""
+    try:
+        frames = run.stack_frames(rank, stack)
+    except RunError:
+        return ""
+    return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
 
 
 def value_of(row: Compared) -> Value:

@@ -90,20 +90,17 @@ class CallTraits:
 
     def similarity(self, other: CallTraits) -> int:
         """0 for different ops; else more, the more of the traits are equal. Calls that only move numbers are identified
-        by what they move: two that take other shapes from other calls do not match.
+        by what they move: two that take other shapes from other calls do not match. Neither do two that work number by
+        number where what they return has another shape, too.
         """
         if self.op != other.op:
             return 0
-        same_taken = _fit(self.taken, other.taken)
-        if not same_taken and self.makers != other.makers and op_class_of(self.op) == "exact":
-            return 0
-        return (
-            4
-            + 3 * same_taken
-            + 2 * _fit(self.returned, other.returned)
-            + 2 * (self.makers == other.makers)
-            + (self.args == other.args)
-        )
+        same_taken, same_returned = _fit(self.taken, other.taken), _fit(self.returned, other.returned)
+        if not same_taken and self.makers != other.makers:
+            op_class = op_class_of(self.op)
+            if op_class == "exact" or (op_class in ("rounded", "activation") and not same_returned):
+                return 0
+        return 4 + 3 * same_taken + 2 * same_returned + 2 * (self.makers == other.makers) + (self.args == other.args)
 
 
 def _fit(one: Sequence[frozenset[Shape]], other: Sequence[frozenset[Shape]]) -> bool:

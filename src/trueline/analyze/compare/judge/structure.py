@@ -1,0 +1,198 @@
+"""Which difference of the two call graphs has consequences: values after it differ, as far as the final results.
+
+The calls of the forward pass are followed in order. A difference of the graphs reaches the seam that it leads to, and
+from there whatever does not agree with its twin; where a call that takes other inputs returns the same as in the
+reference, as the other order of two additions does, it ends. What differs for another reason is no difference's
+consequence. Of differences that reach one value the first one counts.
+A call without a twin is excused where values that come from it agree: another way to compute the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.match.graph_diff import GraphDiff, GraphDifference, Seam
+from trueline.analyze.compare.op_names import function_of, op_class_of
+from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of
+
+
+class Reach(NamedTuple):
+    """A difference of the graphs that reaches a value, and the ``place`` of the step's rows where it begins."""
+
+    place: float
+    difference: GraphDifference
+
+
+class Cause(NamedTuple):
+    """A ``difference`` of the graphs, the ``place`` where it begins, the ``row`` to show of it, and the first row
+    ``after`` it that differs.
+    """
+
+    difference: GraphDifference
+    place: float
+    row: Compared
+    after: Compared
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The differences of the graphs of ``step``, and what they reach."""
+
+    step: Step
+
+    @cached_property
+    def diff(self) -> GraphDiff:
+        """All differences."""
+        return GraphDiff(self.step.alignment)
+
+    def cause(self) -> Cause | None:
+        """The difference that the first value beyond rounding, or the loss, comes from; None where there is none."""
+        first = self.step.first
+        rows = [row for row in (first, self._result) if row is not None]
+        found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
+        if found is None or (first is not None and found.place > first.place):
+            return None
+        after = next((row for row in self.step.rows if self._is_reached_by(row, found) and is_apart(row)), rows[0])
+        return Cause(found.difference, found.place, self._row(found.difference), after)
+
+    def _is_reached_by(self, row: Compared, reach: Reach) -> bool:
+        return row.place in self._reached and self._reached[row.place].difference is reach.difference
+
+    @cached_property
+    def _result(self) -> Compared | None:
+        """The last value of the forward pass that was measured, where it differs."""
+        rows = (row for row in reversed(self.step.rows) if row.mine is not None and row.distance is not None)
+        last = next((row for row in rows if value_of(row).site.phase == "fwd"), None)
+        return last if last is not None and is_apart(last) else None
+
+    @cached_property
+    def _matched(self) -> list[tuple[Compared, Value, Seam | None]]:
+        """Values of the forward pass that have a twin, in order, with the run's value and the seam that they are."""
+        rows = ((row, row.mine, row.theirs) for row in self.step.rows)
+        return [
+            (row, mine, self.diff.seams.get((mine.index, theirs.index)))
+            for row, mine, theirs in rows
+            if mine is not None and theirs is not None and mine.site.phase == "fwd"
+        ]
+
+    @cached_property
+    def _excused(self) -> tuple[set[CallKey], set[CallKey]]:
+        """Calls without a twin, of the run and of the reference, that lead to values (no decisions) which agree and of
+        which calls make the same as in the reference.
+        """
+        differ: dict[CallKey, bool] = defaultdict(bool)
+        for row, mine, _ in self._matched:
+            differ[key_of(mine)] |= mine.returned and not agrees(row)
+        excused: tuple[set[CallKey], set[CallKey]] = (set(), set())
+        for row, mine, seam in self._matched:
+            if seam is not None and agrees(row) and not differ[key_of(mine)] and mine.dtype in UNIT_ROUNDOFF:
+                for known, keys in zip(excused, self.diff.keys_before(seam), strict=True):
+                    known |= keys
+        return excused
+
+    @cached_property
+    def _reached(self) -> dict[int, Reach]:
+        """By place of a row that does not agree with its twin: the difference that it comes from."""
+        origin: dict[int, Reach] = {}
+        taken: dict[CallKey, Reach] = {}
+        found: dict[int, Reach] = {}
+        off: set[int] = {row.mine.root for row in self.step.beyond("param") if row.mine is not None}
+        for row, mine, seam in self._matched:
+            key = key_of(mine)
+            own = None if seam is None else self._through(row, seam, origin, off)
+            come = [each for each in (own, origin.get(mine.root)) if each is not None]
+            if key in taken and (not mine.returned or mine.index == mine.root):
+                come.append(taken[key])
+            if not come and seam is None and not agrees(row):
+                off.add(mine.root)
+            if not come or (agrees(row) and (mine.returned or own is None)):
+                continue
+            first = min(come, key=_place)
+            if mine.returned:
+                origin[mine.root] = first
+            else:
+                taken[key] = first
+            if not agrees(row):
+                found[row.place] = first
+        return found
+
+    def _through(self, row: Compared, seam: Seam, origin: dict[int, Reach], off: set[int]) -> Reach | None:
+        """What reaches a value through a seam: the difference there, or an earlier one that its calls took; None where
+        they took what is ``off`` for another reason.
+        """
+        inputs = list(self.diff.inputs_of(seam))
+        if any(root in off and root not in origin for root in inputs):
+            return None
+        difference = self.diff.leading_to(seam, self._excused)
+        if agrees(row) and (None in (seam.mine_of, seam.theirs_of) or not _may_reorder(row, difference)):
+            return None
+        before = [origin[root] for root in inputs if root in origin]
+        return min([*before, Reach(self._begins(difference, seam), difference)], key=_place)
+
+    def _begins(self, difference: GraphDifference, seam: Seam) -> float:
+        calls = ((which, call) for which, calls in enumerate((difference.mine, difference.theirs)) for call in calls)
+        alone = [self._place_of[which][call.first.index] for which, call in calls]
+        return min(alone, default=self._place_of[0][seam.mine.index])
+
+    @cached_property
+    def _place_of(self) -> tuple[dict[int, float], dict[int, float]]:
+        """The place of each value of the run and of the reference, by index: of those that only the side has that does
+        not give the order, the place of the next one that has a twin.
+        """
+        found: tuple[dict[int, float], dict[int, float]] = ({}, {})
+        for row in self.step.rows:
+            for which, value in enumerate((row.mine, row.theirs)):
+                if value is not None and row.root is not None:
+                    found[which][value.index] = row.place
+        for which, step in enumerate(self.step.alignment.sides):
+            after = float(len(self.step.rows))
+            for value in reversed(step.values):
+                after = found[which].setdefault(value.index, after)
+        return found
+
+    def _row(self, difference: GraphDifference) -> Compared:
+        """The row of the first call that only the run has, else that only the reference has, else of the seam."""
+        for which, calls in enumerate((innermost(difference.mine), innermost(difference.theirs))):
+            if calls:
+                return self._row_of((calls[0].outs or calls[0].values)[0], which)
+        assert difference.seam is not None
+        return self._row_of(difference.seam.mine, 0)
+
+    def _row_of(self, value: Value, which: int) -> Compared:
+        sides = ((row, (row.mine, row.theirs)[which]) for row in self.step.rows)
+        return next(row for row, side in sides if side is not None and side.index == value.index)
+
+
+def innermost(calls: Sequence[Call]) -> list[Call]:
+    """Calls without those of modules, where there are others."""
+    return [call for call in calls if call.first.kind == "op"] or list(calls)
+
+
+def agrees(row: Compared) -> bool:
+    """Whether a value is as in the reference, up to rounding."""
+    return row.judgement in ("equal", "within")
+
+
+def is_apart(row: Compared) -> bool:
+    """Whether it is known that rounding does not explain how a value differs."""
+    return row.judgement in ("beyond", "propagated") or row.rewired
+
+
+def _may_reorder(row: Compared, difference: GraphDifference) -> bool:
+    """Whether a value may have the same numbers in another order, which statistics do not show: where calls that only
+    move numbers are the difference.
+    """
+    measured = row.distance is not None and row.distance.how == "tensor"
+    calls = innermost([*difference.mine, *difference.theirs])
+    return not measured and all(op_class_of(function_of(call.first.api)) == "exact" for call in calls)
+
+
+def _place(reach: Reach) -> float:
+    return reach.place

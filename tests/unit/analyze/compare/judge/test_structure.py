@@ -1,0 +1,134 @@
+"""Which difference of two call graphs is to blame, and how it is named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.made_steps import Making, by_statistics, exactly
+
+from trueline.analyze.compare.judge.first_cause import conclude
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.value_judgement import Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+from trueline.schema.finding import Finding
+
+API = "torch."
+
+
+def told(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[Finding, str]:
+    """The leading finding, and the site of the first difference."""
+    findings, site = concluded(mine, theirs, measure=measure)
+    return findings[0], site
+
+
+def concluded(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[list[Finding], str]:
+    """Findings that are no mere information, and the site of the first difference."""
+    alignment = align(mine.done, theirs.done, NameMap())
+    run: Any = SimpleNamespace(path="runs/a", env={}, record_ranks=(), has_records=False)
+    step = Step(run, 0, 0, alignment, Divergence(alignment, measure=measure).rows)
+    found = conclude(run, run, [step])
+    grave = [finding for finding in found.findings if finding.severity != "info"]
+    return grave, "" if found.first is None else str(value_of(found.first[1]).site)
+
+
+def array(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape or (8, 6)).astype(np.float32)
+
+
+def called(making: Making, op: str, *ins: Any, out: Any) -> Any:
+    making.call(f"m.sub.{op}", f"{API}{op}", ins, out)
+    return out
+
+
+def activated(op: str, *, z: Any) -> Making:
+    """t = op(y) + y of y = linear(x), where op returns ``z``."""
+    making = Making(op)
+    y = called(making, "linear", array(0), array(1, 6, 6), out=array(2))
+    called(making, op, y, out=z)
+    called(making, "add", z, y, out=z + y)
+    return making
+
+
+def test_calls_of_one_run_are_named_and_come_before_what_they_change() -> None:
+    finding, site = told(activated("tanh", z=array(3)), activated("gelu", z=array(4)))
+    assert (finding.code, finding.severity) == ("structure-differs", "error")
+    assert "only in RUN: `tanh` in `m.sub`; only in REF: `gelu` in `m.sub`" in finding.claim
+    assert site == "0.0/r0/fwd/m.sub.tanh#0:out0"
+
+
+def test_another_way_to_compute_the_same_is_no_difference() -> None:
+    z = array(3)
+    assert concluded(activated("tanh", z=z), activated("gelu", z=z * np.float32(1 + 1e-7))) == ([], "")
+
+
+def test_a_call_that_was_left_out_is_named_where_only_the_reference_has_it() -> None:
+    left_out = Making()
+    y = called(left_out, "linear", array(0), array(1, 6, 6), out=array(2))
+    called(left_out, "add", y, y, out=y + y)
+    finding, site = told(left_out, activated("gelu", z=array(3)))
+    assert "different operations: only in REF: `gelu` in `m.sub`. " in finding.claim
+    assert site == "0.0/r0/fwd/m.sub.gelu#0:out0"
+
+
+def joined(*, exchanged: bool, sums: str = "cat") -> Making:
+    making = Making()
+    x = array(0)
+    up, skip = called(making, "gelu", x, out=array(1)), called(making, "tanh", x, out=array(2))
+    one, other = (skip, up) if exchanged else (up, skip)
+    both = np.concatenate([one, other]) if sums == "cat" else up + skip
+    called(making, sums, one, other, out=both)
+    weights = array(5, len(both)).reshape(-1, 1)
+    called(making, "linear", both, weights, out=both * weights)
+    return making
+
+
+@pytest.mark.parametrize("measure", [exactly, by_statistics])
+def test_an_input_from_another_call_is_named_with_both(measure: Any) -> None:
+    finding, site = told(joined(exchanged=True), joined(exchanged=False), measure=measure)
+    assert finding.code == "structure-differs"
+    assert "input 0 of `cat` in `m.sub` comes from `m.sub.tanh`, in REF from `m.sub.gelu`" in finding.claim
+    assert site == "0.0/r0/fwd/m.sub.cat#0:in0"
+
+
+def test_operands_in_another_order_are_not_to_blame() -> None:
+    mine, theirs = joined(exchanged=True, sums="add"), joined(exchanged=False, sums="add")
+    assert concluded(mine, theirs) == ([], "")
+    for making, off in ((mine, 0.1), (theirs, 0.0)):
+        product = making.values[-1].load
+        assert product is not None
+        called(making, "relu", product(), out=array(9) * np.float32(1 + off))
+    finding, site = told(mine, theirs)
+    assert (finding.code, site) == ("first-divergence", "0.0/r0/fwd/m.sub.relu#0:out0")
+
+
+def test_a_fault_behind_calls_that_agree_is_not_theirs() -> None:
+    """What moves numbers in another way leads to a sum that agrees and, with the fault, to a product that does not."""
+
+    def made(op: str, off: float) -> Making:
+        making = Making()
+        x = called(making, "linear", array(0), array(1, 6, 6), out=array(2))
+        angle = called(making, op, x, out=array(3))
+        called(making, "add", angle, x, out=angle + x)
+        y = called(making, "relu", x, out=array(4) * np.float32(1 + off))
+        called(making, "mul", angle, y, out=angle * y)
+        return making
+
+    finding, site = told(made("roll", 0.1), made("flip", 0.0), measure=by_statistics)
+    assert (finding.code, site) == ("first-divergence", "0.0/r0/fwd/m.sub.relu#0:out0")
+
+
+def test_calls_without_a_twin_that_take_what_is_off_are_a_consequence() -> None:
+    def made(op: str, off: float) -> Making:
+        making = Making()
+        factor = called(making, f"{op}_factor", array(6), out=array(7))
+        x = called(making, "linear", array(0), array(1, 6, 6), out=array(2) * np.float32(1 + off))
+        y = called(making, op, x, factor, out=x * factor)
+        called(making, "add", y, x, out=y + x)
+        return making
+
+    finding, site = told(made("double", 0.1), made("twice", 0.0))
+    assert (finding.code, site) == ("first-divergence", "0.0/r0/fwd/m.sub.linear#0:out0")
