@@ -261,8 +261,14 @@ def test_what_was_recorded_after_the_last_update_is_no_step() -> None:
 
 
 JUDGED = Judged(
-    (JudgedPass("forward", 300, 290, {"it was not measured": 10}, 3, 4), JudgedPass("backward", 300, 150, {}, 0, 1)),
-    (JudgedPass("forward", 100, 98, {"it was not measured": 2}, 1, 2), JudgedPass("backward", 100, 90, {}, 0, 0)),
+    (
+        JudgedPass("forward", 300, 290, {"it was not measured": 10}, 3, 4, 300, 300),
+        JudgedPass("backward", 300, 150, {}, 0, 1, 300, 300),
+    ),
+    (
+        JudgedPass("forward", 100, 98, {"it was not measured": 2}, 1, 2, 100, 100),
+        JudgedPass("backward", 100, 90, {}, 0, 0, 100, 100),
+    ),
     first_step=5,
     num_steps=3,
 )
@@ -290,7 +296,7 @@ def test_calls_of_one_run_are_named_with_their_lines() -> None:
 
 
 def test_too_little_that_was_judged_is_no_verdict() -> None:
-    few = replace(JUDGED, at_first_step=(JudgedPass("backward", 100, 30, {"it was not measured": 70}, 0, 0),))
+    few = replace(JUDGED, at_first_step=(JudgedPass("backward", 100, 30, {"it was not measured": 70}, 0, 0, 100, 100),))
     told = replace(rounding_comparison(), judged=few)
     assert told.exit_code == 3
     assert story_of(told).status == "unknown"
@@ -299,6 +305,8 @@ def test_too_little_that_was_judged_is_no_verdict() -> None:
         "not measured."
     )
     assert replace(made_comparison(), judged=few).exit_code == 1
+    pieces = replace(few, at_first_step=(JudgedPass("backward", 100, 30, {"only in RUN": 70}, 23, 0, 100, 40),))
+    assert pieces.lacking == ""  # one call of the reference is several of the run
 
 
 def test_a_loss_that_is_no_number_is_the_largest_difference() -> None:

@@ -75,15 +75,16 @@ Pass = Literal["forward", "backward", "update", "communication"]
 
 ENOUGH_FRAC = 1 / 3
 """The share (0-1) of the values of the forward, and of the backward pass of the first step that must have been judged
-for a verdict that nothing but rounding differs. Of healthy pairs of the corpus (``benchmarks/compare/corpus``) one that
-computes each product in pieces, which are calls that its reference does not make, has the least: 0.45 of the forward
-pass. Below a third, what was not compared outweighs what was by two to one."""
+for a verdict that nothing but rounding differs: of those of the run that has fewer, as the other one may compute in
+several calls what is one call here. Of healthy pairs, one model in two frameworks has the least: 0.47 of the forward
+pass (``tests/unit/analyze/compare/match/test_name_maps.py``). Below a third, what was not compared outweighs what was
+by two to one."""
 
 
 @fact()
 class JudgedPass:
-    """Of the values of one pass, how many were judged, and of the others how many for which reason; and the calls that
-    only the run, or only the reference, makes. Steps and ranks are added up.
+    """Of the values of one pass, how many were judged, and of the others how many for which reason; how many the run
+    and the reference have; and the calls that only one of them makes. Steps and ranks are added up.
     """
 
     name: Pass
@@ -92,6 +93,13 @@ class JudgedPass:
     not_judged: Mapping[str, int]
     calls_in_run_only: int
     calls_in_ref_only: int
+    values_of_run: int
+    values_of_ref: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether ``ENOUGH_FRAC`` were judged, of the values of the run that has fewer."""
+        return self.judged >= ENOUGH_FRAC * min(self.values_of_run, self.values_of_ref)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Judged:
             coarse = each.not_judged.get(self.coarse, 0)
             if each.name in ("forward", "backward") and 2 * coarse > each.values:
                 return self._lacks(each, coarse, self.coarse)
-            if each.name in ("forward", "backward") and each.judged < ENOUGH_FRAC * each.values:
+            if each.name in ("forward", "backward") and not each.enough:
                 why, num = max(each.not_judged.items(), key=lambda item: item[1])
                 return self._lacks(each, num, why)
         return ""

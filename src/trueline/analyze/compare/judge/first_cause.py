@@ -44,7 +44,7 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     """
     findings, first = _by_laws(steps)
     marked = steps
-    if late is not None and (first is None or execution_order(steps[late.at], late.row) <= execution_order(*first)):
+    if late is not None and (first is None or _is_before(steps[late.at], late, first)):
         rows = [late.row if row.place == late.row.place else row for row in steps[late.at].rows]
         step = replace(steps[late.at], rows=rows)
         findings, first, marked = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
@@ -61,6 +61,14 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
         findings += _explained(steps)
     findings += [*_sites_missing(steps), *([] if part else _dtype_differs(steps)), *_numbers_differ(steps)]
     return Conclusion(in_causal_order(findings), first, marked)
+
+
+def _is_before(step: Step, late: LateFault, first: First) -> bool:
+    """Whether a late fault comes before ``first``. At one value, a change between two steps is an exact contradiction,
+    and the laws know more than a value's own history.
+    """
+    order, other = execution_order(step, late.row), execution_order(*first)
+    return order < other or (order == other and late.finding.false_alarm_rate == 0.0)
 
 
 def in_causal_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -93,7 +101,9 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
     if structure is not None:
         return [*findings, _structure_differs(*structure)], (structure[0], structure[1].row)
     if others:
-        findings.append(_FINDING_OF[_origin(others[0][1])](others))
+        finding = _FINDING_OF[_origin(others[0][1])](others)
+        # Parts of a merged weight are parameters too, and their call is given the whole.
+        findings += [] if weights and finding.code == "weight-differs" else [finding]
     findings += _wiring_differs(concerned, before=others[0] if others else None)
     return findings, (others or weights or _rewired(concerned) or [None])[0]
 

@@ -41,6 +41,8 @@ class _Count:
     why: Counter[str] = field(default_factory=Counter[str])
     run_only: int = 0
     ref_only: int = 0
+    of_run: int = 0
+    of_ref: int = 0
 
 
 def judged_share(steps: Sequence[Step]) -> Judged:
@@ -62,6 +64,8 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
         for row in step.rows:
             count, why = counts[_PASSES[value_of(row).site.phase]], _not_judged(row)
             count.values += 1
+            count.of_run += row.mine is not None
+            count.of_ref += row.theirs is not None
             if why:
                 count.why[why] += 1
             else:
@@ -73,7 +77,13 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
                 count.run_only += theirs is None
                 count.ref_only += mine is None
     return tuple(
-        JudgedPass(name, count.values, count.judged, dict(count.why.most_common()), count.run_only, count.ref_only)
+        JudgedPass(
+            name,
+            count.values,
+            count.judged,
+            dict(count.why.most_common()),
+            *(count.run_only, count.ref_only, count.of_run, count.of_ref),
+        )
         for name in dict.fromkeys(_PASSES.values())
         if (count := counts.get(name)) is not None
     )
