@@ -10,6 +10,7 @@ from typing import Any
 
 from trueline.analyze.compare.judge.argument_differences import different_arguments, is_fraction, shown_arguments
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
+from trueline.analyze.compare.judge.cut_gradients import CutGradient, cut_gradient
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.precision import DtypesPart, dtypes_part
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
@@ -100,6 +101,9 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
     structure = _first_structure(concerned)
     if structure is not None:
         return [*findings, _structure_differs(*structure)], (structure[0], structure[1].row)
+    cut = next(((step, found) for step in concerned or steps if (found := cut_gradient(step)) is not None), None)
+    if cut is not None:
+        return [*findings, _gradients_cut(*cut)], (cut[0], cut[1].row)
     if others:
         finding = _FINDING_OF[_origin(others[0][1])](others)
         # Parts of a merged weight are parameters too, and their call is given the whole.
@@ -136,6 +140,24 @@ def _structure_differs(step: Step, cause: StructureCause) -> Finding:
         next=("Compare the code of both runs at these lines.", command_for(step.run.path, after.site)),
     )
     return replace(finding, measured=cause.after.distance and cause.after.distance.rel, unit="relative L2 difference")
+
+
+def _gradients_cut(step: Step, cut: CutGradient) -> Finding:
+    """Gradients that end or turn at a call that only one run makes, or that only one run has."""
+    words = difference_in_words(step, cut.difference)
+    claim = f"The two runs call different operations: {words}. " if words else ""
+    if cut.params:
+        verb = "has a gradient" if len(cut.params) == 1 else "have a gradient"
+        claim += (
+            f"{counted(len(cut.params), 'parameter')} {verb} only in {'RUN' if cut.of_run else 'REF'}: "
+            f"{named_some(cut.params)}."
+        )
+    else:
+        claim += f"The values agree, and gradients do not, first {value_of(cut.after).site}."
+    evidence = {"difference": words, "parameters": cut.params[:100]}
+    code = "Compare the code of both runs at these lines." if words else "Compare where both runs cut gradients off."
+    next = (code, command_for(step.run.path, value_of(cut.row).site))
+    return _finding("structure-differs", "error", claim, [(step, cut.row)], evidence=evidence, next=next)
 
 
 def _all(steps: Sequence[Step], *origins: str) -> Iterator[First]:

@@ -62,6 +62,22 @@ class Structure:
         after = next((row for row in self.step.rows if self._is_reached_by(row, found) and is_apart(row)), rows[0])
         return Cause(found.difference, found.place, self._row(found.difference), after)
 
+    def passing_on(
+        self, calls: tuple[Call, Call] | None, functions: frozenset[str]
+    ) -> tuple[GraphDifference, Compared] | None:
+        """Calls of ``functions`` without a twin that take what one of the matched ``calls`` took or returned, and the
+        row to show of them.
+        """
+        if calls is None:
+            return None
+        found: list[list[Call]] = []
+        for call, alone in zip(calls, (self.diff.alone.mine, self.diff.alone.theirs), strict=True):
+            roots = {value.root for value in call.values}
+            some = [each for each in alone if function_of(each.first.api) in functions]
+            found.append([each for each in some if roots & {value.root for value in each.ins}])
+        difference = GraphDifference(*found)
+        return (difference, self._row(difference)) if any(found) else None
+
     def _is_reached_by(self, row: Compared, reach: Reach) -> bool:
         return row.place in self._reached and self._reached[row.place].difference is reach.difference
 

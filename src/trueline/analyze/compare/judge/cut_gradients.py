@@ -1,0 +1,94 @@
+"""Where gradients end or turn in one run: at a call that passes numbers on and that only one run makes, as ``detach``.
+
+The forward pass does not show it. The first gradient, in the order of the backward pass, that differs or that only one
+run has belongs to a forward call; a call without a twin that takes what this one returned, or took, is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.structure import Structure, agrees
+from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.match.graph_diff import GraphDifference
+from trueline.analyze.recorded.step_values import Call
+
+_PASSING_ON = frozenset({"detach", "view_as", "alias", "clone", "requires_grad"})
+"""Functions that return the numbers they are given; a custom autograd function shows as one of them."""
+
+
+class CutGradient(NamedTuple):
+    """Calls that only one run makes (none where no such call was recorded), the ``row`` to show of them, the first
+    gradient ``after`` them that differs, and the parameters that only one run (``of_run``) has gradients of.
+    """
+
+    difference: GraphDifference
+    row: Compared
+    after: Compared
+    params: list[str]
+    of_run: bool
+
+
+def cut_gradient(step: Step) -> CutGradient | None:
+    """Where gradients of a step end or turn, where the forward pass agrees and gradients of parameters do not."""
+    params = list(_without_twin(step))
+    first = step.first
+    of_backward = first is not None and value_of(first).site.phase != "fwd"
+    if not params and not of_backward and not (first is None and step.rewired_rows):
+        return None
+    if first is not None and not of_backward:
+        return None
+    structure = Structure(step)
+    for row in _first_gradients(step):
+        found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
+        if found is not None:
+            return CutGradient(*found, row, [value_of(each).site.name for each in params], _is_of_run(params))
+    if not params or first is not None:
+        return None
+    after = params[0]
+    return CutGradient(
+        GraphDifference((), ()), after, after, [value_of(each).site.name for each in params], _is_of_run(params)
+    )
+
+
+def _is_of_run(params: list[Compared]) -> bool:
+    return bool(params) and params[0].mine is not None
+
+
+def _without_twin(step: Step) -> Iterator[Compared]:
+    """Gradients, not all zero, of parameters that both runs have, where only one run has a gradient."""
+    both = {row.mine.site.name for row in step.rows if row.mine and row.theirs and row.mine.site.phase == "param"}
+    both |= {row.theirs.site.name for row in step.rows if row.mine and row.theirs and row.theirs.site.phase == "param"}
+    phases = [{value.site.phase for value in side.values if value.kind == "param"} for side in step.alignment.sides]
+    phase = "grad" if all("grad" in each for each in phases) else "bwd"
+    for row in step.rows if all(phase in each for each in phases) else ():
+        value = value_of(row)
+        if not row.unmatched or value.kind != "param" or value.site.phase != phase or value.site.name not in both:
+            continue
+        if value.stats is not None and value.stats.sum_sq > 0:
+            yield row
+
+
+def _first_gradients(step: Step) -> list[Compared]:
+    """Gradients that differ or that only one run has, in the order of the backward pass."""
+    rows = [row for row in step.rows if value_of(row).site.phase == "bwd" and value_of(row).kind == "op"]
+    return sorted((row for row in rows if not agrees(row)), key=lambda row: _in_order(step, row))
+
+
+def _in_order(step: Step, row: Compared) -> float:
+    """Both runs go backwards through the same calls: the share of the step that came before."""
+    which = 0 if row.mine is not None else 1
+    return value_of(row).index / len(step.alignment.sides[which].values)
+
+
+def _forward_calls(step: Step, row: Compared) -> tuple[Call, Call] | None:
+    """The forward call that a gradient belongs to, of both runs."""
+    site, which = value_of(row).site, 0 if row.mine is not None else 1
+    for pair in step.alignment.calls:
+        call = pair[which]
+        if call is not None and call.key == (site.micro, "fwd", site.name, site.call):
+            one, other = pair
+            return (one, other) if one is not None and other is not None else None
+    return None

@@ -1,0 +1,59 @@
+"""Gradients that end at a call that only one run makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.analyze.compare.judge.test_structure import API, array, called, concluded, told
+from tests.unit.made_steps import Making
+
+
+def trained(*, detached: bool = False, gradient: Any = None, of_y: int | None = 4) -> Making:
+    """t = y + x of y = linear(x, w); ``gradient`` is that of w, None where none arrives, ``of_y`` the seed of y's."""
+    making = Making()
+    x, w, y = array(0), array(1, 6, 6), array(2)
+    called(making, "linear", x, w, out=y)
+    branch = called(making, "detach", y, out=y.copy()) if detached else y
+    t = called(making, "add", branch, x, out=branch + x)
+    called(making, "mean", t, out=np.float32(t.mean()).reshape(1))
+    making.put("bwd", "m.sub.add", "out0", array(3), api=f"{API}add")
+    making.put("bwd", "m.sub.add", "in0", array(4), api=f"{API}add")
+    if gradient is not None and of_y is not None:
+        making.put("bwd", "m.sub.linear", "out0", array(of_y), api=f"{API}linear")
+    if gradient is not None:
+        making.put("grad", "m.sub.weight", "grad", gradient, kind="param")
+    making.put("grad", "m.sub.bias", "grad", array(6, 6), kind="param")
+    making.put("param", "m.sub.weight", "param", w, kind="param")
+    return making.put("param", "m.sub.bias", "param", array(7, 6), kind="param")
+
+
+def test_the_call_at_which_gradients_end_is_named() -> None:
+    finding, site = told(trained(detached=True), trained(gradient=array(5, 6, 6)))
+    assert (finding.code, finding.severity) == ("structure-differs", "error")
+    assert "only in RUN: `detach` in `m.sub`. 1 parameter has a gradient only in REF: m.sub.weight." in finding.claim
+    assert site == "0.0/r0/fwd/m.sub.detach#0:out0"
+
+
+def test_without_such_a_call_the_parameters_are_named() -> None:
+    finding, site = told(trained(gradient=array(5, 6, 6)), trained())
+    assert finding.claim == "1 parameter has a gradient only in RUN: m.sub.weight."
+    assert site == "0.0/r0/grad/m.sub.weight#0:grad"
+
+
+def test_a_call_at_which_gradients_turn_is_named() -> None:
+    wrong = trained(detached=True, gradient=array(8, 6, 6), of_y=9)
+    finding, site = told(wrong, trained(gradient=array(5, 6, 6)))
+    assert "only in RUN: `detach` in `m.sub`. The values agree, and gradients do not" in finding.claim
+    assert site == "0.0/r0/fwd/m.sub.detach#0:out0"
+
+
+@pytest.mark.parametrize("gradient", [None, np.zeros((6, 6), np.float32)])
+def test_no_gradient_is_one_of_zeros(gradient: Any) -> None:
+    assert concluded(trained(gradient=gradient), trained()) == ([], "")
+
+
+def test_numbers_passed_on_without_consequence_are_no_difference() -> None:
+    gradient = array(5, 6, 6)
+    assert concluded(trained(detached=True, gradient=gradient, of_y=None), trained(gradient=gradient)) == ([], "")
