@@ -284,6 +284,17 @@ def test_how_much_was_judged_is_said_of_the_first_step_and_of_all() -> None:
     assert judged_text(Judged()) == ""
 
 
+def test_rounding_explains_only_what_could_be_judged() -> None:
+    assert story_of(rounding_comparison()).headline.startswith("Rounding explains all of it: ")
+    told = story_of(replace(rounding_comparison(), judged=JUDGED))
+    assert told.headline.startswith("Rounding explains all that could be judged: ")
+
+
+def test_a_value_that_only_one_run_has_has_one_dtype() -> None:
+    alone = replace(made_comparison().first, ref_site=None, ref_dtype="")
+    assert dict(story_of(replace(made_comparison(), first=alone)).facts)["what"].endswith(", float32 4x32x256")
+
+
 def test_calls_of_one_run_are_named_with_their_lines() -> None:
     calls = (
         OneSidedCall(False, "0.0/r0/fwd/m.amax#0:in0", "m.amax", "model.py:41 forward", 3),

@@ -138,8 +138,10 @@ def _headline(comparison: Comparison, leading: Finding | None) -> str:
         return f"The same: {_all_of(compared)} equal, bit for bit as far as was recorded."
     differing = compared - counts["equal"]
     if counts["within"] == differing:
+        sums = comparison.judged.sums(comparison.judged.passes)
+        what = "all of it" if sums["judged"] == sums["values"] else "all that could be judged"
         return (
-            f"Rounding explains all of it: {differing:,} of {counted(compared, 'value')} "
+            f"Rounding explains {what}: {differing:,} of {counted(compared, 'value')} "
             f"{'differs' if differing == 1 else 'differ'}, none by more than rounding does."
         )
     return f"No value to blame: {counts_text(comparison)}"
@@ -182,7 +184,9 @@ def _what(first: ComparedRow, call: RecordedCall | None) -> str:
     module = call.module if call is not None else ""
     what = first.api or first.kind
     within = f" in {module}" if module and first.kind == "op" else ""
-    dtypes = first.dtype if first.dtype == first.ref_dtype else f"{first.dtype} (REF {first.ref_dtype})"
+    dtypes = first.dtype or first.ref_dtype
+    if first.dtype and first.ref_dtype and first.dtype != first.ref_dtype:
+        dtypes = f"{first.dtype} (REF {first.ref_dtype})"
     return f"{what}{within}, {dtypes} {shape_text(first.shape)}"
 
 

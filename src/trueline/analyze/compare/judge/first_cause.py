@@ -500,6 +500,8 @@ def _by(row: Compared) -> str:
         return NONFINITE
     if row.distance.rel is None:
         return "by an amount that checksums do not show" if _by_checksum(row) else "it cannot be compared"
+    if row.distance.reordered:
+        return "in the order of its numbers, which are the same as far as statistics show"
     times = row.times
     factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
     least = "" if row.distance.how == "tensor" else "at least about "

@@ -78,11 +78,11 @@ def nothing_aligned(
             f"Nothing of a model was recorded in '{empty}' at step {mine.step}, and nothing aligns. Record it with "
             "`trueline run --plan mix -- COMMAND`."
         )
-    a, b = _nearest(own, other)
+    a, b, are_alike = _nearest(own, other)
+    hint = f"Pass --map '{_renaming(a, b)}'" if are_alike else "If they are one model, pass a --map of its names"
     return AlignmentError(
         f"0 of {len(own):,} modules and parameters of '{mine.label}' exist in '{theirs.label}', which has "
-        f"{len(other):,}. '{mine.label}' has '{a}', '{theirs.label}' has '{b}'. "
-        f"Pass --map '{_renaming(a, b)}' or record again."
+        f"{len(other):,}. '{mine.label}' has '{a}', '{theirs.label}' has '{b}'. {hint}, or record again."
     )
 
 
@@ -97,18 +97,18 @@ def _places(step: StepValues, plain: Callable[[str], str]) -> dict[str, str]:
     return {name: raw for name, raw in found.items() if name and name != ROOT}
 
 
-def _nearest(own: dict[str, str], other: dict[str, str]) -> tuple[str, str]:
-    """One name of each side, of two that have the same end where there are such."""
+def _nearest(own: dict[str, str], other: dict[str, str]) -> tuple[str, str, bool]:
+    """One name of each side, and whether these have the same end: then a rule that renames one may map others too."""
     by_end: dict[str, str] = {}
     for name in other:
         by_end.setdefault(name.rpartition(".")[2], name)
     for name in sorted(own, key=len, reverse=True):
         twin = by_end.get(name.rpartition(".")[2])
         if twin is not None and not twin.isdigit():
-            return own[name], other[twin]
+            return own[name], other[twin], True
     name = next(iter(own))
     near = difflib.get_close_matches(name, list(other), n=1, cutoff=0.0)
-    return own[name], other[near[0]]
+    return own[name], other[near[0]], False
 
 
 def _renaming(one: str, other: str) -> str:

@@ -232,3 +232,14 @@ def test_another_momentum_of_buffers_is_no_rounding() -> None:
     found = headline(step_of(normalized("run", momentum=0.01), normalized("ref")), mine=run_of(), theirs=run_of())
     assert (found.code, found.severity) == ("structure-differs", "error")
     assert "momentum is 0.01 and not 0.1" in found.claim
+
+
+def test_the_same_numbers_in_another_order_are_said_to_be_that() -> None:
+    step = chains(WRONG)
+    rows = [
+        replace(row, distance=replace(row.distance, reordered=True)) if row.judgement == "beyond" else row
+        for row in step.rows
+        if row.distance is not None
+    ]
+    found = headline(replace(step, rows=rows), mine=run_of(), theirs=run_of())
+    assert "in the order of its numbers, which are the same as far as statistics show" in found.claim

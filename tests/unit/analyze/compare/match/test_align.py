@@ -266,6 +266,13 @@ def test_nothing_in_common_is_an_error_that_names_a_map():
     assert not any(pair.reason for pair in align(mine, theirs, NameMap.load(suggested)).pairs)
 
 
+def test_names_that_have_no_end_in_common_give_no_rule():
+    one = Steps().add("stem.conv", "value", kind="param", phase="param", args=None)
+    other = Steps().add("head.proj", "value", kind="param", phase="param", args=None)
+    with pytest.raises(AlignmentError, match="If they are one model, pass a --map of its names, or record again"):
+        align(one.step, other.step, NameMap())
+
+
 def test_a_step_that_one_side_did_not_record_aligns_with_nothing():
     found = align(model().step, Steps().step, NameMap())
     assert all(pair.theirs is None for pair in found.pairs)
