@@ -16,7 +16,7 @@ from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rou
 from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.floors import floor_of
 from trueline.analyze.compare.match.align import Alignment
-from trueline.analyze.compare.op_names import function_of
+from trueline.analyze.compare.op_names import RANDOM, function_of
 from trueline.analyze.compare.result import Judgement
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
@@ -36,6 +36,9 @@ UNCERTAIN = 100.0
 
 WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put", "scatter", "masked_scatter"})
 """Functions whose first argument is written over, in whole or in part."""
+
+_DRAWN = frozenset(name for name in RANDOM if "dropout" not in name and name not in ("rrelu", "gumbel_softmax"))
+"""Functions whose result is random, whatever numbers they take."""
 
 Measure = Callable[[Value, Value], Distance]
 
@@ -168,6 +171,9 @@ class Divergence:
         """The judgement of a value; that of its first sighting for a tensor that was seen before."""
         if not self.expected.knows(value.root):
             expectation = self.expected.of(value, twin)
+            if twin is None and function_of(value.api) in _DRAWN and value.returned:
+                # Drawn by one run alone: what is computed from it must agree as if nothing had been drawn.
+                expectation = replace(expectation, rel=0.0, tainted=False)
             outcome = None if twin is None else self._compared(value, twin, expectation)
             self._learn(value, twin, expectation, outcome)
         elif twin is None:

@@ -132,3 +132,27 @@ def test_calls_without_a_twin_that_take_what_is_off_are_a_consequence() -> None:
 
     finding, site = told(made("double", 0.1), made("twice", 0.0))
     assert (finding.code, site) == ("first-divergence", "0.0/r0/fwd/m.sub.linear#0:out0")
+
+
+@pytest.mark.parametrize("draw", ["rand", "rand_like"])
+def test_random_numbers_of_one_run_explain_nothing(draw: str) -> None:
+    """Rows that a drawn mask drops in one run: what is decided by a draw is no decision that rounding may turn."""
+
+    def made(*, dropped: bool) -> Making:
+        making = Making()
+        x = called(making, "linear", array(0), array(1, 6, 6), out=array(2) * np.float32(1 + 1e-7 * dropped))
+        y = called(making, "gelu", x, out=array(3) * np.float32(1 + 1e-7 * dropped))
+        if dropped:
+            mask = called(
+                making,
+                "ge",
+                called(making, draw, *([x] if draw == "rand_like" else []), out=array(4)),
+                out=array(4) >= 0,
+            )
+            y = called(making, "mul", y, mask, out=y * mask)
+        called(making, "add", y, x, out=y + x)
+        return making
+
+    finding, site = told(made(dropped=True), made(dropped=False), measure=by_statistics)
+    assert f"only in RUN: `{draw}` in `m.sub`, `ge` in `m.sub` and `mul` in `m.sub`" in finding.claim
+    assert site == f"0.0/r0/fwd/m.sub.{draw}#0:out0"
