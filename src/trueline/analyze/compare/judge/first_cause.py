@@ -340,7 +340,7 @@ def _first_divergence(found: Sequence[First]) -> Finding:
 
 def _takes_parameter(step: Step, row: Compared) -> bool:
     """Whether the call of a value takes a parameter."""
-    sources = set() if row.expectation is None else set(row.expectation.sources)
+    sources = set[int]() if row.expectation is None else set(row.expectation.sources)
     return any(each.param is not None and each.root in sources for each in step.rows)
 
 

@@ -1,8 +1,8 @@
 """Settings of the optimizers of two runs that differ: by name, and since which update.
 
-A Run has the settings of its optimizer as they were at the start, and the learning rates of every step. A setting can
-only have caused what follows the first update that uses it. What else a schedule changes (betas, a momentum) shows in
-the arguments of the calls of the update, from which ``setting_of`` tells the setting.
+A Run has the settings of its optimizer once, as they were when its environment was written, and the learning rates of
+every step. A setting can only have caused what follows the first update that uses it. What else a schedule changes
+(betas, a momentum) shows in the arguments of the calls of the update, from which ``setting_of`` tells the setting.
 """
 
 from __future__ import annotations
