@@ -47,7 +47,7 @@ _NAMES: dict[OpClass, str] = {
     "attention": "scaled_dot_product_attention",
     "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
     "binary_cross_entropy_with_logits kl_div",
-    "scatter": "index_add scatter_add embedding_bag",
+    "scatter": "index_add scatter_add index_reduce scatter_reduce embedding_bag",
 }
 """Last parts of the names of torch functions and methods, without underscores at their ends."""
 

@@ -94,7 +94,7 @@ class Expected:
         self._executed: CallKey | None = None
         self._forward_roots: dict[tuple[int, str, int, str], int] = {}
         self._latest: dict[tuple[int, str, str], int] = {}
-        self._sized: tuple[Value, tuple[float | None, float]] | None = None
+        self._sized: tuple[Value, tuple[float | None, float, float]] | None = None
         self._around: tuple[tuple[int, str, str], list[_Called]] | None = None
         """Where ``_open_modules`` looked last, and what it found; None once another module was called."""
 
@@ -142,8 +142,8 @@ class Expected:
         reference = self._reference(value, twin)
         if self._sized is None or self._sized[0] is not reference:
             self._sized = reference, size_of(reference)  # asked for twice, before and after it is measured
-        rms, spread = self._sized[1]
-        return Operand(rel, rms, value.shape, spread, value.site.slot)
+        rms, spread, excess = self._sized[1]
+        return Operand(rel, rms, value.shape, spread, value.site.slot, excess)
 
     def _unrelated(self, value: Value, twin: Value | None) -> float:
         """The relative difference of two unrelated values of these sizes: the largest that is ever expected."""
@@ -273,7 +273,13 @@ class Expected:
 
     def _of_early_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         """The expectation for a gradient that arrives before that of the call that used the value."""
-        return next(self._hidden(value, out, dtype), None) or self._of_module_param(value, out, dtype)
+        hidden = list(self._hidden(value, out, dtype))
+        if not hidden:
+            return self._of_module_param(value, out, dtype)
+        rel, own = (math.hypot(*numbers) for numbers in zip(*((each.rel, each.own) for each in hidden), strict=True))
+        tainted = any(each.tainted for each in hidden)
+        sources = tuple(root for each in hidden for root in each.sources)
+        return replace(hidden[0], rel=rel, own=own, tainted=tainted, sources=sources)
 
     def _of_module_param(self, value: Value, out: Operand, dtype: str) -> Expectation:
         """The expectation for a parameter's gradient where calls were not recorded: a sum of the gradients that its
@@ -301,8 +307,23 @@ class Expected:
         else:
             rel = max(backward_rel(function, given, inputs, out), self._decided(value, taken))
         own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
-        summed = _summed_rounding(given, out, dtype)
+        made_in = self._made_in(call, dtype)
+        own = max(own, _both(rounding_rel(_unit(made_in))))
+        in_products = op_class_of(function) in ("matmul", "matvec")
+        summed = _summed_rounding(given, out, dtype, added_in=dtype if in_products else made_in)
         return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
+
+    def _made_in(self, call: _Called, dtype: str) -> str:
+        """The dtype in which the backward of a call computes a gradient of ``dtype``: that of the gradients which it
+        received where they are coarser. Autocast casts a weight, and its gradient back; CPU kernels of norms add up in
+        the dtype of the batch.
+        """
+        if not _is_float(dtype):
+            return dtype
+        for root in call.taken:
+            if _is_float(self._known[root].dtype):
+                dtype = coarser(dtype, self._known[root].dtype)
+        return dtype
 
     def _given_to(self, call: _Called) -> Operand:
         """The largest gradient that a backward received."""
@@ -392,14 +413,21 @@ def _both(rel: float) -> float:
     return math.sqrt(2) * rel
 
 
-def _summed_rounding(given: Operand, out: Operand, dtype: str) -> float:
-    """The rounding of a gradient that is summed over the dims that its input was broadcast to; else one rounding."""
+def _summed_rounding(given: Operand, out: Operand, dtype: str, added_in: str = "") -> float:
+    """The rounding of a gradient that is summed over the dims that its input was broadcast to; else one rounding.
+
+    ``added_in`` is the dtype of partial sums, where they may be coarser than the result.
+    """
     terms = given.numel // max(out.numel, 1)
     if terms <= 1 or not given.rms or not out.rms:
         return _both(rounding_rel(_unit(dtype)))
     # No upper limit: terms that cancel altogether, as in a gradient that ought to be 0, leave nothing but rounding.
     condition = max(given.rms * math.sqrt(terms) / out.rms, 1e-3)
-    return _both(op_rounding_rel("sum", dtype, dtype, terms, condition)) if _is_float(dtype) else 0.0
+    if not _is_float(dtype):
+        return 0.0
+    if added_in and added_in != dtype:
+        return _both(op_rounding_rel("scatter", added_in, added_in, terms, condition))
+    return _both(op_rounding_rel("sum", dtype, dtype, terms, condition))
 
 
 def _is_float(dtype: str) -> bool:

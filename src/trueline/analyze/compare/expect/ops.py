@@ -63,7 +63,7 @@ LAWS: dict[OpClass, OpLaw] = {
     "softmax": OpLaw((0.25, 7.0), roundings=5, per_term=1 / 192, length="elements of a row"),
     "attention": OpLaw((0.6, 2.0), order="blocked", roundings=5, narrow=1, length="keys plus the size of a head"),
     "loss": OpLaw((0.0, 7.0), roundings=2),
-    "scatter": OpLaw((0.05, 1.2), order="sequential", length="terms of each sum"),
+    "scatter": OpLaw((0.05, 1.2), order="sequential", length="terms of each sum", condition="|terms| / |sums|"),
     "unknown": OpLaw((0.0, 6.0), order="sequential", roundings=5, narrow=1, length="elements of a row"),
 }
 """By class of op.
@@ -101,5 +101,5 @@ def op_rounding_rel(op_class: OpClass, dtype_in: str, dtype_out: str, length: in
 def _sum_rel(law: OpLaw, op_class: OpClass, length: int, condition: float, u: float) -> float:
     if law.order is None:
         return 0.0
-    inner = condition if op_class in ("matmul", "matvec", "sum") else 1.0
+    inner = condition if op_class in ("matmul", "matvec", "sum", "scatter") else 1.0
     return dot_error_rel(length, u_accumulate=u, u_out=0.0, condition=inner, order=law.order)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from trueline.analyze.compare.op_names import OpClass, op_class_of
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.fact import fact
-from trueline.schema.formats import MASKS
+from trueline.schema.formats import FORMATS, MASKS
 
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
 _FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "prod"})
@@ -36,7 +36,8 @@ _MEANS = frozenset({"mean", "nanmean"})
 @fact()
 class Operand:
     """What a law needs to know of a value: ``rel`` is its relative difference, ``rms`` that of its numbers (None: not
-    measured), ``spread`` the rms over the standard deviation (1 for mean zero).
+    measured), ``spread`` the rms over the standard deviation (1 for mean zero), ``excess`` the rms over the smallest
+    number where all are positive.
     """
 
     rel: float
@@ -44,6 +45,7 @@ class Operand:
     shape: tuple[int, ...]
     spread: float = 1.0
     slot: str = ""
+    excess: float = 1.0
 
     @property
     def numel(self) -> int:
@@ -52,18 +54,33 @@ class Operand:
 
     def in_slot(self, slot: str) -> Operand:
         """The same value in another slot of a call."""
-        return self if slot == self.slot else Operand(self.rel, self.rms, self.shape, self.spread, slot)
+        return self if slot == self.slot else replace(self, slot=slot)
 
 
-def size_of(value: Value) -> tuple[float | None, float]:
-    """``rms`` and ``spread`` of an ``Operand`` that has the numbers of ``value``."""
+def size_of(value: Value) -> tuple[float | None, float, float]:
+    """``rms``, ``spread`` and ``excess`` of an ``Operand`` that has the numbers of ``value``."""
     stats = value.stats
     if stats is None or not stats.finite:
-        return None, 1.0
+        return None, 1.0, 1.0
     if _is_masked(value):
-        return abs(stats.max or 0.0) or None, 1.0
+        return abs(stats.max or 0.0) or None, 1.0, 1.0
     rms, std = stats.rms, stats.std
-    return rms or None, max(rms / std if rms and std else 1.0, 1.0)
+    least = stats.min or 0.0
+    return rms or None, max(rms / std if rms and std else 1.0, 1.0), max(rms / least if rms and least > 0 else 1.0, 1.0)
+
+
+def is_swamped(value: Value) -> bool:
+    """Whether some numbers are so low, as masks of -1e9 are, that no statistic shows how much the others differ."""
+    stats = value.stats
+    if stats is None or stats.min is None or stats.max is None or value.dtype not in FORMATS:
+        return False
+    return stats.min < -_SWAMPED * max(abs(stats.max), 1.0) and not (
+        _is_masked(value) and stats.projections is not None
+    )
+
+
+_SWAMPED = 1e3
+"""Ratio of the lowest number to the highest from which on it is taken for a mask."""
 
 
 def _is_masked(value: Value) -> bool:
@@ -91,6 +108,8 @@ def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int
         return max(math.prod(ins[1].shape[1:]), 1)
     if kind in ("product", "norm", "softmax", "loss"):
         return max(row, 1)
+    if kind == "scatter":
+        return _per_sum(function, ins, out) + 1
     if kind == "attention":
         return max(row + (ins[1].shape[-2] if len(ins) > 1 and len(ins[1].shape) > 1 else 0), 1)
     return max(first.numel // max(out.numel, 1), 1)
@@ -100,6 +119,9 @@ def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
     """The condition of a call as ``ops.LAWS`` defines it for its class, from measured norms; 1 where it has none."""
     kind = _class_of(function)
     ins = factors_first(function, ins)
+    if kind == "scatter" and ins and out.rms:
+        added = _added(function, ins)
+        return _bounded(math.hypot(ins[0].rms or 0.0, (added.rms or 0.0) * math.sqrt(_share(added, out))) / out.rms)
     if not out.rms or not ins or not ins[0].rms:
         return 1.0
     if kind == "product" and len(ins) > 1 and ins[1].rms:
@@ -120,7 +142,9 @@ def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
     if not alive:
         return 0.0
     if function in _POWERS:
-        return _powered(function, ins)
+        return _powered(function, ins, out)
+    if _class_of(function) == "scatter":
+        return _scattered(function, ins, out)
     return _FORWARD.get(_class_of(function), _additive)(factors_first(function, ins), out)
 
 
@@ -143,14 +167,16 @@ def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Ope
     others = [each for each in factors if each.slot != out.slot]
     if kind == "product" and len(others) < len(factors):
         return _product([given, *others], out)
+    if kind == "additive" and op_class_of(function) == "activation":
+        kind = "activation"  # exp and the like: the slope depends on the argument
     if kind in ("move", "additive", "product"):
         return _passed(given, out)
     if function == "softmax" and given.rms and out.shape:
         # Multiplied by weights that add up to 1 over a row of n: their rms is at most 1/sqrt(n).
         given = replace(given, rms=given.rms / math.sqrt(max(out.shape[-1], 1)))
     logits = _logits(ins) if kind == "attention" else max((each.rms or 1.0 for each in ins[:1]), default=1.0)
-    own = math.sqrt(sum(each.rel**2 for each in ins))
-    factor = max(1.0, logits) if kind in ("attention", "softmax", "loss") else 1.0
+    own = math.hypot(*(each.rel for each in ins))
+    factor = max(1.0, logits) if kind in ("attention", "softmax", "loss", "activation") else 1.0
     return math.hypot(_passed(given, out), _steepness(kind) * factor * own * _ratio(given, out))
 
 
@@ -192,18 +218,27 @@ def _passed(given: Operand, out: Operand) -> float:
 def _additive(ins: Sequence[Operand], out: Operand) -> float:
     """‖δ out‖² = Σ‖δ in‖²; numbers of an input that is broadcast are equally wrong wherever they are used."""
     if out.rms:
-        return math.sqrt(sum((each.rel * (each.rms or out.rms)) ** 2 for each in ins)) / out.rms
-    return math.sqrt(sum(each.rel**2 for each in ins))
+        return math.hypot(*(each.rel * (each.rms or out.rms) for each in ins)) / out.rms
+    return math.hypot(*(each.rel for each in ins))
 
 
-def _powered(function: str, ins: Sequence[Operand]) -> float:
-    return _POWERS[function] * math.sqrt(sum(each.rel**2 for each in ins))
+def _powered(function: str, ins: Sequence[Operand], out: Operand) -> float:
+    """Roots make more of the differences of small numbers. With δ of one size for all numbers, ‖δ√x‖² = Σδ²/4x is
+    about ‖δ‖²/4 over the mean of x, and over the smallest x where many are small; what divides has its largest results
+    where x is smallest.
+    """
+    small = 1.0
+    if function == "rsqrt":
+        small = max((each.excess for each in ins), default=1.0)
+    elif function == "sqrt" and ins and ins[0].rms and out.rms:
+        small = max(ins[0].rms / out.rms / out.rms, math.sqrt(ins[0].rms * ins[0].excess) / out.rms, 1.0)
+    return min(small, _MOST) * _POWERS[function] * math.hypot(*(each.rel for each in ins))
 
 
 def _through_zero(ins: Sequence[Operand], out: Operand) -> float:
     """GELU's slope is up to 1.13 times its value over its argument."""
     del out
-    return 1.2 * math.sqrt(sum(each.rel**2 for each in ins))
+    return 1.2 * math.hypot(*(each.rel for each in ins))
 
 
 def _factors(ins: Sequence[Operand], out: Operand) -> float:
@@ -244,18 +279,18 @@ def _quotient(ins: Sequence[Operand], out: Operand) -> float:
 def _product(ins: Sequence[Operand], out: Operand) -> float:
     """‖δA·B‖ = ‖δA‖·‖B‖/sqrt(K) for δA unrelated to B, which over ‖AB‖ is the condition; at least 1."""
     if len(ins) < 2 or not ins[0].rms or not ins[1].rms or not out.rms:
-        return math.sqrt(sum(each.rel**2 for each in ins))
+        return math.hypot(*(each.rel for each in ins))
     terms = max(math.sqrt(ins[0].numel * ins[1].numel / max(out.numel, 1)), 1.0)
     batches = max(min(ins[0].numel, ins[1].numel) / max(terms * max(out.shape[-1] if out.shape else 1, 1), 1.0), 1.0)
     condition = ins[0].rms * ins[1].rms * math.sqrt(terms / math.sqrt(batches)) / out.rms
     grown = max(1.0, min(condition, _MOST)) * math.hypot(ins[0].rel, ins[1].rel)
-    return math.sqrt(grown**2 + sum((each.rel * (each.rms or 0.0) / out.rms) ** 2 for each in ins[2:]))
+    return math.hypot(grown, *(each.rel * (each.rms or 0.0) / out.rms for each in ins[2:]))
 
 
 def _norm(ins: Sequence[Operand], out: Operand) -> float:
     """Rows are divided by their own size; where a mean is subtracted, the rest is smaller by ``spread``."""
     first, rest = ins[0], ins[1:]
-    return math.sqrt((1.5 * min(first.spread, _MOST) * first.rel) ** 2 + sum(each.rel**2 for each in rest))
+    return math.hypot(1.5 * min(first.spread, _MOST) * first.rel, *(each.rel for each in rest))
 
 
 def _softmax(ins: Sequence[Operand], out: Operand) -> float:
@@ -297,6 +332,37 @@ def _summed(ins: Sequence[Operand], out: Operand) -> float:
     return first.rel * min(most, first.rms * math.sqrt(terms) / out.rms * _SHARED)
 
 
+def _scattered(function: str, ins: Sequence[Operand], out: Operand) -> float:
+    """‖δ out‖² = ‖δ‖² of what is added to, and of what is added."""
+    added = _added(function, ins)
+    target = None if added is ins[0] or function == "embedding_bag" else ins[0]
+    if not out.rms:
+        return math.hypot(added.rel, 0.0 if target is None else target.rel)
+    moved = added.rel * (added.rms or 0.0) * math.sqrt(_share(added, out))
+    return math.hypot(moved, 0.0 if target is None else target.rel * (target.rms or 0.0)) / out.rms
+
+
+def _added(function: str, ins: Sequence[Operand]) -> Operand:
+    """What a call adds up by indices: its last tensor, of ``embedding_bag`` the rows of its weight."""
+    return ins[1] if function == "embedding_bag" and len(ins) > 1 else ins[-1]
+
+
+def _share(added: Operand, out: Operand) -> float:
+    """Numbers that are added for each result."""
+    return added.numel / max(out.numel, 1)
+
+
+def _per_sum(function: str, ins: Sequence[Operand], out: Operand) -> int:
+    """Terms of the longest sums, which get a few times as many as others."""
+    terms = ins[0].numel if function == "embedding_bag" else ins[-1].numel
+    sums = out.numel // (out.shape[-1] if function == "embedding_bag" and out.shape else 1)
+    return max(_UNEVEN * terms // max(sums, 1), 1)
+
+
+_UNEVEN = 4
+"""Ratio of the longest sum of a scatter to the usual one."""
+
+
 def _loss(ins: Sequence[Operand], out: Operand) -> float:
     """A mean of differences between logits, which does not average out where one cause is behind all of them."""
     return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (out.rms or 1.0))
@@ -321,7 +387,7 @@ _KINDS: Mapping[OpClass, str] = {
     "attention": "attention",
     "loss": "loss",
     "sum": "sum",
-    "scatter": "sum",
+    "scatter": "scatter",
 }
 
 _FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {

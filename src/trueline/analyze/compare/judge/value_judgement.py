@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from trueline.analyze.compare.expect.expectation import Expectation, Expected
 from trueline.analyze.compare.expect.ops import op_rounding_rel
+from trueline.analyze.compare.expect.propagation import is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.floors import floor_of
@@ -24,8 +25,12 @@ from trueline.schema.tolerance import Tolerance
 
 LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 """Times the expected difference that rounding still explains, by how the difference was measured;
-``benchmarks/compare`` has the largest that healthy pairs of runs reach. Statistics measure less exactly.
+``benchmarks/compare`` has the largest that healthy pairs of runs reach. Statistics measure less exactly, but for those
+with projections, which are as good as tensors.
 """
+
+_NOISE = 0.3
+"""The expected difference from which on a value is mostly noise, whose size may change too."""
 
 NONFINITE = "NaN or infinities in one run where the other has none"
 
@@ -232,6 +237,9 @@ class Divergence:
         elif distance.how != "tensor":
             most = math.inf if distance.most_rel is None else distance.most_rel
             rel = max(rel, min(expectation.rel, most))
+        if distance.how != "tensor" and is_swamped(value):
+            # Equal beside masks is not equal: what the inputs say holds.
+            rel, judgement = max(rel, expectation.rel), "propagated" if expectation.tainted else judgement
         if expectation.origin == "param" and judgement == "beyond":
             # The first call that uses a wrong weight is to be found by its result.
             self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False)
@@ -305,7 +313,8 @@ class Divergence:
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
     ) -> tuple[Expectation, float]:
         """The expectation and its limit in times: those of the Tolerance, where it has this site or kind."""
-        limit = LIMIT[distance.how]
+        fair = distance.most_rel is not None and expectation.rel < _NOISE
+        limit = LIMIT["tensor" if fair else distance.how]
         if self._tolerance is None or expectation.tainted:
             return expectation, limit
         mine, theirs = (value, twin) if self._run_is_guide else (twin, value)

@@ -37,7 +37,9 @@ def operand(x: Tensor, rel: float, slot: str) -> Operand:
     """What a record would know of ``x``."""
     rms = float(x.square().mean().sqrt())
     std = float(x.std(unbiased=False)) if x.numel() > 1 else rms
-    return Operand(rel, rms or None, tuple(x.shape), spread=max(rms / std, 1.0) if std else 1.0, slot=slot)
+    spread, least = max(rms / std, 1.0) if std else 1.0, float(x.min())
+    excess = max(rms / least, 1.0) if least > 0 else 1.0
+    return Operand(rel, rms or None, tuple(x.shape), spread=spread, slot=slot, excess=excess)
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -48,10 +50,22 @@ def operands(ins: Sequence[Tensor], rel: float = REL) -> list[Operand]:
     return [operand(x, rel, f"in{place}") for place, x in enumerate(ins)]
 
 
+ROWS = torch.randint(0, 24, (96,), generator=torch.Generator().manual_seed(7))
+PLACES = torch.randint(0, 40, (400,), generator=torch.Generator().manual_seed(8))
+
 Case = tuple[str, Callable[..., Tensor], Sequence[Tensor]]
 
 FORWARD: Mapping[str, Case] = {
     "linear": ("linear", functional.linear, (normal(32, 64), normal(48, 64, seed=1), normal(48, seed=2))),
+    "index_add to zeros": (
+        "index_add",
+        lambda to, x: to.index_add(0, ROWS, x),
+        (torch.zeros(24, 32, dtype=torch.float64), normal(96, 32)),
+    ),
+    "index_add": ("index_add", lambda to, x: to.index_add(0, ROWS, x), (normal(24, 32), normal(96, 32, seed=1))),
+    "scatter_add": ("scatter_add", lambda to, x: to.scatter_add(0, PLACES, x), (normal(40), normal(400, seed=1))),
+    "sqrt of squares": ("sqrt", torch.sqrt, (normal(64, 32).pow(4) + 1e-3,)),
+    "rsqrt with small numbers": ("rsqrt", torch.rsqrt, (normal(64, 32).square() + 1e-2,)),
     "matmul of batches": ("matmul", torch.matmul, (normal(4, 8, 16), normal(4, 16, 8, seed=1))),
     "addmm": ("addmm", torch.addmm, (normal(48), normal(32, 64, seed=1), normal(64, 48, seed=2))),
     "conv": ("conv2d", functional.conv2d, (normal(2, 4, 8, 8), normal(8, 4, 3, 3, seed=1))),
@@ -97,6 +111,7 @@ BACKWARD: Mapping[str, tuple[str, Callable[..., Tensor], Sequence[Tensor]]] = {
     "gelu": FORWARD["gelu"],
     "layer norm": FORWARD["layer norm"],
     "softmax": FORWARD["softmax"],
+    "exp": ("exp", torch.exp, (normal(64, 32),)),
     "attention": FORWARD["attention"],
     "add to all rows": ("add", torch.add, (normal(64, 32), normal(32, seed=1))),
     "transpose": FORWARD["transpose"],
