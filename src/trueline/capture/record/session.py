@@ -324,8 +324,10 @@ class Session:
                     self._gradients.watch(x, call, slot)
 
     @guarded
-    def _gradient(self, places: Places, gradient: Tensor) -> None:
+    def _gradient(self, places: Places, gradient: Tensor | None) -> None:
         self._phase = "grad"
+        if gradient is None:  # autograd calls hooks also where a backward returned None
+            return
         flat = iter(places)
         for call, slot in zip(flat, flat, strict=True):
             self._buffer.see(call, ((slot, gradient),), phase="bwd")

@@ -98,6 +98,35 @@ def test_the_gradient_of_a_parameter_is_seen_as_it_is_made():
         assert rows[f"0/bwd/{name}#0:grad"]["sum_sq"] == rows[f"0/grad/{name}#0:grad"]["sum_sq"] > 0
 
 
+class NoGradientForTheSecond(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_a_gradient_that_autograd_leaves_undefined_is_no_value():
+    class Undefined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x):
+            y = self.inner(x)
+            return NoGradientForTheSecond.apply(y, y * 2)
+
+    model = Undefined()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = by_site(
+        Recording(model, {"preset": "mix"}, optimizer).step(0, lambda: trained(model, optimizer, torch.ones(4, 6)))
+    )
+    assert "0/bwd/inner.linear#0:out0" in rows
+    assert "0/bwd/Undefined.mul#0:out0" not in rows
+
+
 def test_ops_have_the_name_of_their_module_and_are_seen_however_they_were_imported():
     from torch import relu, tanh
 
