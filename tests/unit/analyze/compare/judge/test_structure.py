@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import Making, by_statistics, exactly
 
-from trueline.analyze.compare.judge.first_cause import conclude
+from trueline.analyze.compare.judge.first_cause import Conclusion, conclude
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import Divergence
 from trueline.analyze.compare.match.align import align
@@ -27,12 +28,22 @@ def told(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[Findi
 
 def concluded(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[list[Finding], str]:
     """Findings that are no mere information, and the site of the first difference."""
+    found = conclusion(mine, theirs, measure=measure)
+    grave = [finding for finding in found.findings if finding.severity != "info"]
+    return grave, "" if found.first is None else str(value_of(found.first[1]).site)
+
+
+def all_findings(mine: Making, theirs: Making) -> Sequence[Finding]:
+    """Information, too."""
+    return conclusion(mine, theirs).findings
+
+
+def conclusion(mine: Making, theirs: Making, *, measure: Any = exactly) -> Conclusion:
+    """What is concluded of one step of each."""
     alignment = align(mine.done, theirs.done, NameMap())
     run: Any = SimpleNamespace(path="runs/a", env={}, record_ranks=(), has_records=False)
     step = Step(run, 0, 0, alignment, Divergence(alignment, measure=measure).rows)
-    found = conclude(run, run, [step])
-    grave = [finding for finding in found.findings if finding.severity != "info"]
-    return grave, "" if found.first is None else str(value_of(found.first[1]).site)
+    return conclude(run, run, [step])
 
 
 def array(seed: int, *shape: int) -> Any:
@@ -63,6 +74,13 @@ def test_calls_of_one_run_are_named_and_come_before_what_they_change() -> None:
 def test_another_way_to_compute_the_same_is_no_difference() -> None:
     z = array(3)
     assert concluded(activated("tanh", z=z), activated("gelu", z=z * np.float32(1 + 1e-7))) == ([], "")
+
+
+def test_calls_of_one_run_are_named_where_they_change_nothing() -> None:
+    z = array(3)
+    (finding,) = all_findings(activated("tanh", z=z), activated("gelu", z=z))
+    assert (finding.code, finding.severity) == ("site-missing", "info")
+    assert "In the forward pass only in RUN: `tanh` in `m.sub`; only in REF: `gelu` in `m.sub`." in finding.claim
 
 
 def test_a_call_that_was_left_out_is_named_where_only_the_reference_has_it() -> None:
