@@ -75,7 +75,7 @@ class Structure:
             roots = {value.root for value in call.values}
             some = [each for each in alone if function_of(each.first.api) in functions]
             found.append([each for each in some if roots & {value.root for value in each.ins}])
-        difference = GraphDifference(*found)
+        difference = GraphDifference(found[0], found[1])
         return (difference, self._row(difference)) if any(found) else None
 
     def _is_reached_by(self, row: Compared, reach: Reach) -> bool:

@@ -55,7 +55,8 @@ class GraphDiff:
             [call for call in graph.alone_before(maker) if call.key not in excused[which]]
             for which, (graph, maker) in enumerate(self._makers(seam))
         ]
-        return GraphDifference(*(sorted(calls, key=lambda call: call.first.index) for calls in found), seam)
+        mine, theirs = (sorted(calls, key=lambda call: call.first.index) for calls in found)
+        return GraphDifference(mine, theirs, seam)
 
     def keys_before(self, seam: Seam) -> tuple[set[CallKey], set[CallKey]]:
         """The keys of the same calls, of the run and of the reference."""
@@ -75,7 +76,8 @@ class GraphDiff:
     @property
     def alone(self) -> GraphDifference:
         """All calls without a twin."""
-        return GraphDifference(*(graph.alone for graph in self._graphs))
+        mine, theirs = self._graphs
+        return GraphDifference(mine.alone, theirs.alone)
 
     def _makers(self, seam: Seam) -> Iterator[tuple[_Graph, Call | None]]:
         return zip(self._graphs, (seam.mine_of, seam.theirs_of), strict=True)
