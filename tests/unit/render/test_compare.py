@@ -252,7 +252,7 @@ def test_ranks_of_a_step_are_told_and_merged_ones_too() -> None:
 
 def test_a_loss_of_several_ranks_is_that_of_the_worst() -> None:
     lines = steps_lines([step(0, rank=0, loss=0.0, within=1), step(0, rank=1, loss=0.2, within=1)])
-    assert lines[-1] == "The recorded loss (of the rank where it differs most) differs by 20 % at step 0."
+    assert lines[-1] == "The recorded loss of the rank where it differs most differs by 20 % at step 0."
 
 
 def test_what_was_recorded_after_the_last_update_is_no_step() -> None:

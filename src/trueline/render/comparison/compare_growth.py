@@ -58,7 +58,7 @@ def _loss(steps: Sequence[StepSummary]) -> str:
         return ""
     differing = {step: rel for step, rel in losses.items() if rel > 0}
     if not differing:
-        return f"{_whose(steps)} is the same at every step that has one."
+        return f"{_whose(steps, differs=False)} is the same at every step that has one."
     first = next(iter(differing))
     since = "" if first == next(iter(losses)) else f" from step {first} on"
     if len(differing) == 1:
@@ -68,11 +68,11 @@ def _loss(steps: Sequence[StepSummary]) -> str:
     )
 
 
-def _whose(steps: Sequence[StepSummary]) -> str:
+def _whose(steps: Sequence[StepSummary], *, differs: bool = True) -> str:
     """The loss that ``loss_rel`` is about: the last number that the forward pass of a rank returned."""
     ranks = {each.rank for each in steps if each.loss_rel is not None}
     if len(ranks) > 1:
-        return "The recorded loss (of the rank where it differs most)"
+        return f"The recorded loss of {'the rank where it differs most' if differs else 'every rank'}"
     rank = next(iter(ranks))
     return "The recorded loss" + (" of all ranks merged" if rank is None else f" of rank {rank}")
 

@@ -63,7 +63,9 @@ def size_of(value: Value) -> tuple[float | None, float, float]:
     if stats is None or not stats.finite:
         return None, 1.0, 1.0
     if _is_masked(value):
-        return abs(stats.max or 0.0) or None, 1.0, 1.0
+        seen = stats.projections  # which leave masks out
+        size = abs(stats.max or 0.0) if seen is None else math.hypot(*seen) / math.sqrt(len(seen) * stats.numel)
+        return size or None, 1.0, 1.0
     rms, std = stats.rms, stats.std
     least = stats.min or 0.0
     return rms or None, max(rms / std if rms and std else 1.0, 1.0), max(rms / least if rms and least > 0 else 1.0, 1.0)
