@@ -65,7 +65,10 @@ class Native:
         (float64 [S]).
         """
         found = self._numbers.get(x.dtype)
-        return found is not None and self._measure(x, *found, out_S, place, prints=False) is not None
+        if found is None:
+            return False
+        self._measure(x, *found, out_S, place, prints=False)
+        return True
 
     def all_into(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None = None) -> int | None:
         """The same, and the fingerprint (uint64), in one pass over memory."""

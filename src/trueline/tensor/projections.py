@@ -73,10 +73,10 @@ def projections_of(x: Tensor, place: ShardRuns | None = None) -> NDArray[np.floa
     """float64 [K] of a tensor of real numbers in host memory, of which ``place`` says what part of the whole it is."""
     found_K = np.zeros(NUM_PROJECTIONS)
     if place is None or place.num_runs == 1:
-        runs = [(x, 0 if place is None else place.first)]
+        runs, starts = [x], [0 if place is None else place.first]
     else:
-        runs = zip(x.reshape(place.num_runs, -1).unbind(0), place.starts(x.device).tolist(), strict=True)
-    for run, start in runs:
+        runs, starts = x.reshape(place.num_runs, -1).unbind(0), map(int, place.starts(x.device).numpy())
+    for run, start in zip(runs, starts, strict=True):
         for block in blocks(run, PAGE):
             found_K += _of_block(block.reshape(-1), start)
             start += block.numel()
