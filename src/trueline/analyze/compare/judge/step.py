@@ -47,7 +47,8 @@ class Step:
     @cached_property
     def rewired_rows(self) -> Sequence[Compared]:
         """Values that differ because their calls take different inputs than in the reference. Empty where a call is to
-        blame, or where the final results agree: the last value of the forward pass, else gradients of parameters.
+        blame, or where the final results agree: the last value of the forward pass, else gradients of parameters as
+        the update has them (those before may be scaled with the loss), or others where these were not recorded.
         """
         if self.first is not None:
             return ()
@@ -55,7 +56,9 @@ class Step:
         forward = next((row for row in reversed(measured) if value_of(row).site.phase == "fwd"), None)
         if forward is not None and forward.rewired:
             return [row for row in self.rows if row.rewired]
-        if any(row.rewired for row in measured if value_of(row).kind == "param"):
+        params = [row for row in measured if value_of(row).kind == "param"]
+        updating = [row for row in params if value_of(row).site.phase == "grad"]
+        if any(row.rewired for row in updating or params):
             return [row for row in self.rows if row.rewired and value_of(row).site.phase in ("bwd", "grad")]
         return ()
 

@@ -1,0 +1,36 @@
+"""A loss that is scaled for the backward pass is no fault where its gradients are unscaled before the update."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import trueline
+
+
+def record(out: Path, *, scale: float = 1.0, unscaled: bool = True) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": "stats"})
+    x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1])
+    for _ in range(2):
+        with watch.step():
+            loss = nn.functional.cross_entropy(model(x), y)
+            (loss if scale == 1.0 else loss * scale).backward()
+            for parameter in model.parameters() if unscaled and scale != 1.0 else ():
+                parameter.grad.mul_(1 / scale)
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.close()
+    return out
+
+
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_a_scaled_loss_is_a_finding_only_where_nothing_undoes_it(tmp_path: Path, unscaled: bool) -> None:
+    ref = record(tmp_path / "ref")
+    found = trueline.compare(record(tmp_path / "run", scale=1024.0, unscaled=unscaled), ref)
+    codes = [finding.code for finding in found.findings if finding.severity == "error"]
+    assert codes == ([] if unscaled else ["structure-differs"])
+    assert (found.exit_code == 1) is not unscaled
