@@ -16,10 +16,11 @@ from benchmarks.exact_checks.simulate import (
 from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
 from trueline.analyze.checks import shard_overlap
+from trueline.analyze.samples import repeats_in_epoch
 from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.samples.coverage import Returns, draws_with_replacement, log_e_of_staying, returns_of
 from trueline.analyze.samples.declared import Declared
-from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of, tests_of
+from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of
 from trueline.analyze.stats.tails import log_likelihood_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.run_manifest import Attempt, Manifest
@@ -127,7 +128,7 @@ def test_each_of_three_workers_has_a_test_of_its_own(num_workers, num_tests):
     """Of two, one is in as many repeats between workers as both."""
     samples = samples_of([[np.arange(8) for _ in range(num_workers)]], 2)
     seen = SeenOnce(samples, one_data_set=False)
-    assert len(tests_of(samples, repeats_of(samples, seen), seen)) == num_tests
+    assert len(repeats_in_epoch.tests_of(samples, repeats_of(samples, seen), seen)) == num_tests
 
 
 def test_distinct_rows_make_any_repeat_a_contradiction(tmp_path):

@@ -113,8 +113,12 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
 
 
 def _first_structure(steps: Sequence[Step]) -> tuple[Step, StructureCause] | None:
-    """The first difference of the call graphs that explains how values of ``steps`` differ."""
-    found = [(step, cause) for step in steps if (cause := Structure(step).cause()) is not None]
+    """The first difference of the call graphs that explains how values of ``steps`` differ. Runs whose ranks are merged
+    are laid out differently, and gather and cut values that one rank has whole: what they call does not explain it.
+    """
+    found = [
+        (step, cause) for step in steps if step.rank is not None and (cause := Structure(step).cause()) is not None
+    ]
     return min(found, key=lambda each: each[1].place, default=None)
 
 
