@@ -10,6 +10,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from tests.unit.projected import projected
 
 from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.weights import PAGE, device_weights
@@ -19,6 +20,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from trueline.tensor import triton_pass
+from trueline.tensor.projections import MASKS_OF
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -58,12 +60,27 @@ def test_statistics_are_those_of_numpy(dtype, num):
     stats, _ = measured(x)
     expected = truth(x)
     np.testing.assert_array_equal(stats[:7], expected[:7])
-    np.testing.assert_allclose(stats[7:], expected[7:], rtol=1e-12)
+    np.testing.assert_allclose(stats[7:9], expected[7:], rtol=1e-12)
+    assert_projected(stats, x)
+
+
+@pytest.mark.parametrize("start", [PAGE - 1, 3 * PAGE + 77])
+@pytest.mark.parametrize("dtype", sorted(triton_pass.DTYPES, key=str))
+def test_projections_are_of_places_in_the_whole(dtype, start):
+    x = mixture(PAGE + 700, dtype, seed=4)
+    assert_projected(measured(x, start)[0], x, start)
+
+
+def assert_projected(stats, x, start=0):
+    want = projected(x.double().numpy(), x.dtype, start)
+    sizes = x.double().nan_to_num(0, 0, 0)
+    room = 1e-12 * sizes.where(sizes.abs() < MASKS_OF[x.dtype], 0.0).norm().item()
+    np.testing.assert_allclose(stats[9:], want, rtol=0, atol=room)
 
 
 def test_extremes_are_nan_where_nothing_is_finite():
     stats, _ = measured(torch.tensor([float("nan"), float("inf")]))
-    np.testing.assert_array_equal(stats, [1, 1, 0, 0, 0, np.nan, np.nan, 0, 0])
+    np.testing.assert_array_equal(stats, [1, 1, 0, 0, 0, np.nan, np.nan, 0, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("dtype", sorted(triton_pass.DTYPES, key=str))
@@ -85,5 +102,6 @@ def test_several_slices_of_pages_give_the_same(monkeypatch):
     x = mixture(5 * PAGE + 17, torch.float32, seed=3)
     stats, print_ = measured(x, start=PAGE // 2)
     np.testing.assert_array_equal(stats[:7], truth(x)[:7])
-    np.testing.assert_allclose(stats[7:], truth(x)[7:], rtol=1e-12)
+    np.testing.assert_allclose(stats[7:9], truth(x)[7:], rtol=1e-12)
+    assert_projected(stats, x, start=PAGE // 2)
     assert print_ == HostFingerprint().of(x, whole_shape=[10 * PAGE], offsets=[PAGE // 2])
