@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.schema.formats import MASKS
+from trueline.schema.records import PROJECTION_NAMES
 from trueline.tensor.shard import ShardRuns
 from trueline.tensor.strides import blocks
 from trueline.tensor.weights import MASK, PAGE, PAGE_BITS, device_weights, host_weights
 
-NUM_PROJECTIONS = 3
+NUM_PROJECTIONS = len(PROJECTION_NAMES)
 
 LANES = 16
 
@@ -57,43 +58,18 @@ def signs_of_places() -> NDArray[np.float64]:
     return np.ascontiguousarray(np.stack(columns, axis=1))
 
 
-def signs_of(page_C: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64 [C, K] the signs of pages, counted over all books."""
-    weights = host_weights()
-    with np.errstate(over="ignore"):
-        turn_C = weights.page.view(np.uint64)[page_C & MASK] * weights.book.view(np.uint64)[page_C >> PAGE_BITS]
-    return np.stack([_top_bit(turn_C, k) for k in range(NUM_PROJECTIONS)], axis=1)
-
-
-def _top_bit(turn: NDArray[np.uint64], k: int) -> NDArray[np.float64]:
-    return np.where(turn >> np.uint64(63 - k) & np.uint64(1), -1.0, 1.0)
-
-
 def projections_of(x: Tensor, place: ShardRuns | None = None) -> NDArray[np.float64]:
     """float64 [K] of a tensor of real numbers in host memory, of which ``place`` says what part of the whole it is."""
-    found_K = np.zeros(NUM_PROJECTIONS)
     if place is None or place.num_runs == 1:
         runs, starts = [x], [0 if place is None else place.first]
     else:
         runs, starts = x.reshape(place.num_runs, -1).unbind(0), map(int, place.starts(x.device).numpy())
+    found_K = torch.zeros(NUM_PROJECTIONS, dtype=torch.float64)
     for run, start in zip(runs, starts, strict=True):
-        for block in blocks(run, PAGE):
-            found_K += _of_block(block.reshape(-1), start)
+        for block in blocks(run, PAGE) if run.numel() else ():
+            found_K += _in_pages(block.reshape(-1), start, torch.float64)
             start += block.numel()
-    return found_K
-
-
-def _of_block(x_N: Tensor, start: int) -> NDArray[np.float64]:
-    """Of numbers that follow each other, the first being the ``start``-th of the whole."""
-    wide_N = _finite(x_N, torch.float64).numpy()
-    found_K, done = np.zeros(NUM_PROJECTIONS), 0
-    while done < len(wide_N):
-        page, at = divmod(start + done, PAGE)
-        some_N = wide_N[done : done + PAGE - at]
-        part_K = some_N @ signs_of_places()[at : at + len(some_N)]
-        found_K += part_K * signs_of(np.array([page]))[0]
-        done += len(some_N)
-    return found_K
+    return found_K.numpy()
 
 
 def projections_on_device(x: Tensor, place: ShardRuns | None = None) -> Tensor:

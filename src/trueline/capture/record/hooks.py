@@ -133,9 +133,7 @@ class _Arrived:
         self.tensor, self.version = weakref.ref(x), x._version
 
     def __call__(self, gradient: Tensor | None) -> None:
-        """Autograd hands None over where one of several results of a call, as of ``chunk``, gets no gradient."""
-        if gradient is not None:
-            self.hooks._arrived(self.places, gradient)
+        self.hooks._arrived(self.places, gradient)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[Tensor], None]:
         return _silent

@@ -18,8 +18,8 @@ The distance that statistics give is the largest of four estimates, the first th
   rounding makes none.
 
 - the root mean square of the differences of the three projections (``tensor.projections``), over |y|: not a lower but a
-  fair estimate, whatever the errors are. Times three times the true distance it is ``Distance.most_rel``, an upper
-  bound in 19 of 20 cases. Masks are not in it, and |y| is then that of the projections themselves.
+  fair estimate, whatever the errors are. Three times as much is ``Distance.most_rel``, an upper bound in 19 of 20
+  cases. Masks are not in it, and where there are any, |y| is the root mean square of the projections too.
 
 The uncertainty of the recorder's own sums is subtracted. ``tests/unit/analyze/compare/judge/test_distance.py`` compares
 the estimate with exact distances of tensors.

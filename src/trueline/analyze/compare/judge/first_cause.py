@@ -402,7 +402,7 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     if params:
         names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
         claim += f" Among them {counted(len(names), 'parameter')}: {named_some(names)}."
-    alone = Structure(unmatched[0][0]).diff.alone
+    alone = unmatched[0][0].graph_diff.alone
     words = difference_in_words(unmatched[0][0], alone) if alone.mine or alone.theirs else ""
     claim += f" In the forward pass {words}." if words else ""
     severity = "warning" if params else "info"

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.match.align import Alignment
+from trueline.analyze.compare.match.graph_diff import GraphDiff
 from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.errors import RunError
 from trueline.store.reader import Run
@@ -61,6 +62,11 @@ class Step:
         if any(row.rewired for row in updating or params):
             return [row for row in self.rows if row.rewired and value_of(row).site.phase in ("bwd", "grad")]
         return ()
+
+    @cached_property
+    def graph_diff(self) -> GraphDiff:
+        """How the calls of both runs are connected differently."""
+        return GraphDiff(self.alignment)
 
     @cached_property
     def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:

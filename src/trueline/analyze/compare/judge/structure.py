@@ -18,7 +18,7 @@ from typing import NamedTuple
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import Compared
-from trueline.analyze.compare.match.graph_diff import GraphDiff, GraphDifference, Seam
+from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of
 
@@ -47,11 +47,6 @@ class Structure:
 
     step: Step
 
-    @cached_property
-    def diff(self) -> GraphDiff:
-        """All differences."""
-        return GraphDiff(self.step.alignment)
-
     def cause(self) -> Cause | None:
         """The difference that the first value beyond rounding, or the loss, comes from; None where there is none."""
         first = self.step.first
@@ -71,7 +66,9 @@ class Structure:
         if calls is None:
             return None
         found: list[list[Call]] = []
-        for call, alone in zip(calls, (self.diff.alone.mine, self.diff.alone.theirs), strict=True):
+        for call, alone in zip(
+            calls, (self.step.graph_diff.alone.mine, self.step.graph_diff.alone.theirs), strict=True
+        ):
             roots = {value.root for value in call.values}
             some = [each for each in alone if function_of(each.first.api) in functions]
             found.append([each for each in some if roots & {value.root for value in each.ins}])
@@ -93,7 +90,7 @@ class Structure:
         """Values of the forward pass that have a twin, in order, with the run's value and the seam that they are."""
         rows = ((row, row.mine, row.theirs) for row in self.step.rows)
         return [
-            (row, mine, self.diff.seams.get((mine.index, theirs.index)))
+            (row, mine, self.step.graph_diff.seams.get((mine.index, theirs.index)))
             for row, mine, theirs in rows
             if mine is not None and theirs is not None and mine.site.phase == "fwd"
         ]
@@ -109,7 +106,7 @@ class Structure:
         excused: tuple[set[CallKey], set[CallKey]] = (set(), set())
         for row, mine, seam in self._matched:
             if seam is not None and agrees(row) and not differ[key_of(mine)] and mine.dtype in UNIT_ROUNDOFF:
-                for known, keys in zip(excused, self.diff.keys_before(seam), strict=True):
+                for known, keys in zip(excused, self.step.graph_diff.keys_before(seam), strict=True):
                     known |= keys
         return excused
 
@@ -143,10 +140,10 @@ class Structure:
         """What reaches a value through a seam: the difference there, or an earlier one that its calls took; None where
         they took what is ``off`` for another reason.
         """
-        inputs = list(self.diff.inputs_of(seam))
+        inputs = list(self.step.graph_diff.inputs_of(seam))
         if any(root in off and root not in origin for root in inputs):
             return None
-        difference = self.diff.leading_to(seam, self._excused)
+        difference = self.step.graph_diff.leading_to(seam, self._excused)
         if agrees(row) and (None in (seam.mine_of, seam.theirs_of) or not _may_reorder(row, difference)):
             return None
         before = [origin[root] for root in inputs if root in origin]
