@@ -306,6 +306,17 @@ def test_calls_of_one_run_are_named_with_their_lines() -> None:
     )
 
 
+def test_calls_of_repeated_modules_are_named_once() -> None:
+    calls = tuple(
+        OneSidedCall(place == 2, f"0.0/r0/fwd/h.{place}.amax#0:in0", f"h.{place}.amax", "model.py:41 forward", 3)
+        for place in range(3)
+    )
+    assert story_of(replace(made_comparison(), one_sided=calls)).one_sided == (
+        "only in RUN: h.*.amax at model.py:41 forward, 6 times in 2 modules",
+        "only in REF: h.2.amax at model.py:41 forward, 3 times",
+    )
+
+
 def test_too_little_that_was_judged_is_no_verdict() -> None:
     few = replace(JUDGED, at_first_step=(JudgedPass("backward", 100, 30, {"it was not measured": 70}, 0, 0, 100, 100),))
     told = replace(rounding_comparison(), judged=few)

@@ -20,7 +20,7 @@ from trueline.capture.model.untraced import skipped, untraced
 
 _log = logging.getLogger("trueline")
 
-_UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._bootstrap>"
+UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._bootstrap>"
 """Where a traceback says that our frame is, between the user's call and what it calls."""
 
 Function = Callable[..., Any]
@@ -32,7 +32,7 @@ def unseen(function: Function) -> Function:
     It passes over frames whose file name holds both words, as it does over those of an import (CPython,
     ``warnings._is_internal_frame``).
     """
-    function.__code__ = function.__code__.replace(co_filename=_UNSEEN)
+    function.__code__ = function.__code__.replace(co_filename=UNSEEN)
     return function
 
 

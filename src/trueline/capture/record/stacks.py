@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trueline.capture.model.patches import UNSEEN
 from trueline.schema.records import StackRecord
 
 MAX_FRAMES = 32
@@ -86,7 +87,7 @@ def is_users(file: str) -> bool:
 
 
 def _is_shown(file: str) -> bool:
-    if file.startswith((_OURS, _TORCH, "<frozen")):
+    if file.startswith((_OURS, _TORCH, "<frozen", UNSEEN)):
         return False
     return not file.startswith(_STDLIB) or any(part in file for part in _SITE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, Judged, command_for
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, Judged, OneSidedCall, command_for
 from trueline.render.comparison.compare_call import RecordedCall, call_text, differing_arguments
 from trueline.render.comparison.compare_details import details_text, place_of
 from trueline.render.comparison.compare_growth import steps_lines
@@ -14,7 +14,7 @@ from trueline.render.wording import number
 from trueline.schema.errors import SiteError
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.site import Site
-from trueline.schema.text.words import counted, listed
+from trueline.schema.text.words import counted, listed, numberless
 
 _MAX_SLOTS = 4
 """Values of the first call that are named one by one for each judgement."""
@@ -93,12 +93,22 @@ def _share(sums: Mapping[str, int]) -> str:
 
 
 def one_sided_lines(comparison: Comparison) -> list[str]:
-    """``only in RUN: blocks.1.attn.amax at model.py:41, 3 times``, in the order of execution."""
+    """``only in RUN: blocks.*.attn.amax at model.py:41, 36 times in 12 modules``, in the order of execution."""
+    together: dict[tuple[bool, str, str], list[OneSidedCall]] = {}
+    for call in comparison.one_sided:
+        together.setdefault((call.in_reference, numberless(call.name), call.where), []).append(call)
     return [
-        f"only in {'REF' if call.in_reference else 'RUN'}: {call.name}"
-        f"{' at ' + call.where if call.where else ''}{f', {call.num:,} times' if call.num > 1 else ''}"
-        for call in comparison.one_sided
+        f"only in {'REF' if in_reference else 'RUN'}: {name if len(calls) > 1 else calls[0].name}"
+        f"{' at ' + where if where else ''}{_times(calls)}"
+        for (in_reference, name, where), calls in together.items()
     ]
+
+
+def _times(calls: Sequence[OneSidedCall]) -> str:
+    num = sum(call.num for call in calls)
+    if len(calls) > 1:
+        return f", {num:,} times in {len(calls)} modules"
+    return f", {num:,} times" if num > 1 else ""
 
 
 def size_text(row: ComparedRow) -> str:

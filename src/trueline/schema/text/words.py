@@ -18,6 +18,11 @@ def named_some(names: Sequence[str]) -> str:
     return listed(names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"])
 
 
+def numberless(name: str) -> str:
+    """``h.*.mlp`` of ``h.3.mlp``: the name that repeated layers share."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
 def counted(number: int, noun: str) -> str:
     """``1 sample``, ``1,200 samples``."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"

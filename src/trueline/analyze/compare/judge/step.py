@@ -13,8 +13,8 @@ from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.errors import RunError
 from trueline.store.reader import Run
 
-_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen", "/transformers/")
-"""Parts of paths of files that are not the user's: their frames are not shown."""
+_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen")
+"""Parts of paths of files whose frames are not shown: they are of neither a model nor a script."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Step:
                 yield row
 
     def frame(self, value: Value, *, of_reference: bool = False) -> str:
-        """``file:line function`` of the user's code that called; '' where no stack was taken."""
+        """``file:line function`` of the model's or the script's line that called; '' where no stack was taken."""
         stack, site = value.stack, value.site
         if stack is None:
             stack = self._stacks[of_reference].get((site.micro, site.name, site.call))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trueline.analyze.compare.judge.step import Step
 from trueline.analyze.compare.judge.structure import innermost
 from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
 from trueline.analyze.recorded.step_values import Call, Value
-from trueline.schema.text.words import listed
+from trueline.schema.text.words import listed, named_some, numberless
 
 _MOST = 3
-"""Calls that are named of each run."""
+"""Lines of code that are named of each run."""
 
 
 def difference_in_words(step: Step, difference: GraphDifference) -> str:
@@ -20,28 +20,37 @@ def difference_in_words(step: Step, difference: GraphDifference) -> str:
     mine, theirs = innermost(difference.mine), innermost(difference.theirs)
     if difference.seam is not None and not mine and not theirs:
         return _rewired(step, difference.seam)
+    inside, classes = _other_class(step, mine, theirs)
     parts = [
-        f"only in {name}: {_named_calls(step, calls, of_reference=name == 'REF')}"
+        f"only in {name}: {_named_calls(step, calls, known=inside, of_reference=name == 'REF')}"
         for name, calls in (("RUN", mine), ("REF", theirs))
         if calls
     ]
-    return "; ".join([*_other_class(step, mine, theirs), *parts])
+    return "; ".join([*classes, *parts])
 
 
-def _other_class(step: Step, mine: Sequence[Call], theirs: Sequence[Call]) -> Iterator[str]:
-    """The innermost module that all calls are in, where it is of another class in each run."""
-    inside = _common([call.module for call in (*mine, *theirs)])
+def _other_class(step: Step, mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[str, Sequence[str]]:
+    """The innermost module that all calls are in, or the first of repeated ones, and a sentence where it is of another
+    class in each run; '' and none where it is of one.
+    """
+    names = [call.module for call in (*mine, *theirs)]
+    inside = names[0] if len({numberless(name) for name in names}) == 1 else _common(names)
+    classes: dict[str, tuple[str, str]] = {}
     for one, other in step.alignment.calls if inside else ():
-        if (
-            one is not None
-            and other is not None
-            and one.phase == "fwd"
-            and one.first.kind == "module" == other.first.kind
-        ):
-            classes = _class_of(one), _class_of(other)
-            if one.name == inside and classes[0] != classes[1]:
-                yield f"module `{inside}` is {classes[0]} in RUN and {classes[1]} in REF"
-                return
+        if one is not None and other is not None and _is_module(one, inside) and _is_module(other):
+            classes[one.name] = _class_of(one), _class_of(other)
+    own, others = classes.get(inside, ("", ""))
+    if own == others:
+        return "", ()
+    alike = sum(each == (own, others) for each in classes.values()) - 1
+    subject = f"modules `{inside}` and {alike} like it are" if alike else f"module `{inside}` is"
+    return inside, (f"{subject} {own} in RUN and {others} in REF",)
+
+
+def _is_module(call: Call, like: str = "") -> bool:
+    """Whether ``call`` is one of a module in the forward pass, of the name ``like`` or of one that repeats it."""
+    is_one = call.phase == "fwd" and call.first.kind == "module"
+    return is_one and (not like or numberless(call.name) == numberless(like))
 
 
 def _common(names: Sequence[str]) -> str:
@@ -54,18 +63,25 @@ def _class_of(call: Call) -> str:
     return call.first.api.rpartition(".")[2]
 
 
-def _named_calls(step: Step, calls: Sequence[Call], *, of_reference: bool) -> str:
-    """The first calls of each function and line."""
-    named = list(dict.fromkeys(_named_call(step, call, of_reference=of_reference) for call in calls))
+def _named_calls(step: Step, calls: Sequence[Call], *, known: str, of_reference: bool) -> str:
+    """The first calls by module and line of code: repeated modules together, and not that which is ``known``."""
+    lines: dict[tuple[bool, str, str], list[Call]] = {}
+    for call in calls:
+        line = line_of(step, call.first, of_reference=of_reference)
+        lines.setdefault((call.first.kind == "module", numberless(call.module), line), []).append(call)
+    named = [_named_line(some, line, known) for (_, _, line), some in lines.items()]
     return listed(named if len(named) <= _MOST else [*named[:_MOST], f"{len(named) - _MOST} more"])
 
 
-def _named_call(step: Step, call: Call, *, of_reference: bool) -> str:
-    kind = "module " if call.first.kind == "module" else ""
-    name = call.name if kind else call.op
-    inside = f" in `{call.module}`" if call.module and not kind else ""
-    line = line_of(step, call.first, of_reference=of_reference)
-    return f"{kind}`{name}`{inside}{f' ({line})' if line else ''}"
+def _named_line(calls: Sequence[Call], line: str, known: str) -> str:
+    """```amax` and `add` in `h.0.attn` and 11 like it (model.py:41 forward)``."""
+    where = f" ({line})" if line else ""
+    if calls[0].first.kind == "module":
+        return f"module {named_some([f'`{call.name}`' for call in calls])}{where}"
+    modules = list(dict.fromkeys(call.module for call in calls))
+    inside = f" in `{modules[0]}`" if modules[0] and modules[0] != known else ""
+    inside += f" and {len(modules) - 1} like it" if inside and len(modules) > 1 else ""
+    return f"{named_some(list(dict.fromkeys(f'`{call.op}`' for call in calls)))}{inside}{where}"
 
 
 def line_of(step: Step, value: Value, *, of_reference: bool = False) -> str:

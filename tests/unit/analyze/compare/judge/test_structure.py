@@ -83,6 +83,26 @@ def test_calls_of_one_run_are_named_where_they_change_nothing() -> None:
     assert "In the forward pass only in RUN: `tanh` in `m.sub`; only in REF: `gelu` in `m.sub`." in finding.claim
 
 
+def test_repeated_modules_of_another_class_are_named_once() -> None:
+    def made(name: str, op: str, *more: str) -> Making:
+        making, x = Making(), array(0)
+        for layer in range(3):
+            module, seed = f"h.{layer}.act", 3 * layer
+            making.put("fwd", module, "in0", x, api=f"torch.nn.{name}", kind="module", module=module)
+            z = x
+            for place, each in enumerate((op, *more)):
+                y, z = z, array(seed + place + len(more))
+                making.put("fwd", f"{module}.{each}", "in0", y, api=f"{API}{each}", module=module)
+                making.put("fwd", f"{module}.{each}", "out0", z, api=f"{API}{each}", module=module)
+            making.put("fwd", module, "out0", z, api=f"torch.nn.{name}", kind="module", module=module)
+            x = z
+        return making
+
+    finding, _ = told(made("GELU", "gelu"), made("Tanh", "mul", "tanh"))
+    assert "modules `h.0.act` and 2 like it are GELU in RUN and Tanh in REF; only in RUN: `gelu`; " in finding.claim
+    assert "only in REF: `mul` and `tanh`. The values after it differ" in finding.claim
+
+
 def test_a_call_that_was_left_out_is_named_where_only_the_reference_has_it() -> None:
     left_out = Making()
     y = called(left_out, "linear", array(0), array(1, 6, 6), out=array(2))
@@ -172,5 +192,5 @@ def test_random_numbers_of_one_run_explain_nothing(draw: str) -> None:
         return making
 
     finding, site = told(made(dropped=True), made(dropped=False), measure=by_statistics)
-    assert f"only in RUN: `{draw}` in `m.sub`, `ge` in `m.sub` and `mul` in `m.sub`" in finding.claim
+    assert f"only in RUN: `{draw}`, `ge` and `mul` in `m.sub`" in finding.claim
     assert site == f"0.0/r0/fwd/m.sub.{draw}#0:out0"
