@@ -1,9 +1,10 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
-    python -m benchmarks compare recording durability gallery
+    python -m benchmarks compare recording durability gallery frameworks
 
-The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'.
+The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'; the last
+takes the frameworks that are installed.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
 
@@ -14,7 +15,7 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
-NAMED = ("compare", "recording", "durability", "gallery")
+NAMED = ("compare", "recording", "durability", "gallery", "frameworks")
 
 
 def main() -> None:

@@ -239,6 +239,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare_columns": compare_columns_table,
     "compare": partial(measured, "compare"),
     "paper": partial(measured, "paper"),
+    "frameworks": partial(measured, "frameworks"),
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
     "spikes": partial(measured, "spikes"),
