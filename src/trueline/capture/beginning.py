@@ -28,7 +28,7 @@ from trueline.schema.roles import Sink
 from trueline.schema.run_manifest import Attempt, Manifest
 from trueline.schema.start import Job, Start
 
-REDUCING = ("ddp", "fsdp1", "fsdp2")
+REDUCING = ("ddp", "deepspeed", "fsdp1", "fsdp2")
 """Adapters of frameworks whose backward pass reduces: whoever trains comes to it."""
 
 

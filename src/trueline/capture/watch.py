@@ -166,10 +166,15 @@ class Watch:
             handle.remove()
 
     def _hook(self, model: nn.Module) -> list[Any]:
-        handles: list[Any] = [
-            register_optimizer_step_pre_hook(Hook(self._before_update)),
-            register_optimizer_step_post_hook(Hook(self._after_update)),
-        ]
+        followed = self._recorder.follow(self._before_step, self._after_step)
+        handles: list[Any] = (
+            [followed]
+            if followed is not None
+            else [
+                register_optimizer_step_pre_hook(Hook(self._before_update)),
+                register_optimizer_step_post_hook(Hook(self._after_update)),
+            ]
+        )
         self.forward_module = seen = forward_module(model)
         if seen is None:
             self._notes.append(
@@ -222,6 +227,14 @@ class Watch:
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.updates.end(optimizer):
             self._recorder.after_update()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The framework says that it is about to update."""
+        self._recorder.before_update(optimizer, gradients_ready=True)
+
+    def _after_step(self) -> None:
+        self._recorder.after_update()
+        self.updates.ended_any = True
 
     def _before_destroy(self, group: dist.ProcessGroup | None = None) -> None:
         if group is None or group is dist.group.WORLD:

@@ -150,7 +150,7 @@ def _without_replicas(run: Run) -> CannotTell:
     """Why there is nothing to compare: one rank, shards, or ranks whose parameters differ without a known reason."""
     if run.world_size == 1:
         return CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
-    if run.manifest.adapter in ("fsdp1", "fsdp2"):
+    if run.manifest.adapter in ("deepspeed", "fsdp1", "fsdp2"):
         return CannotTell("no two ranks hold the same parameters: each has its own shard", reason="by-design")
     return CannotTell("no two ranks are known to hold the same parameters: each has its own shard, or other ones")
 

@@ -24,7 +24,9 @@ class Reduction:
     """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is
     known, whether it is known to be lossy, the dtype in which sums are formed, and how many roundings one element
     goes through at most. ``seen`` is False where only what the optimizer receives is ever looked at, not what the
-    reduction returned; ``local`` where replicas update by themselves, on purpose.
+    reduction returned; ``local`` where replicas update by themselves, on purpose; ``in_parts`` where a worker keeps
+    only a part of what was reduced. ``returned`` is False where nothing of what the reduction returned is seen, and
+    ``received`` where what the optimizer receives is not.
     """
 
     hook: str = ""
@@ -34,6 +36,9 @@ class Reduction:
     roundings: int = 0
     seen: bool = True
     local: bool = False
+    in_parts: bool = False
+    returned: bool = True
+    received: bool = True
 
 
 class Adapter(Protocol):
@@ -72,6 +77,12 @@ class HookingAdapter:
     def reduction(self) -> Reduction:
         """None of which anything is seen."""
         return Reduction()
+
+    def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
+        """A handle where the framework itself says when it updates: ``before(optimizer)`` and ``after()`` are then
+        called around each update. None where that is the ``step`` of an optimizer of torch.
+        """
+        return None
 
     def detach(self) -> None:
         """Remove the hooks."""

@@ -6,6 +6,7 @@ import fnmatch
 import hashlib
 import math
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,7 +71,7 @@ class Layout:
     @property
     def widths(self) -> tuple[int, ...]:
         """Elements of each of ``shapes`` as it is reduced, padding included."""
-        return tuple(_padded(shape, self.mesh.shards) for shape in self.shapes)
+        return tuple(_padded(shape, self.mesh) for shape in self.shapes)
 
     @property
     def numels(self) -> tuple[int, ...]:
@@ -120,14 +121,27 @@ def clean_name(name: str) -> str:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DDP and torch.compile."""
+    """The user's own module inside DDP, DeepSpeed and torch.compile."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
+        elif is_engine(model):
+            model = model.module  # type: ignore[assignment]
         elif hasattr(model, "_orig_mod"):
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
+
+
+def deepspeed_engine() -> Any:
+    """The class of DeepSpeed's engines, None while DeepSpeed is not imported."""
+    return getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+
+
+def is_engine(model: nn.Module) -> bool:
+    """Whether ``model`` is an engine of DeepSpeed, with the user's own module inside."""
+    engine = deepspeed_engine()
+    return engine is not None and isinstance(model, engine)
 
 
 def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
@@ -220,7 +234,7 @@ def make_layout(
         mesh=mesh,
         sketcher=Sketcher(
             names,
-            [_padded(shape, shards) // shards for shape in shapes],
+            [_padded(shape, mesh) // shards for shape in shapes],
             group_of,
             k=k,
             shards=shards,
@@ -236,7 +250,9 @@ def make_layout(
 
 
 def local(x: Tensor) -> Tensor:
-    """The tensor's own memory on this rank: the shard of a DTensor, the tensor itself otherwise."""
+    """The tensor's own memory on this rank: the shard of a DTensor or of ZeRO 3, the tensor itself otherwise."""
+    if (part := getattr(x, "ds_tensor", None)) is not None:
+        return part
     to_local = getattr(x, "to_local", None)
     return to_local() if to_local is not None else x
 
@@ -261,8 +277,10 @@ def _shape(param: Tensor, mesh: Mesh) -> tuple[int, ...]:
     """The shape of what is reduced: where that is done in shards, of the whole parameter, or of this rank's part of it,
     as ``torch.chunk`` cuts.
     """
-    if mesh.shards == 1:
+    if mesh.shards == 1 and not mesh.flat:
         return tuple(local(param).shape)
+    if (whole := getattr(param, "ds_shape", None)) is not None:
+        return tuple(whole)
     shape, own = list(param.shape), mesh.of(param)
     for axis, (role, at) in enumerate(zip(own.roles, own.coordinates(), strict=True)):
         if role == "part":
@@ -272,10 +290,15 @@ def _shape(param: Tensor, mesh: Mesh) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _padded(shape: Sequence[int], shards: int) -> int:
-    """Elements of a tensor once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it."""
+def _padded(shape: Sequence[int], mesh: Mesh) -> int:
+    """Elements of a tensor once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it, or, where
+    shards are cut flat, all of it (ZeRO 3).
+    """
+    shards = mesh.shards
     if shards == 1:
         return math.prod(shape)
+    if mesh.flat:
+        return -(-math.prod(shape) // shards) * shards
     if not shape:
         return shards
     return -(-shape[0] // shards) * shards * math.prod(shape[1:])

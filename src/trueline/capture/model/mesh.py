@@ -33,7 +33,8 @@ parallelism).
 class Mesh:
     """Global ``ranks`` by coordinates (int64, one dim an axis), and the name and role of each axis, as ``rank`` needs
     it. ``members`` are the ranks that write one Run together: those of the mesh, unless a process group was passed.
-    ``others`` are meshes that some parameters are on instead, such as those of experts.
+    ``others`` are meshes that some parameters are on instead, such as those of experts. ``flat`` is whether shards are
+    pieces of a parameter's elements in order, and not of its first dimension.
     """
 
     ranks: NDArray[np.int64]
@@ -42,6 +43,7 @@ class Mesh:
     rank: int
     members: tuple[int, ...]
     others: tuple[Mesh, ...] = ()
+    flat: bool = False
 
     def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
         """Where ``rank`` (this one, if None) is on each axis. Raises ValueError for a rank that is not on the mesh."""

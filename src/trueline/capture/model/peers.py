@@ -45,7 +45,7 @@ def outline(model: nn.Module) -> list[tuple[str, tuple[int, ...], bool]]:
 def holdings(model: nn.Module) -> dict[str, Param]:
     """All parameters of ``model`` on this rank. Reads all of them once."""
     return {
-        name: Param(tuple(param.shape), param.requires_grad, _digest(local(param.detach())))
+        name: Param(tuple(param.shape), param.requires_grad, _digest(local(param).detach()))
         for name, param in named_parameters(model)
     }
 

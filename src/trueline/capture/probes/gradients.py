@@ -84,6 +84,8 @@ class GradientProbe:
         """Whether nothing reduces, so that what the optimizer receives is the worker's own gradient."""
         self.waiting: Callable[[], Iterable[Tensor]] | None = None
         """The parameters for which the framework holds a gradient that is not reduced yet; None where it keeps none."""
+        self.received: Callable[[], None] | None = None
+        """Shows what came of the reduction, where that is not in ``.grad``, just before an update."""
         self._adapter.attach(self, self._guard)
 
     def _forget(self) -> None:
@@ -136,8 +138,11 @@ class GradientProbe:
 
     def see_used(self) -> None:
         """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one, or this rank's
-        shard of it.
+        shard of it. Where the framework keeps it elsewhere, what that shows.
         """
+        if self.received is not None:
+            self.received()
+            return
         there = [(param, local(param.grad)) for param in self.layout.params if param.grad is not None]
         if self.layout.mesh.shards == 1:
             self.see("local" if self.alone else "used", there)

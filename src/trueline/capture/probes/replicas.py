@@ -57,7 +57,7 @@ def param_digests(layout: Layout) -> Tensor:
     """
     params = [*layout.params, *(param for _, param in layout.frozen)]
     nothing = torch.zeros((), dtype=torch.int64, device=layout.device)
-    return torch.stack([nothing if p is layout.gone else digest_tensor(local(p.detach())) for p in params])
+    return torch.stack([nothing if p is layout.gone else digest_tensor(local(p).detach()) for p in params])
 
 
 def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:

@@ -110,9 +110,9 @@ class StepRecord:
         """The first step that may depend on what its sum says: two samples later every rank has it."""
         return self.step + 2 * self.interval
 
-    def part_of_sum(self, *, workers: int) -> Array:
+    def part_of_sum(self, reduction: Reduction, *, workers: int) -> Array:
         """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
-        shards = self.of.layout.mesh.shards
+        shards = workers if reduction.in_parts else self.of.layout.mesh.shards
         own = own_columns.own_measurement(self.copy.host, self.of.layout)
         self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.of.layout)
         replicas = workers // shards if shards > 1 else 1
@@ -132,11 +132,13 @@ class StepRecord:
             self.own,
             shared_columns.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
             reduced_norm2=self.reduced_norm2,
-            sharded=layout.mesh.shards > 1,
+            sharded=reduction.in_parts or layout.mesh.shards > 1,
             numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
             dtype=reduction.dtype,
             roundings=reduction.roundings,
             seen=reduction.seen,
+            returned=reduction.returned,
+            received=reduction.received,
             used_dtype=_coarsest({reduction.dtype, *(str(param.dtype) for param in layout.params)}),
         )
 

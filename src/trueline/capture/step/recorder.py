@@ -8,7 +8,7 @@ more steps later and written as the second piece of the row. No step ever waits 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -112,6 +112,11 @@ class Recorder:
         with self.parts.guarded("exchange"):
             self.drain()
         self._open()
+
+    def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
+        """The handle of the adapter's ``follow``; None where updates are those of optimizers of torch."""
+        follow = getattr(self._adapter, "follow", None)
+        return None if follow is None else follow(before, after)
 
     def drain(self, *, patience_s: float = 0.0, decides_at: int | None = None) -> None:
         """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and

@@ -152,14 +152,19 @@ def columns(
     dtype: str,
     roundings: int,
     seen: bool = True,
+    returned: bool = True,
+    received: bool = True,
     used_dtype: str = "float32",
 ) -> dict[str, object]:
     """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient;
-    ``seen`` is False where what the optimizer receives is all that is ever known of the reduction; ``used_dtype`` is
+    ``seen`` is False where what the optimizer receives is all that is ever known of the reduction, ``returned`` where
+    nothing is, and ``received`` where what the optimizer receives is not; ``used_dtype`` is
     the coarsest in which a shard goes from the reduction to the optimizer.
     """
+    if not returned:
+        return cosines(own, sums, reduced_norm=None)
     out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings, seen=seen)
-    if sharded and "group_reduce_residual" in out:
+    if sharded and received and "group_reduce_residual" in out:
         out |= after_reduction(own, numel=numel, dtype=used_dtype)
     norm2 = sums.reduced_norm2 if sharded else reduced_norm2
     if norm2 is None or not np.any(norm2 > 0):

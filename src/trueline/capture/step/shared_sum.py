@@ -34,7 +34,7 @@ class SharedSum:
         sums = np.zeros(0)
         if record.measured and self._parts.works(SUMMED):
             with self._parts.guarded(SUMMED):
-                sums = record.part_of_sum(workers=self._team.size)
+                sums = record.part_of_sum(self._adapter.reduction(), workers=self._team.size)
         with self._parts.guarded("exchange"):
             scalars = shared_columns.scalars(
                 record.own or shared_columns.NOTHING,
