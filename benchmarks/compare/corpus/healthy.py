@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 
 import torch
@@ -66,7 +67,8 @@ def _checkpointed(module: nn.Module) -> None:
 
 
 def register() -> None:
-    """Add the ways that every family has."""
+    """Add the ways that every family has, and ``equivalents``."""
+    importlib.import_module("benchmarks.compare.corpus.equivalents")
     for name, family in FAMILIES.items():
         healthy(name, "again")(lambda t: None)
         healthy(name, "two threads")(lambda t: _inside(t, two_threads))

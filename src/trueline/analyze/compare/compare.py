@@ -11,16 +11,18 @@ from dataclasses import replace
 
 from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
+from trueline.analyze.compare.judge.consequence import without_harmless
 from trueline.analyze.compare.judge.difference import describe_difference
 from trueline.analyze.compare.judge.distance import MAX_BYTES
 from trueline.analyze.compare.judge.first_cause import conclude, in_causal_order
-from trueline.analyze.compare.judge.judged_share import judged_share, one_sided_calls
+from trueline.analyze.compare.judge.judged_share import incomparable, judged_share, one_sided_calls
 from trueline.analyze.compare.judge.loss_gap import judge_losses, loss_curve
 from trueline.analyze.compare.judge.measured_distance import measure_with, nearest
 from trueline.analyze.compare.judge.over_time import late_fault
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared, Divergence, Measure
 from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.merge.loss_scale import with_one_loss_scale
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
 from trueline.schema.finding import Finding
@@ -89,7 +91,7 @@ def compare(
         steps=_finished(_summaries(arrangements, found.steps), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
         missing=_missing(found.steps),
-        notes=(*loss_notes, *_notes(mine, theirs, arrangements, len(detailed))),
+        notes=(*loss_notes, *_remarks(found.steps), *_notes(mine, theirs, arrangements, len(detailed))),
         judged=judged_share(found.steps),
         one_sided=one_sided_calls(found.steps, rows),
     )
@@ -108,7 +110,7 @@ def _judged(
     tainted = any(step.first is not None for step in earlier if step.step < each.step)
     before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
     before = before if before is not None and before.equal_before_update else None
-    alignment = each.read()
+    alignment = with_one_loss_scale(each.read())
     divergence = Divergence(
         alignment,
         measure=measure,
@@ -117,7 +119,8 @@ def _judged(
         tainted=tainted,
         same_update=before is not None,
     )
-    return Step(runs[0], each.step, each.rank, alignment, divergence.rows, before, runs[1])
+    rows = without_harmless(divergence.rows)
+    return Step(runs[0], each.step, each.rank, alignment, rows, before, runs[1])
 
 
 def _losses(
@@ -190,6 +193,19 @@ def _missing(steps: Sequence[Step]) -> dict[str, int]:
     """The number of values without a twin, by reason."""
     unmatched = (row for step in steps for row in step.rows if row.unmatched)
     return dict(Counter(row.note for row in unmatched).most_common())
+
+
+def _remarks(steps: Sequence[Step]) -> list[str]:
+    """What was done where one run scales its loss, and why values were not compared that differ."""
+    scales = list(dict.fromkeys(step.alignment.loss_scale for step in steps if step.alignment.loss_scale != 1.0))
+    if not scales:
+        return incomparable(steps)
+    shown = ", then ".join(f"{scale:.6g}" for scale in scales[:3])
+    return [
+        f"The loss is scaled for the backward pass, and the update undoes it: gradients before the update are {shown} "
+        "times those of the reference, and were divided by that before they were compared.",
+        *incomparable(steps),
+    ]
 
 
 def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:

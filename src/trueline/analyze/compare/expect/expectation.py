@@ -11,7 +11,7 @@ depends on the gradient that it received and on the inputs of the forward call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -43,7 +43,10 @@ class Expectation:
     """The difference ``rel`` of a value that rounding explains, and the values that it was computed from.
 
     ``own`` is the part that is due to the rounding of ``call``, which computed the value, ``sources`` are the roots of
-    the inputs, and ``tainted`` says that one of these differs by more than rounding explains.
+    the inputs, and ``tainted`` says that one of these differs by more than rounding explains. ``decided``: before it
+    came a decision (an index, a comparison) that the two runs take differently, or random numbers that they do not
+    share. ``explained`` is the difference to expect if those of tainted inputs had no effect on it; None where that is
+    not known.
     """
 
     rel: float
@@ -52,6 +55,8 @@ class Expectation:
     tainted: bool = False
     sources: tuple[int, ...] = ()
     call: CallKey | None = None
+    decided: bool = False
+    explained: float | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +66,9 @@ class _Known:
     operand: Operand
     dtype: str
     tainted: bool = False
+    decided: bool = False
+    explained: float = 0.0
+    """The relative difference that rounding explains, at most that of ``operand``."""
 
 
 @dataclass(slots=True)
@@ -129,9 +137,21 @@ class Expected:
         origin: Origin = "param" if value.root in self._param_roots else "wiring"
         return Expectation(known.operand.rel, 0.0, origin, known.tainted)
 
-    def learn(self, value: Value, twin: Value | None, rel: float, *, dtype: str, tainted: bool) -> None:
+    def learn(
+        self,
+        value: Value,
+        twin: Value | None,
+        rel: float,
+        *,
+        dtype: str,
+        tainted: bool,
+        decided: bool = False,
+        explained: float | None = None,
+    ) -> None:
         """Note that a value that was seen for the first time differs by ``rel``."""
-        self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted)
+        decided |= rel > 0 and not _is_float(value.dtype)
+        explained = rel if explained is None else min(explained, rel)
+        self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted, decided, explained)
         self._any_tainted |= tainted
         if not tainted and value.kind != "param":
             self._worst = max(self._worst, rel)
@@ -245,7 +265,12 @@ class Expected:
         own = self._own_rounding(function, taken, out, dtype)
         own = max(own, _cast(value, twin))  # numbers among the arguments are rounded to the dtype, whatever is done
         rel = max(forward_rel(function, ins, out), self._decided(value, taken))
-        return self._made(rel, own, "call", tuple(taken), key_of(value))
+        made = self._made(rel, own, "call", tuple(taken), key_of(value))
+        if not made.tainted:
+            return made
+        return replace(
+            made, explained=math.hypot(forward_rel(function, self._operands(taken, explained=True), out), own)
+        )
 
     def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         key = key_of(value)
@@ -254,14 +279,16 @@ class Expected:
         sources = self._gradients.get(self._forward_root(value) or -1, [])
         if not sources:
             return self._of_early_gradient(value, out, dtype)
-        known = [self._known[root].operand for root in sources]
-        scale = out.rms or max((each.rms or 0.0 for each in known), default=0.0)
-        squares = sum((each.rel * (each.rms or 0.0)) ** 2 for each in known)
-        rel = math.sqrt(squares) / scale if scale else max(each.rel for each in known)
         own = _both(rounding_rel(_unit(dtype))) * math.sqrt(len(sources))
         hidden = list(self._hidden(value, out, dtype))
-        rel = math.hypot(rel, *(each.rel for each in hidden))
-        return self._made(rel, own, "call", (*sources, *(root for each in hidden for root in each.sources)), key)
+        rel = math.hypot(_summed_rel(self._operands(sources), out), *(each.rel for each in hidden))
+        made = self._made(rel, own, "call", (*sources, *(root for each in hidden for root in each.sources)), key)
+        if not made.tainted or any(each.tainted and each.explained is None for each in hidden):
+            return made
+        of_hidden = (each.rel if each.explained is None else each.explained for each in hidden)
+        return replace(
+            made, explained=math.hypot(_summed_rel(self._operands(sources, explained=True), out), own, *of_hidden)
+        )
 
     def _hidden(self, value: Value, out: Operand, dtype: str) -> Iterator[Expectation]:
         """Expectations of terms of a gradient that were not seen by themselves: some calls only show the sum."""
@@ -302,7 +329,8 @@ class Expected:
         inputs = [self._known[root].operand.in_slot(slot) for root, slot in zip(taken, slots, strict=True)]
         given = self._given_to(call)
         function = function_of(call.api)
-        if value.kind == "module" and not self._leaf(value):
+        as_module = value.kind == "module" and not self._leaf(value)
+        if as_module:
             rel = max(given.rel, call.worst_inside)
         else:
             rel = max(backward_rel(function, given, inputs, out), self._decided(value, taken))
@@ -310,8 +338,13 @@ class Expected:
         made_in = self._made_in(call, dtype)
         own = max(own, _both(rounding_rel(_unit(made_in))))
         in_products = op_class_of(function) in ("matmul", "matvec")
-        summed = _summed_rounding(given, out, dtype, added_in=dtype if in_products else made_in)
-        return self._made(rel, math.hypot(own, summed), "call", (*call.taken, *taken), key)
+        own = math.hypot(own, _summed_rounding(given, out, dtype, added_in=dtype if in_products else made_in))
+        made = self._made(rel, own, "call", (*call.taken, *taken), key)
+        if not made.tainted or as_module:
+            return made
+        inputs = [one.in_slot(slot) for one, slot in zip(self._operands(taken, explained=True), slots, strict=True)]
+        unaffected = backward_rel(function, self._given_to(call, explained=True), inputs, out)
+        return replace(made, explained=math.hypot(unaffected, own))
 
     def _made_in(self, call: _Called, dtype: str) -> str:
         """The dtype in which the backward of a call computes a gradient of ``dtype``: that of the gradients which it
@@ -325,9 +358,14 @@ class Expected:
                 dtype = coarser(dtype, self._known[root].dtype)
         return dtype
 
-    def _given_to(self, call: _Called) -> Operand:
+    def _given_to(self, call: _Called, *, explained: bool = False) -> Operand:
         """The largest gradient that a backward received."""
-        return max((self._known[root].operand for root in call.taken), key=lambda each: each.numel)
+        return max(self._operands(call.taken, explained=explained), key=lambda each: each.numel)
+
+    def _operands(self, roots: Sequence[int], *, explained: bool = False) -> list[Operand]:
+        """What is known of values; with ``explained`` as if they differed by no more than rounding explains."""
+        known = [self._known[root] for root in roots]
+        return [replace(each.operand, rel=each.explained) if explained else each.operand for each in known]
 
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
         """The expectation for a gradient whose call was not recorded: the largest difference of any value before it."""
@@ -339,7 +377,8 @@ class Expected:
 
     def _made(self, rel: float, own: float, origin: Origin, sources: tuple[int, ...], call: CallKey) -> Expectation:
         tainted = any(self._known[root].tainted for root in sources)
-        return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call)
+        decided = any(self._known[root].decided for root in sources)
+        return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call, decided)
 
     def _own_rounding(self, function: str, taken: list[int], out: Operand, dtype: str) -> float:
         if not _is_float(dtype):
@@ -399,6 +438,13 @@ class Expected:
 
     def _all(self, roots: list[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
+
+
+def _summed_rel(terms: Sequence[Operand], out: Operand) -> float:
+    """The relative difference of a sum of gradients from those of its terms."""
+    scale = out.rms or max((each.rms or 0.0 for each in terms), default=0.0)
+    squares = sum((each.rel * (each.rms or 0.0)) ** 2 for each in terms)
+    return math.sqrt(squares) / scale if scale else max(each.rel for each in terms)
 
 
 def _cast(value: Value, twin: Value | None) -> float:

@@ -402,12 +402,29 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     if params:
         names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
         claim += f" Among them {counted(len(names), 'parameter')}: {named_some(names)}."
+    cut_otherwise = _have_as_many_numbers(params)
+    if cut_otherwise:
+        claim += (
+            " They have as many numbers in both runs: where modules are split or merged, --map says how, and the "
+            "parameters are compared too."
+        )
     alone = unmatched[0][0].graph_diff.alone
     words = difference_in_words(unmatched[0][0], alone) if alone.mine or alone.theirs else ""
     claim += f" In the forward pass {words}." if words else ""
-    severity = "warning" if params else "info"
+    severity = "warning" if params and not cut_otherwise else "info"
     shown = (params or unmatched)[:3]
     return [_finding("site-missing", severity, claim, shown, evidence={"reasons": dict(reasons)})]
+
+
+def _have_as_many_numbers(params: Sequence[First]) -> bool:
+    """Whether parameters without a twin have as many numbers in the run as in the reference: the same ones under other
+    names, or cut otherwise. Whether they are the same shows in what calls make of them.
+    """
+    numbers = Counter[bool]()
+    for step, row in params:
+        if step.step == params[0][0].step:
+            numbers[row.mine is None] += math.prod(value_of(row).shape)
+    return 0 < numbers[True] == numbers[False]
 
 
 def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:

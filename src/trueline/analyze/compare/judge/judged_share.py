@@ -12,14 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import LEFT_BY_UPDATE, Compared
+from trueline.analyze.compare.judge.value_judgement import COARSE_REL, DRAWN, LEFT_BY_UPDATE, Compared
 from trueline.analyze.compare.result import ComparedRow, Judged, JudgedPass, OneSidedCall, Pass
 from trueline.analyze.recorded.step_values import Call
-
-COARSE_REL = 0.3
-"""A relative difference that no longer tells a right gradient from a wrong one: a gradient of which nine tenths of the
-elements are zeroed, or that points elsewhere, differs by about 1, and the limit is a multiple of what is expected."""
+from trueline.schema.formats import FORMATS
 
 COARSE = f"rounding may explain a difference of more than {COARSE_REL:g} of the norm"
 
@@ -98,6 +96,37 @@ def _not_judged(row: Compared) -> str:
     if row.note == LEFT_BY_UPDATE:
         return row.note
     return COARSE if row.expectation is not None and row.expectation.rel > COARSE_REL else ""
+
+
+def incomparable(steps: Sequence[Step]) -> list[str]:
+    """Sentences on what made values incomparable in a way that is no fault of either run: the first call of each kind
+    that decides otherwise by inputs which rounding moved, that draws random numbers in another dtype, or that computes
+    in another way without consequence.
+    """
+    found: dict[str, str] = {}
+    for step in steps:
+        for row in step.rows:
+            value = value_of(row)
+            if row.note == DRAWN and row.mine is not None and row.theirs is not None:
+                found.setdefault(
+                    DRAWN,
+                    f"{value.site} draws random numbers in {row.mine.dtype}, in the reference in {row.theirs.dtype}: "
+                    "torch then draws others from the same seed, and what follows from them cannot be judged. Draw "
+                    "them in one dtype in both runs.",
+                )
+            elif row.note == NO_CONSEQUENCE:
+                found.setdefault(
+                    NO_CONSEQUENCE,
+                    f"{value.site} differs from the reference, and nothing that follows from it does: the results of "
+                    "the model and the gradients of all parameters agree: both compute the same in another way.",
+                )
+            elif row.judgement == "within" and value.returned and value.dtype not in FORMATS and value.kind == "op":
+                found.setdefault(
+                    "decided",
+                    f"{value.site} decides otherwise than in the reference, by inputs that rounding may have moved. "
+                    "That is no fault, and what follows from it cannot be judged.",
+                )
+    return list(found.values())
 
 
 def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple[OneSidedCall, ...]:

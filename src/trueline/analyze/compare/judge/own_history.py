@@ -42,7 +42,9 @@ from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.stats.peaks_over_threshold import log_tail, tail_size
 
 Floats = NDArray[np.float64]
-Key = tuple[int, str, str, int, str]
+Key = tuple[int, str, str, int, str, bool]
+"""A value, and whether a decision came before it that the two runs take differently: what follows such a one has no
+past in steps without."""
 
 FALSE_ALARMS = 0.01
 """Expected number of values, at most, that are reported in a comparison of two runs that differ by rounding alone: half
@@ -197,7 +199,7 @@ def _added(step: Step) -> Iterator[_Added]:
         u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
         before = math.hypot(u, *taken)
         site = value_of(row).site
-        key = site.micro, site.phase, site.name, site.call, site.slot
+        key = site.micro, site.phase, site.name, site.call, site.slot, row.expectation.decided
         yield _Added(key, row.place, math.log(math.hypot(m, u) / before), before)
 
 

@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from trueline.analyze.compare.expect.expectation import Expectation, Expected
+from trueline.analyze.compare.expect.expectation import UNRELATED, Expectation, Expected
 from trueline.analyze.compare.expect.ops import op_rounding_rel
 from trueline.analyze.compare.expect.propagation import is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.floors import floor_of
 from trueline.analyze.compare.match.align import Alignment
+from trueline.analyze.compare.match.fused_modules import PART
 from trueline.analyze.compare.op_names import RANDOM, function_of
 from trueline.analyze.compare.result import Judgement
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
@@ -29,10 +30,16 @@ LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 with projections, which are as good as tensors.
 """
 
-_NOISE = 0.3
-"""The expected difference from which on a value is mostly noise, whose size may change too."""
+COARSE_REL = 0.3
+"""An expected difference from which on a value is mostly noise, and a wrong one no longer told from a right one: a
+gradient of which nine tenths of the elements are zeroed, or that points elsewhere, differs by about 1, and the limit is
+a multiple of what is expected."""
 
 NONFINITE = "NaN or infinities in one run where the other has none"
+
+ALIASED = "the gradient of a tensor that has more uses than in the other run"
+
+DRAWN = "random numbers of another dtype, of which torch draws others from the same seed"
 
 LEFT_BY_UPDATE = "left by the updates before this step"
 
@@ -44,6 +51,9 @@ WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put
 
 _DRAWN = frozenset(name for name in RANDOM if "dropout" not in name and name not in ("rrelu", "gumbel_softmax"))
 """Functions whose result is random, whatever numbers they take."""
+
+_Place = tuple[int, str, int, str]
+"""Micro-batch, name, number and slot of a value of a call."""
 
 Measure = Callable[[Value, Value], Distance]
 
@@ -130,6 +140,7 @@ class Divergence:
         """Roots of values without a comparable twin."""
         self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or different ones than in the reference: their results are not compared."""
+        self._aliased = set(_aliased_in_one(alignment, run_is_guide=self._run_is_guide))
         self.rows = list(self._run(guide, alignment))
 
     def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
@@ -226,7 +237,9 @@ class Divergence:
         ):
             self._unmeasured[value.root] = expectation
             self._without_twin.add(value.root)
-            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=expectation.tainted)
+            self.expected.learn(
+                value, twin, expectation.rel, dtype=dtype, tainted=expectation.tainted, decided=expectation.decided
+            )
             return
         self._unmeasured.pop(value.root, None)
         self._without_twin.discard(value.root)
@@ -242,9 +255,13 @@ class Divergence:
             rel, judgement = max(rel, expectation.rel), "propagated" if expectation.tainted else judgement
         if expectation.origin == "param" and judgement == "beyond":
             # The first call that uses a wrong weight is to be found by its result.
-            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False)
+            self.expected.learn(value, twin, expectation.rel, dtype=dtype, tainted=False, decided=expectation.decided)
             return
-        self.expected.learn(value, twin, rel, dtype=dtype, tainted=judgement in ("beyond", "propagated"))
+        tainted = judgement in ("beyond", "propagated")
+        explained = expectation.explained if tainted and expectation.tainted else expectation.rel
+        self.expected.learn(
+            value, twin, rel, dtype=dtype, tainted=tainted, decided=expectation.decided, explained=explained
+        )
 
     def _hidden_rel(self, distance: Distance, expectation: Expectation, dtype: str) -> float:
         """The difference that a value may have although its statistics are equal: where its inputs differ, a few
@@ -288,8 +305,15 @@ class Divergence:
             return _Outcome(judgement, distance, left, LEFT_BY_UPDATE)
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
+        if judgement == "beyond" and expectation.origin == "given" and PART in value.flags | twin.flags:
+            own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
+            return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
+        if judgement == "beyond" and _draws_in_another_dtype(value, twin):
+            return _Outcome("within", distance, replace(expectation, rel=UNRELATED, decided=True), DRAWN)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
+        if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and _place_of(value) in self._aliased:
+            return _Outcome("not-comparable", distance, expectation, ALIASED)
         if judgement == "beyond" and self._is_incomparable(expectation):
             note = "its call takes different inputs than in the reference"
             return _Outcome("not-comparable", distance, expectation, note, rewired=True)
@@ -313,7 +337,7 @@ class Divergence:
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
     ) -> tuple[Expectation, float]:
         """The expectation and its limit in times: those of the Tolerance, where it has this site or kind."""
-        fair = distance.most_rel is not None and expectation.rel < _NOISE
+        fair = distance.most_rel is not None and expectation.rel < COARSE_REL
         limit = LIMIT["tensor" if fair else distance.how]
         if self._tolerance is None or expectation.tainted:
             return expectation, limit
@@ -326,8 +350,10 @@ class Divergence:
 
     def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
         if expectation.tainted and distance.how != "tensor":
-            # Statistics do not give the size of a difference that is not rounding; it may seem small.
-            return "propagated"
+            # Statistics do not give the size of a difference that is not rounding; it may seem small. Projections do.
+            most = math.inf if distance.most_rel is None else distance.most_rel
+            ended = expectation.explained is not None and most <= LIMIT["tensor"] * expectation.explained
+            return "within" if ended and not distance.nonfinite_differ else "propagated"
         beyond: Judgement = "propagated" if expectation.tainted else "beyond"
         if distance.nonfinite_differ or distance.rel is None:
             return beyond
@@ -337,9 +363,38 @@ class Divergence:
         return "beyond"
 
 
+def _place_of(value: Value) -> _Place:
+    return value.site.micro, value.site.name, value.site.call, value.site.slot
+
+
+def _aliased_in_one(alignment: Alignment, *, run_is_guide: bool) -> Iterator[_Place]:
+    """Places of the guide in the forward pass whose gradients have other terms than in the other run: of a tensor that
+    was seen before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view.
+    Gradients are those of the tensor, with all of its uses.
+    """
+    forward = [(a, b) for a, b, _ in alignment.pairs if a is not None and b is not None and a.site.phase == "fwd"]
+    apart = {
+        (mine.root, theirs.root)
+        for mine, theirs in forward
+        if (mine.index == mine.root) != (theirs.index == theirs.root)
+    }
+    for mine, theirs in forward if apart else ():
+        if (mine.root, theirs.root) in apart:
+            yield _place_of(mine if run_is_guide else theirs)
+
+
 def _update_rounding(dtype: str) -> float:
     """The relative difference of a parameter that two kernels update from equal values: some roundings each."""
     return math.sqrt(2) * op_rounding_rel("unknown", dtype, dtype) if dtype in UNIT_ROUNDOFF else 0.0
+
+
+def _draws_in_another_dtype(value: Value, twin: Value) -> bool:
+    """Whether the values are random numbers that one call draws in two dtypes: torch draws other numbers then, though
+    from one seed.
+    """
+    if not value.returned or value.kind != "op" or function_of(value.api) not in RANDOM:
+        return False
+    return value.dtype != twin.dtype and value.args == twin.args
 
 
 def _written_over(value: Value) -> bool:

@@ -28,13 +28,15 @@ class Alignment:
     """The values of ``mine`` (of the run) matched with those of ``theirs`` (of the reference).
 
     ``pairs`` has every value of both sides once, in the order of execution of ``mine``; a value that only the other
-    side has follows what it follows there. ``calls`` the same for calls.
+    side has follows what it follows there. ``calls`` the same for calls. ``loss_scale`` is what gradients of the run
+    before the update were divided by to be comparable.
     """
 
     mine: StepValues
     theirs: StepValues
     pairs: list[Pair]
     calls: Twins
+    loss_scale: float = 1.0
 
     @property
     def sides(self) -> tuple[StepValues, StepValues]:
@@ -93,6 +95,9 @@ def _laid_out_alike(mine: Sequence[Value], theirs: Sequence[Value]) -> bool:
     """
     if len(mine) != len(theirs) or not all(map(eq, map(_LAYOUT, mine), map(_LAYOUT, theirs))):
         return False
+    args = [[value.args for value in values if value.args is not None] for values in (mine, theirs)]
+    if args[0] != args[1] and sorted(args[0]) == sorted(args[1]):
+        return False  # calls in another order
     return all(
         (one.args is None) == (other.args is None) and (one.root == other.root or one.site.phase not in _OF_UPDATE)
         for one, other in zip(mine, theirs, strict=True)

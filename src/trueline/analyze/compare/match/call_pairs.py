@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trueline.analyze.compare.match.needleman_wunsch import aligned
 from trueline.analyze.compare.op_names import op_class_of
@@ -52,6 +52,7 @@ class Side:
         forward = any(call.phase == "fwd" for call in self.calls)
         self.gradients = [call for call in self.calls if _is_gradient(call, forward)]
         gradients = set(map(id, self.gradients))
+        self._trained = {_key(call) for call in self.gradients}
         self.executed = [call for call in self.calls if id(call) not in gradients]
         self._updated = updated(step.values, plain)
 
@@ -69,8 +70,9 @@ class Side:
             op=op_of(call),
             taken=tuple(map(self.shapes, taken)),
             returned=tuple(self.shapes(value) for value in call.values if value.returned),
-            args=next((value.args for value in call.values if value.args is not None), None),
+            args=_arguments(call),
             makers=tuple(self._maker(value) for value in taken),
+            trained=_key(call) in self._trained,
         )
 
     def _maker(self, value: Value) -> str:
@@ -80,13 +82,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What distinguishes calls of one module: op, shapes, arguments, and names of the calls that made the inputs."""
+    """What distinguishes calls of one module: op, shapes, arguments, names of the calls that made the inputs, and
+    whether gradients came back through it.
+    """
 
     op: str
     taken: tuple[frozenset[Shape], ...]
     returned: tuple[frozenset[Shape], ...]
     args: str | None
     makers: tuple[str, ...]
+    trained: bool
 
     def similarity(self, other: CallTraits) -> int:
         """0 for different ops; else more, the more of the traits are equal. Calls that only move numbers are identified
@@ -100,7 +105,8 @@ class CallTraits:
             op_class = op_class_of(self.op)
             if op_class == "exact" or (op_class in ("rounded", "activation") and not same_returned):
                 return 0
-        return 4 + 3 * same_taken + 2 * same_returned + 2 * (self.makers == other.makers) + (self.args == other.args)
+        alike = 4 + 3 * same_taken + 2 * same_returned + 2 * (self.makers == other.makers) + (self.args == other.args)
+        return alike + 2 * (self.trained == other.trained)
 
 
 def _fit(one: Sequence[frozenset[Shape]], other: Sequence[frozenset[Shape]]) -> bool:
@@ -170,13 +176,60 @@ def _in_group(mine: Side, theirs: Side, ours: list[Call], others: list[Call]) ->
     if not ours or not others:
         return [*((call, None) for call in ours), *((None, call) for call in others)]
     if [op_of(call) for call in ours] == [op_of(call) for call in others]:
-        return list(zip(ours, others, strict=True))
+        return list(zip(ours, by_arguments(ours, others), strict=True))
     found = aligned(
         [mine.traits(call) for call in ours],
         [theirs.traits(call) for call in others],
         lambda one, other: one.similarity(other),
     )
     return [(None if i is None else ours[i], None if j is None else others[j]) for i, j in found]
+
+
+def by_arguments(ours: Sequence[Call], others: Sequence[Call]) -> list[Call]:
+    """``others``, which call the same functions as ``ours`` in turn, in the order of their arguments: two runs may do
+    the same for each of several numbers, as for the experts of a layer, in another order. What takes the results of
+    such calls follows them. Functions whose arguments are not the same in both, or that several calls share, stay.
+    """
+    found, places = list(others), defaultdict[str, list[int]](list)
+    for place, call in enumerate(ours):
+        places[op_of(call)].append(place)
+    moved: dict[int, int] = {}
+    """By root of what a call of ``ours`` returned that was moved, the root of the twin."""
+    for same in places.values():
+        keys = [[_arguments(calls[place]) for place in same] for calls in (ours, others)]
+        if keys[0] == keys[1] or None in keys[0] or len(set(keys[0])) < len(same) or set(keys[0]) != set(keys[1]):
+            continue
+        place_of = dict(zip(keys[1], same, strict=True))
+        for key, place in zip(keys[0], same, strict=True):
+            found[place] = others[place_of[key]]
+            moved |= _returned_by(ours[place], found[place])
+    if moved:
+        _follow(ours, found, places, moved)
+    return found
+
+
+def _follow(
+    ours: Sequence[Call], found: list[Call], places: Mapping[str, Sequence[int]], moved: dict[int, int]
+) -> None:
+    """Give calls that take what ``moved`` calls returned the twins that take the twins of that, by exchange."""
+    for place, call in enumerate(ours):
+        if any(value.root in moved for value in call.outs):
+            continue
+        taken = {moved[value.root] for value in call.ins if value.root in moved}
+        same = [each for each in places[op_of(call)] if taken <= {value.root for value in found[each].ins}]
+        if not taken or not same:
+            continue
+        other = place if place in same else same[0]
+        found[place], found[other] = found[other], found[place]
+        moved |= _returned_by(call, found[place])
+
+
+def _returned_by(call: Call, twin: Call) -> dict[int, int]:
+    return {one.root: other.root for one, other in zip(call.outs, twin.outs, strict=False)}
+
+
+def _arguments(call: Call) -> str | None:
+    return next((value.args for value in call.values if value.args is not None), None)
 
 
 def _matched_gradients(mine: Side, theirs: Side, forward: dict[int, Call]) -> Twins:
@@ -230,9 +283,17 @@ def _is_gradient(call: Call, forward: bool) -> bool:
 def matched_values(
     mine: Call, theirs: Call, fit: Callable[[Value, Value], bool]
 ) -> list[tuple[Value | None, Value | None]]:
-    """The values of two matched calls by slot; inputs by position and by name in their order, where shapes ``fit``."""
+    """The values of two matched calls by slot; inputs by position and by name in their order, where shapes ``fit``.
+    Lists of different lengths are not matched: which is which is not known.
+    """
     if [value.site.slot for value in mine.values] == [value.site.slot for value in theirs.values]:
         return list(zip(mine.values, theirs.values, strict=True))
+    lists = _lengths_of_lists(mine), _lengths_of_lists(theirs)
+    apart = {name for name, length in lists[0].items() if lists[1].get(name, length) != length}
+    if apart:
+        found = matched_values(_without(mine, apart), _without(theirs, apart), fit)
+        alone = ((value, None) for value in mine.values if _list_of(value) in apart)
+        return [*found, *alone, *((None, value) for value in theirs.values if _list_of(value) in apart)]
     theirs_by_slot: dict[str, list[Value]] = defaultdict(list)
     for value in theirs.values:
         theirs_by_slot[value.site.slot].append(value)
@@ -242,6 +303,20 @@ def matched_values(
         pairs.append((value, twins.pop(0) if twins else None))
     left = [value for values in theirs_by_slot.values() for value in values]
     return _by_order(pairs, sorted(left, key=lambda value: value.index), fit)
+
+
+def _list_of(value: Value) -> str:
+    """``in0`` of ``in0.3``; '' of a slot that is not in a list."""
+    name, _, place = value.site.slot.rpartition(".")
+    return name if place.isdigit() else ""
+
+
+def _lengths_of_lists(call: Call) -> Counter[str]:
+    return Counter(filter(None, map(_list_of, call.values)))
+
+
+def _without(call: Call, lists: set[str]) -> Call:
+    return replace(call, values=[value for value in call.values if _list_of(value) not in lists])
 
 
 def _by_order(

@@ -13,6 +13,9 @@ from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.analyze.recorded.stored_tensors import in_groups
 from trueline.schema.errors import InputError
 
+PART = "part of a merged value"
+"""The flag of a value that was merged away where a module returned it, and that a call takes."""
+
 _WEIGHTS = frozenset({"in1", "in2", "weight", "bias"})
 """Slots of a linear layer that are cut as its output is, along the first dim."""
 
@@ -81,15 +84,26 @@ def _merged(step: StepValues, merge: Merge, names: NameMap, *, whole: bool) -> t
     values: list[Value] = []
     left: list[int | None] = []
     moved: dict[int, int] = {}
+    wholes: dict[tuple[int, ...], int] = {}
     for value in step.values:
         key = found.get(value.index)
         if key not in complete:
             # The tensor of a value that was merged away has its next sighting as its first.
-            values.append(replace(value, index=len(values), root=moved.setdefault(value.root, len(values))))
+            is_part = value.site.phase == "fwd" and found.get(value.root) in complete
+            flags = value.flags | {PART} if is_part else value.flags
+            values.append(
+                replace(value, index=len(values), root=moved.setdefault(value.root, len(values)), flags=flags)
+            )
             left.append(value.index)
         elif value is max(complete[key], key=lambda part: part.index):
-            made = _joined(_in_order(complete[key], merge, names), merge, names, head_size, whole=whole)
-            values.append(replace(made, index=len(values), root=len(values)))
+            parts = _in_order(complete[key], merge, names)
+            made, roots = _joined(parts, merge, names, head_size, whole=whole), tuple(part.root for part in parts)
+            seen = (
+                moved.setdefault(roots[0], len(values))
+                if len(set(roots)) == 1
+                else wholes.setdefault(roots, len(values))
+            )
+            values.append(replace(made, index=len(values), root=seen))
             left.append(None)
     return replace(step, values=values), left
 

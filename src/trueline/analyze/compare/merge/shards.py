@@ -304,6 +304,12 @@ def _first_parts(entry: Gathered) -> list[Part]:
     return [share[0] for share in _shares(entry)]
 
 
+def scaled(value: Value, scale: float) -> Value:
+    """``value`` times ``scale``."""
+    whole = _scaled(_Whole(value.stats, value.load), scale)
+    return replace(value, stats=whole.stats, load=whole.load, scale=value.scale * scale)
+
+
 def _scaled(whole: _Whole, scale: float) -> _Whole:
     if scale == 1.0:
         return whole

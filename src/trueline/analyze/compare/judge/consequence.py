@@ -1,0 +1,65 @@
+"""Differences that have no consequence: two ways to compute the same, such as another number in a mask that softmax
+maps to zero, the addends of a sum in another order, or a sum divided by a count for a mean.
+
+Between the two ways values are altogether different; what they are for does not differ by more than rounding explains.
+The results of the model and the gradients of all parameters must have been judged, and agree: a fault that changes
+neither what the model returns nor what is learned from it is none of this step. A small difference is never excused, as
+those that follow from it may be too small to tell, and neither are calls that write to memory, nor values that no call
+computed: what is left in a buffer counts at the steps that use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
+from trueline.analyze.recorded.step_values import Value
+
+NO_CONSEQUENCE = "computed in another way, and nothing that follows from it differs"
+
+
+def without_harmless(rows: Sequence[Compared]) -> Sequence[Compared]:
+    """``rows``, of which those beyond rounding, and what they explain, are not comparable where they have no
+    consequence.
+    """
+    if not any(row.judgement == "beyond" for row in rows) or not _is_harmless(rows):
+        return rows
+    return [
+        replace(row, judgement="not-comparable", note=NO_CONSEQUENCE, rewired=False)
+        if row.judgement in ("beyond", "propagated") or row.rewired
+        else row
+        for row in rows
+    ]
+
+
+def _is_harmless(rows: Sequence[Compared]) -> bool:
+    if not all(_may_be_excused(row) for row in rows if row.judgement == "beyond"):
+        return False
+    pairs = [(row, row.mine) for row in rows if row.mine is not None and row.theirs is not None]
+    results = [row for row, value in pairs if _is_result(value)]
+    params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]
+    phase = "grad" if any(of == "grad" for _, of in params) else "bwd"
+    gradients = [row for row, of in params if of == phase]
+    return bool(results and gradients) and all(map(_certainly_agrees, [*results, *gradients]))
+
+
+def _may_be_excused(row: Compared) -> bool:
+    value = row.mine or row.theirs
+    if value is None or row.expectation is None or value.site.phase not in ("fwd", "bwd"):
+        return False
+    writes = value.api.endswith("_") and not value.api.endswith("__")
+    if row.expectation.origin not in ("call", "gradient", "wiring") or value.kind != "op" or writes:
+        return False
+    return row.distance is not None and (row.distance.nonfinite_differ or (row.distance.rel or 0.0) > COARSE_REL)
+
+
+def _is_result(value: Value) -> bool:
+    """Whether the model itself returned a value."""
+    return value.kind == "module" and value.returned and not value.module and value.site.phase == "fwd"
+
+
+def _certainly_agrees(row: Compared) -> bool:
+    if row.judgement != "within":
+        return row.judgement == "equal"
+    return row.expectation is not None and row.expectation.rel <= COARSE_REL

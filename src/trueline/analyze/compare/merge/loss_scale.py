@@ -1,0 +1,91 @@
+"""Brings gradients to one scale where only one run scales its loss for the backward pass, and undoes it before the
+update, as gradient scalers do.
+
+The factor is read off the gradient of the first single number that both runs have one of: the loss. That it is undone
+shows in the gradients of parameters as the update has them; where these differ by the factor, nothing is changed, and
+the difference is judged.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trueline.analyze.compare.match.align import Alignment
+from trueline.analyze.compare.merge.shards import number_of, scaled
+from trueline.analyze.recorded.step_values import StepValues, Value, key_of
+from trueline.schema.formats import FORMATS
+
+
+def with_one_loss_scale(alignment: Alignment) -> Alignment:
+    """``alignment`` with the gradients of the run before the update divided by its ``loss_scale`` over that of the
+    reference; unchanged where there is none that is undone.
+    """
+    scale = _scale_of(alignment)
+    if scale is None or not _is_undone(alignment, scale):
+        return alignment
+    mine, chosen = alignment.mine, _divided(alignment, scale)
+    values = [scaled(value, 1 / scale) if value.root in chosen else value for value in mine.values]
+    unscaled = StepValues(mine.label, mine.step, mine.ranks, values, mine.compiled)
+    return replace(alignment.of(unscaled, alignment.theirs), loss_scale=scale)
+
+
+def _divided(alignment: Alignment, scale: float) -> set[int]:
+    """Roots of values of the run that have the scale of the loss: gradients before the update. Of what calls that run
+    in backward make of them, those that are nearer to their twins so.
+    """
+    executed = {key_of(value) for value in alignment.mine.values if value.args is not None}
+    return {
+        mine.root
+        for mine, theirs, _ in alignment.pairs
+        if mine is not None
+        and mine.index == mine.root
+        and mine.site.phase == "bwd"
+        and mine.dtype in FORMATS
+        and (key_of(mine) not in executed or _is_nearer(mine, theirs, scale))
+    }
+
+
+def _is_nearer(mine: Value, theirs: Value | None, scale: float) -> bool:
+    ratio = None if theirs is None else _log_ratio(mine, theirs)
+    return ratio is not None and abs(ratio - math.log(scale)) < abs(ratio)
+
+
+def _scale_of(alignment: Alignment) -> float | None:
+    """The gradient of the loss in the run over that in the reference; None where they are equal or not comparable."""
+    for mine, theirs, _ in alignment.pairs:
+        if mine is None or theirs is None or mine.site.phase != "bwd" or mine.stats is None or theirs.stats is None:
+            continue
+        if mine.stats.numel != 1 or theirs.stats.numel != 1:
+            return None
+        one, other = number_of(mine.stats), number_of(theirs.stats)
+        scale = one / other if other else 0.0
+        return scale if math.isfinite(scale) and scale > 0 and scale != 1.0 else None
+    return None
+
+
+def _is_undone(alignment: Alignment, scale: float) -> bool:
+    """Whether gradients of parameters are ``scale`` times those of the reference first, and in the update nearer to
+    those themselves. (A loss that is a sum, divided later, has another gradient, and parameters have the same.)
+    """
+    before, in_update = (list(_ratios(alignment, phase)) for phase in ("bwd", "grad"))
+    half = abs(math.log(scale)) / 2
+    return bool(before and in_update) and abs(statistics.median(in_update)) < half < abs(statistics.median(before))
+
+
+def _ratios(alignment: Alignment, phase: str) -> Iterator[float]:
+    """Logarithms of norms of gradients of parameters over those of the reference."""
+    for mine, theirs, _ in alignment.pairs:
+        if mine is None or theirs is None or mine.site.phase != phase or mine.kind != "param":
+            continue
+        ratio = _log_ratio(mine, theirs)
+        if ratio is not None:
+            yield ratio
+
+
+def _log_ratio(mine: Value, theirs: Value) -> float | None:
+    """The logarithm of the quotient of two norms; None where one is 0 or not known."""
+    norms = [0.0 if value.stats is None else value.stats.norm for value in (mine, theirs)]
+    return math.log(norms[0] / norms[1]) if all(0 < norm < math.inf for norm in norms) else None

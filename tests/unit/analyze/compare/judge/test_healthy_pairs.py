@@ -1,0 +1,268 @@
+"""Two ways to compute the same raise no alarm, and a fault in the same place does: small pairs of real trainings.
+
+Letters: B batch, L positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import trueline
+from trueline.analyze.compare.compare import compare
+from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.result import Comparison
+
+LossOf = Callable[[Tensor], Tensor]
+
+
+def record(
+    out: Path,
+    made: Callable[[], nn.Module],
+    *,
+    dtype: torch.dtype = torch.float32,
+    loss_of: LossOf = lambda y: y.square().mean(),
+    begin: Callable[[nn.Module, Tensor], Any] = lambda model, x: None,
+    clip: bool = False,
+) -> Path:
+    """Two steps of AdamW on one batch."""
+    torch.manual_seed(0)
+    model, x_BLD = made().to(dtype), torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    torch.manual_seed(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": "stats"})
+    for _ in range(2):
+        with watch.step():
+            begin(model, x_BLD)
+            loss_of(model(x_BLD).float()).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.close()
+    return out
+
+
+def compared(tmp_path: Path, mine: Any, theirs: Any, *, names: str = "", **settings: Any) -> Comparison:
+    """``mine`` and ``theirs`` make a model, or are what ``record`` takes."""
+    sides = [each if isinstance(each, dict) else {"made": each} for each in (mine, theirs)]
+    run, ref = (record(tmp_path / name, **side, **settings) for name, side in zip(("run", "ref"), sides, strict=True))
+    return compare(run, ref, names=NameMap.load(names) if names else None)
+
+
+class Residual(nn.Module):
+    """x + f(x) with a part in ``middle``."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.first, self.last, self.middle = nn.Linear(8, 8), nn.Linear(8, 8), middle
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        x_BLD = self.first(x_BLD)
+        return x_BLD + self.last(self.middle(x_BLD))
+
+
+def with_part(middle: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Residual(middle)
+
+
+# Precision
+
+
+def normalised(x: Tensor) -> Tensor:
+    wide = x.float()  # x itself where it is float32: its gradient has the residual's too
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def test_a_cast_that_casts_in_one_run_only_is_no_fault(tmp_path: Path) -> None:
+    made = with_part(normalised)
+    found = compared(tmp_path, {"made": made, "dtype": torch.float64}, made)
+    assert (found.exit_code, found.findings[0].code) == (0, "explained-by-rounding")
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x)
+
+
+def test_random_numbers_of_another_dtype_are_no_fault_and_hide_what_follows(tmp_path: Path) -> None:
+    found = compared(tmp_path, {"made": with_part(noisy), "dtype": torch.float64}, with_part(noisy))
+    assert found.exit_code == 3
+    assert any("randn_like#0:out0 draws random numbers in float64" in note for note in found.notes)
+
+
+def test_other_random_numbers_of_one_dtype_are_a_finding(tmp_path: Path) -> None:
+    def late(model: nn.Module, x: Tensor) -> None:
+        torch.rand(1)
+
+    found = compared(tmp_path, {"made": with_part(noisy), "begin": late}, with_part(noisy))
+    assert (found.exit_code, found.findings[0].code) == (1, "first-divergence")
+    assert "draws random numbers" in found.findings[0].claim
+
+
+# Order
+
+
+class Experts(nn.Module):
+    """One expert for each row, by the largest number; the rows of each expert at a time, in some ``order``."""
+
+    def __init__(self, order: tuple[int, ...] = (0, 1, 2)) -> None:
+        super().__init__()
+        self.experts, self.order = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), order
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        x_ND = x_BLD.flatten(0, 1)
+        chosen_N = x_ND[:, :3].argmax(-1)
+        out_ND = torch.zeros_like(x_ND)
+        for index, expert in zip(self.order, (self.experts[each] for each in self.order), strict=True):
+            rows = torch.where(chosen_N == index)[0]
+            out_ND = out_ND.index_add(0, rows, expert(x_ND[rows]))
+        return out_ND
+
+
+def test_experts_in_another_order_are_no_fault(tmp_path: Path) -> None:
+    found = compared(tmp_path, lambda: Experts((2, 0, 1)), Experts)
+    assert (found.exit_code, [each.code for each in found.findings if each.severity != "info"]) == (0, [])
+
+
+class Swapped(Experts):
+    """Two experts that answer for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts[0], self.experts[1] = self.experts[1], self.experts[0]
+
+
+def test_an_expert_that_answers_for_another_is_a_finding(tmp_path: Path) -> None:
+    assert compared(tmp_path, Swapped, Experts).exit_code == 1
+
+
+@pytest.mark.parametrize(("turned", "exit_code"), [(True, 0), (False, 1)])
+def test_addends_in_another_order_are_no_fault_unless_their_places_stay(
+    tmp_path: Path, turned: bool, exit_code: int
+) -> None:
+    place_N = torch.tensor([0, 1, 1, 2, 0, 2, 1, 0, 2, 1, 2, 0])
+
+    def added(place_N: Tensor, x_BLD: Tensor) -> Tensor:
+        x_ND = x_BLD.flatten(0, 1)
+        return x_ND.new_zeros(3, 8).index_add(0, place_N, x_ND)[:, None].expand_as(x_BLD)
+
+    def backwards(x_BLD: Tensor) -> Tensor:
+        return added(place_N.flip(0) if turned else place_N, x_BLD.flatten(0, 1).flip(0).view_as(x_BLD))
+
+    found = compared(tmp_path, with_part(backwards), with_part(lambda x: added(place_N, x)))
+    assert found.exit_code == exit_code
+
+
+# Masks
+
+
+def masked(lowest: float, diagonal: int = 1) -> Callable[[], nn.Module]:
+    def attend(x_BLD: Tensor) -> Tensor:
+        scores_BLL = x_BLD @ x_BLD.transpose(1, 2)
+        later_LL = torch.ones(4, 4, dtype=torch.bool).triu(diagonal)
+        mask_LL = torch.zeros(4, 4, dtype=x_BLD.dtype).masked_fill(later_LL, lowest)
+        return (scores_BLL + mask_LL).softmax(-1) @ x_BLD
+
+    return with_part(attend)
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, -1e9, -65504.0])
+def test_another_number_in_a_mask_is_no_fault(tmp_path: Path, lowest: float) -> None:
+    found = compared(tmp_path, masked(lowest), masked(LOWEST))
+    assert found.exit_code == 0
+    assert any("masked_fill#0:out0 differs from the reference, and nothing" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("lowest", [LOWEST, -torch.inf, -1e9, -65504.0, -1e4])
+def test_a_mask_off_by_one_is_a_finding_whatever_its_number(tmp_path: Path, lowest: float) -> None:
+    found = compared(tmp_path, masked(lowest, diagonal=2), masked(lowest))
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert "triu" in str(found.first.site)
+
+
+# Structure
+
+
+class Merged(nn.Module):
+    """q, k and v of one linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).chunk(3, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.view(3, 4, 8) for each in self.parts(x))
+        return (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+
+class Split(Merged):
+    """The same of three."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        for name, weight, bias in zip("qkv", self.qkv.weight.chunk(3), self.qkv.bias.chunk(3), strict=True):
+            part = nn.Linear(8, 8)
+            part.weight.data, part.bias.data = weight.detach().clone(), bias.detach().clone()
+            self.add_module(name, part)
+        self.k.weight.data *= scale
+        del self.qkv
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.q(x), self.k(x), self.v(x)
+
+
+class Around(nn.Module):
+    """A model with an attention inside."""
+
+    def __init__(self, attention: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+        self.attn = attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.attn(x))
+
+
+@pytest.mark.parametrize("names", ["", "q, k, v = qkv"])
+@pytest.mark.parametrize(("scale", "exit_code"), [(1.0, 0), (1.01, 1)])
+def test_a_split_linear_is_no_fault_unless_a_part_is_wrong(
+    tmp_path: Path, names: str, scale: float, exit_code: int
+) -> None:
+    found = compared(tmp_path, lambda: Around(lambda: Split(scale)), lambda: Around(Merged), names=names, clip=True)
+    assert found.exit_code == exit_code
+
+
+def test_an_evaluation_before_the_step_is_no_call_that_the_other_run_lacks(tmp_path: Path) -> None:
+    def evaluated(model: nn.Module, x: Tensor) -> None:
+        with torch.no_grad():
+            model(x)
+
+    found = compared(tmp_path, {"made": Residual, "begin": evaluated}, Residual)
+    assert found.exit_code == 0
+    backward = next(each for each in found.judged.at_first_step if each.name == "backward")
+    assert backward.judged == backward.values_of_ref
+
+
+@pytest.mark.parametrize(("more", "exit_code"), [(0, 0), (1, 1)])
+def test_a_sum_that_is_divided_is_a_mean_unless_by_another_number(tmp_path: Path, more: int, exit_code: int) -> None:
+    def summed(y: Tensor) -> Tensor:
+        return functional.mse_loss(y, torch.zeros_like(y), reduction="sum") / (y.numel() + more)
+
+    def averaged(y: Tensor) -> Tensor:
+        return functional.mse_loss(y, torch.zeros_like(y))
+
+    found = compared(tmp_path, {"made": Residual, "loss_of": summed}, {"made": Residual, "loss_of": averaged})
+    assert found.exit_code == exit_code
