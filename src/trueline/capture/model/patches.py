@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -118,5 +119,18 @@ scale = PatchedCall(torch.amp.GradScaler, "scale")
 loader_iter = PatchedCall(DataLoader, "__iter__")
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
 module_call = PatchedCall(torch.nn.Module, "__call__")
+_deepspeeds: list[PatchedCall] = []
+
+
+def scales() -> list[PatchedCall]:
+    """Calls of ``(scaler, loss)`` that multiply a loss by the scale that float16 needs, of torch and, where it is
+    imported, of DeepSpeed.
+    """
+    module = sys.modules.get("deepspeed.runtime.fp16.loss_scaler")
+    if module is not None and not _deepspeeds:
+        _deepspeeds.append(PatchedCall(module.LossScalerBase, "scale_loss"))
+    return [scale, *_deepspeeds]
+
+
 optimizer_init = PatchedCall(torch.optim.Optimizer, "__init__")
 ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")

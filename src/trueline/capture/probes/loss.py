@@ -75,7 +75,8 @@ class LossProbe:
         self._backward: list[tuple[Pass, Tensor]] = []
         self._unscaled: Tensor | None = None
         patches.backward.add(self._at_backward)
-        patches.scale.add(self._at_scale)
+        for scale in patches.scales():
+            scale.add(self._at_scale)
 
     def begin(self, step: Step) -> bool:
         """Forget the step before. What listens to ``backward`` collects nothing in a step that is not watched."""
@@ -118,7 +119,8 @@ class LossProbe:
     def detach(self) -> None:
         """Stop listening."""
         patches.backward.remove(self._at_backward)
-        patches.scale.remove(self._at_scale)
+        for scale in patches.scales():
+            scale.remove(self._at_scale)
 
     def result(self, counted: CountedPasses) -> dict[str, Tensor]:
         """What ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and ``tokens``,
@@ -157,7 +159,7 @@ class LossProbe:
         self.is_models = choice.is_models
         return out | ({"part_losses": choice.parts} if len(choice.parts) == micros and micros > 1 else {})
 
-    def _at_scale(self, scaler: torch.amp.GradScaler, outputs: Any) -> None:
+    def _at_scale(self, scaler: Any, outputs: Any) -> None:
         with self._guard("loss"):
             losses = losses_in(outputs, None)
             self._unscaled = self._row(losses[0]) if len(losses) == 1 else None
