@@ -36,6 +36,14 @@ def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slots:
     return found
 
 
+def written(slots: Slots, *, in_place: bool) -> Slots:
+    """Those of a call's inputs that it writes to: ``out``, and the first one of a call ``in_place``."""
+    if not in_place and not (slots and slots[-1][0].startswith("out")):
+        return ()
+    names = ("out", "in0") if in_place else ("out",)
+    return [(slot, x) for slot, x in slots if slot.partition(".")[0] in names]
+
+
 def outputs(result: Any) -> Slots:
     """(slot, tensor) of everything a call returned: ``out0``, ``out1``, ``out.logits``, ``out0.2``."""
     if isinstance(result, Tensor):

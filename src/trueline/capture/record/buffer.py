@@ -74,15 +74,14 @@ class StepBuffer:
         version as it was (a collective, a fused update).
         """
         self._known: dict[tuple[Any, ...], int] = {}
+        self._aliases: dict[tuple[Any, ...], int] = {}
         self._storages: dict[int, int] = {}
         for weak in self._held:
             torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
         self._held.clear()
 
     def changed(self, slots: Slots) -> None:
-        """Measure these values again when they are next seen: a collective, which leaves their version as it was, may
-        have changed them.
-        """
+        """Measure these values again when they are next seen: what changes them leaves their version as it was."""
         for _, x in slots:
             address = x.untyped_storage()._cdata
             if address in self._storages:
@@ -136,9 +135,48 @@ class StepBuffer:
             if same_as != row:
                 return same_as
         self._measure(x, whole)
+        if key is not None and key[1] and (same_as := self._seen_through_alias(key)) is not None:
+            return same_as
         if self._stores:
             self._store(x.detach(), f"{call.micro}.{phase}.{call.name}#{call.index}:{slot}")
         return None
+
+    def settle(self, final: Mapping[Call, Call | None]) -> None:
+        """Put other calls in the place of those in ``final``; the rows of those for which there is None are dropped."""
+        home = self._rows.settle(final)
+        self._known = {key: home[row] for key, row in self._known.items() if row in home}
+        kept = sorted((home[row], index) for index, row in enumerate(self._measured) if row in home)
+        self._measured = [row for row, _ in kept]
+        order = [index for _, index in kept]
+        if order == list(range(len(order))):
+            del self._fingerprint_M[len(order) :], self._exponents_M[len(order) :]
+        else:
+            self._stats_MS[: len(order)] = self._stats_MS[order]
+            self._fingerprint_M = [self._fingerprint_M[index] for index in order] if self._fingerprints else []
+            self._exponents_M = [self._exponents_M[index] for index in order] if self._exponents else []
+        now = {index: place for place, index in enumerate(order)}
+        self._aliases = {key: now[index] for key, index in self._aliases.items() if index in now}
+        on_device = {
+            queue: [(now[index], numbers) for index, numbers in found if index in now]
+            for queue, found in self._on_device.items()
+        }
+        self._on_device = {queue: found for queue, found in on_device.items() if found}
+
+    def _seen_through_alias(self, key: tuple[Any, ...]) -> int | None:
+        """The row that has the numbers just measured of a tensor that was changed, where a tensor over the same memory
+        has them already under a version of its own, as one by ``.data``; None where there is none.
+        """
+        address, changes, _, *view = key
+        index = self._aliases.setdefault((address, changes, *view), len(self._measured) - 1)
+        row, now = self._measured[index], len(self._measured) - 1
+        if index == now or not np.array_equal(self._stats_MS[index], self._stats_MS[now], equal_nan=True):
+            return None
+        if self._on_device or (self._fingerprints and self._fingerprint_M[index] != self._fingerprint_M[now]):
+            return None
+        self._measured.pop()
+        del self._fingerprint_M[now:], self._exponents_M[now:]
+        self._known[key] = row
+        return row
 
     @property
     def num_rows(self) -> int:
@@ -169,15 +207,28 @@ class StepBuffer:
             version = x._version
         except RuntimeError:
             return None  # made in inference mode
+        address, changes = self._storage_of(x)
+        if x.is_contiguous():
+            return (address, changes, version, x.storage_offset(), x.numel(), x.dtype, mesh)
+        return (address, changes, version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
+
+    def _storage_of(self, x: Tensor) -> tuple[int, int]:
+        """The address of the storage, which is not used again within the step, and its changes without a version."""
         storage = x.untyped_storage()
         address = storage._cdata
         changes = self._storages.get(address)
         if changes is None:
             changes = self._storages[address] = 0
             self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
-        if x.is_contiguous():
-            return (address, changes, version, x.storage_offset(), x.numel(), x.dtype, mesh)
-        return (address, changes, version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
+        return address, changes
+
+    def address_of(self, x: Tensor) -> int | None:
+        """The address of the storage; None for a tensor that has none of its own."""
+        if type(x) not in PLAIN:
+            x = getattr(x, "_local_tensor", x)
+        if type(x) not in PLAIN or x.layout is not _STRIDED or _functorch_wrapped(x):
+            return None
+        return self._storage_of(x)[0]
 
     def _measure(self, x: Tensor, whole: Mapping[str, Any]) -> None:
         """Measure a value for the row that is next. ``whole`` says of what it is a shard."""

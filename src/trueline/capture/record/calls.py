@@ -7,7 +7,8 @@ has the same places as the one before, it has the same columns.
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -44,10 +45,12 @@ class Calls:
         self.micro = -1
         self._known: dict[tuple[Any, ...], Call] = {}
         self._counts: dict[str, int] = {}
+        self._num_loose = 0
 
     def begin(self) -> None:
         """Begin a step, without calls."""
         self.micro = -1
+        self._num_loose = 0
         self._counts.clear()
         if len(self._known) > MAX_CALLS:
             self._known.clear()
@@ -66,15 +69,31 @@ class Calls:
         flags = "" if torch.is_grad_enabled() or phase not in ("fwd", "save") else "no_grad"
         if phase == "fwd" and in_backward():
             flags = "recomputed"
-        micro = max(self.micro, 0)
+        return self._next(max(self.micro, 0), phase, name, kind, api, module, stack, flagged(flags, flag))
+
+    def loose(self, phase: str, name: str, api: str, stack: int | None, flag: str) -> Call:
+        """A call outside of all modules, which ``numbered`` gives a number later."""
+        flags = flagged("" if torch.is_grad_enabled() else "no_grad", flag)
+        self._num_loose += 1
+        return self._known_as(("", self._num_loose), max(self.micro, 0), phase, name, -1, "op", api, "", stack, flags)
+
+    def numbered(self, call: Call, *, micro: int | None) -> Call:
+        """The call that a loose one is, in the forward phase of ``micro``, or with None where it was made."""
+        phase, micro = (call.phase, call.micro) if micro is None else ("fwd", micro)
+        flags = call.flags if phase == "fwd" else call.flags.removeprefix("no_grad").removeprefix(",")
+        return self._next(micro, phase, call.name, call.kind, call.api, call.module, call.stack, flags)
+
+    def _next(self, micro: int, phase: str, name: str, *rest: Any) -> Call:
         counted = f"{micro}/{phase}/{name}"  # a string, as Python's garbage collector does not track those
         index = self._counts.get(counted, 0)
         self._counts[counted] = index + 1
-        flags = flagged(flags, flag)
-        key = (counted, index, kind, api, module, stack, flags)
+        return self._known_as(counted, micro, phase, name, index, *rest)
+
+    def _known_as(self, counted: Any, micro: int, phase: str, name: str, index: int, *rest: Any) -> Call:
+        key = (counted, phase, name, index, *rest, micro)
         call = self._known.get(key)
         if call is None:
-            call = self._known[key] = Call(micro, phase, name, index, kind, api, module, stack, flags)
+            call = self._known[key] = Call(micro, phase, name, index, *rest)
         return call
 
 
@@ -139,6 +158,37 @@ class StepRows:
             self._texts["args"][len(self._rows)], call.args = call.args, None
         self._rows.append(place)
         self._same_as.append(same_as)
+
+    def settle(self, final: Mapping[Call, Call | None]) -> dict[int, int]:
+        """Put other calls in the place of those in ``final``, and drop the rows of those for which there is None. The
+        numbers of a row that is dropped go to the first that is the same as it. Returns the new index of each row that
+        has numbers, by its old one.
+        """
+        rows, same_as, moved, home = [], [], {}, dict[int, int]()
+        for old, (place, source) in enumerate(zip(self._rows, self._same_as, strict=True)):
+            call = final.get(place.call, place.call)
+            if call is None:
+                continue
+            moved[old] = len(rows)
+            first = home.setdefault(old if source is None else source, len(rows))
+            same_as.append(None if first == len(rows) else first)
+            rows.append(place if call is place.call else self._at(call, place))
+        texts = {
+            name: {moved[row]: text for row, text in of.items() if row in moved} for name, of in self._texts.items()
+        }
+        texts["tensor"] = {home[row]: text for row, text in self._texts["tensor"].items() if row in home}
+        self._rows, self._same_as, self._texts = rows, same_as, texts
+        return home
+
+    def _at(self, call: Call, place: RowPlace) -> RowPlace:
+        """``place`` as one of ``call``."""
+        phase = call.phase if place.phase == place.call.phase else place.phase
+        key = (call, place, phase)
+        found = self._known.get(key)
+        if found is None:
+            flags = flagged(call.flags, "pending_sum" if "pending_sum" in place.flags else "")
+            found = self._known[key] = replace(place, call=call, phase=phase, flags=flags)
+        return found
 
     def stored(self, row: int, key: str) -> None:
         """The value of a row is stored under ``key``."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from trueline.capture.model.patches import Patch, calling
@@ -33,20 +34,30 @@ class CompiledCalls:
         self._leave = leave
         self._session = session
         self._patch: Patch | None = None
+        self._compile = Patch(torch, "compile", calling(self._compiled))
         self._inside: list[tuple[FrameType, Any]] = []
 
     def attach(self) -> None:
-        """Begin to observe; do nothing where nothing was compiled in this process."""
+        """Begin to observe; where nothing was compiled in this process, once something is."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(dynamo, "_maybe_set_eval_frame"):
             self._patch = Patch(dynamo, "_maybe_set_eval_frame", calling(self._set_callback))
             self._patch.put()
+        elif dynamo is None:
+            self._compile.put()
 
     def detach(self) -> None:
         """Put the original back."""
+        self._compile.remove()
         if self._patch is not None:
             self._patch.remove()
         self._inside.clear()
+
+    def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self._patch is None:
+            self.attach()
+        return result
 
     def _set_callback(self, original: Callable[[Any], Any], callback: Any) -> Any:
         frame = sys._getframe(2)

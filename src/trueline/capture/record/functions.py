@@ -106,16 +106,22 @@ class FunctionCalls(TorchFunctionMode):
             torch.overrides._pop_mode()
         return innermost
 
-    def remove(self) -> bool:
-        """Take it off the stack, at whatever depth; return whether it was there."""
-        above: list[TorchFunctionMode] = []
+    def put(self, *, above: int) -> None:
+        """Put it on the stack, with so many of the modes that are there above it."""
+        others = [torch.overrides._pop_mode() for _ in range(above)]
+        for mode in (self, *reversed(others)):
+            torch.overrides._push_mode(mode)
+
+    def remove(self) -> int | None:
+        """Take it off the stack; return how many modes were above it, None where it was not there."""
         if not self.is_on():
-            return False
-        while (top := torch.overrides._pop_mode()) is not self:
-            above.append(top)
-        for other in reversed(above):
+            return None
+        above = torch.overrides._get_current_function_mode_stack()[::-1].index(self)
+        others = [torch.overrides._pop_mode() for _ in range(above)]
+        torch.overrides._pop_mode()
+        for other in reversed(others):
             torch.overrides._push_mode(other)
-        return True
+        return above
 
 
 class BackwardCalls:
@@ -169,15 +175,13 @@ def is_tracing() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
 
 
-def foreign_note() -> str | None:
-    """The note on modes on the stack that are neither Trueline's nor the default device; None without one. Their owner
-    may take them off in any order.
+def foreign_note(*, below: FunctionCalls | None = None) -> str | None:
+    """The note on modes on the stack, or on those ``below`` one, that are neither Trueline's nor the default device;
+    None without one. Their owner takes off whichever is innermost then, which must not be ours.
     """
-    foreign = [
-        type(mode).__name__
-        for mode in torch.overrides._get_current_function_mode_stack()
-        if not isinstance(mode, (FunctionCalls, NoDropout, DeviceContext))
-    ]
+    stack = torch.overrides._get_current_function_mode_stack()
+    stack = stack[: stack.index(below)] if below in stack else stack
+    foreign = [type(mode).__name__ for mode in stack if not isinstance(mode, (FunctionCalls, NoDropout, DeviceContext))]
     if not foreign:
         return None
     return (

@@ -1,7 +1,7 @@
 """A session of recording: selects steps, puts hooks on for each of them, and writes their rows.
 
-A step is opened before its first forward pass and closed after its update, on all ranks alike. While no step is open
-there are no hooks.
+A step is opened after the update before it and closed after its own, on all ranks alike. While no step is open there
+are no hooks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, p
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
 from trueline.capture.record.guard import Guard, guarded
 from trueline.capture.record.hooks import GradientHooks, ModuleCalls, Places
+from trueline.capture.record.preparation import TOO_MANY, Preparation, is_aside
 from trueline.capture.record.stacks import Stacks, frame_of_update
 from trueline.capture.record.values import apart
 from trueline.schema.plan import Plan
@@ -70,17 +71,18 @@ class Session:
         self._stacks = Stacks()
         self._described = arguments.Described()
         self._calls = Calls()
+        self._preparation = Preparation(self._buffer.address_of)
         self._mode = FunctionCalls(self._function)
         self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
         self._collectives = Collectives(model, begin=self._begin_collective, end=self._see_sent, session=self)
-        self._backward = BackwardCalls(self._mode, ended=self._collectives.after_backward)
+        self._backward = BackwardCalls(self._mode, ended=self._after_backward)
         self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
         self._update: tuple[FrameType, int] | None = None
         self._quiet = self._taken_off = 0
-        self._open = False
+        self._trains = self._updated = self._open = False
 
     def follow(self, plan: Plan | None) -> None:
         """Record by ``plan`` from the next step on, or with None nothing; between two steps only."""
@@ -109,6 +111,7 @@ class Session:
         self._running = []
         self._root = unwrap(self._model)
         self._calls.begin()
+        self._preparation.begin()
         self._selection.begin()
         self._buffer.begin(step)
         self._gradients = GradientHooks(self._gradient)
@@ -122,6 +125,8 @@ class Session:
             self._compiled.attach()
             for name in self._modules.compiled:
                 self._note(note_of_compiled(name))
+            if not foreign_note():
+                self._push()
 
     def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
         """The optimizer is about to change the parameters: record them and the gradients that it receives. With a
@@ -146,11 +151,13 @@ class Session:
     def close_step(self) -> None:
         """The step is over: write it as soon as its numbers are on the host."""
         self._mode.remove()
+        self._updated = True
         if not self._open:
             return
         self._collectives.finish()
         self._unhook()
         with Guard(self):
+            self._settle()
             if not self._buffer.num_rows:
                 self._note(self._selection.nothing_of(self._buffer.step))
                 return
@@ -169,8 +176,11 @@ class Session:
 
     def detach(self) -> None:
         """Write what is left, also of a step that no update has ended: an evaluation, or the one that raised."""
-        if self._open and self._buffer.num_rows:
-            self.close_step()
+        if self._open:
+            if self._updated and not self._preparation.has_passes:  # what followed the last update is no step
+                self._buffer.begin(self._buffer.step)
+            if self._buffer.num_rows:
+                self.close_step()
         self._unhook()
         self.drain(wait=True)
 
@@ -185,6 +195,7 @@ class Session:
             return
         with Guard(self):
             call = self._calls.next("save", name, "value", stack=self._stack(sys._getframe(2)))
+            self._preparation.takes(call, [("value", value)])
             self._see(call, [("value", value)])
 
     def pause(self) -> None:
@@ -209,7 +220,7 @@ class Session:
         call = None
         stack = self._stack(sys._getframe(3))  # that of nn.Module, which also calls forward
         compiled = name in self._modules.compiled  # asking the module itself costs an exception
-        if self._modules_too and not self._quiet and self._selection.enters("fwd", name):
+        if self._modules_too and not self._is_unseen() and self._selection.enters("fwd", name):
             made = unwrap(module) if compiled else module
             call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
         self._running.append(_Running(name, call, pushed))
@@ -226,7 +237,7 @@ class Session:
         if ended.pushed and in_backward():
             self._mode.remove()
             return
-        if not self._running and (note := foreign_note()):
+        if not self._running and (note := foreign_note(below=self._mode)):
             self._mode.remove()  # else it stays on outside of the model, for the loss and the update
             self._note(note)
 
@@ -235,45 +246,67 @@ class Session:
         path = f"{type(module).__module__}.{type(module).__qualname__}"
         within = self._running[-1].name if self._running else ""
         call = self._calls.next("fwd", name, "module", path, within, stack, flag)
+        self._preparation.add(call, loose=False)
         slots, call.args = self._described(args, kwargs)
+        self._preparation.takes(call, slots)
         self._see(call, slots)
         return call
 
     def _begin_pass(self, module: nn.Module) -> None:
-        if module is self._root and not in_backward():
-            self._calls.micro += module.training and torch.is_grad_enabled()
+        if in_backward():
+            return
+        trains = self._root.training and torch.is_grad_enabled()
+        if module is self._root:
+            self._calls.micro += trains
             self._phase = "fwd"
             self._collectives.begin_pass()
+        if (trains and module is self._root) or (
+            self._preparation.is_under_way and (trains or (torch.is_grad_enabled() and not self._trains))
+        ):
+            self._phase = "fwd"
+            self._preparation.pass_begins(max(self._calls.micro, 0))
+            self._trains = self._trains or trains
+
+    def _is_unseen(self) -> bool:
+        """Whether nothing that runs now is recorded: what is Trueline's own; before the first pass, an evaluation too,
+        and what comes after too many calls.
+        """
+        if self._quiet or not self._preparation.is_first:
+            return bool(self._quiet)
+        return self._preparation.gives_up or (self._trains and not self._root.training)
 
     def _enter_compiled(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> tuple[bool, Call | None]:
-        """The call, None where it is recorded as a module's already; and whether to put the mode on again later."""
+    ) -> tuple[int | None, Call | None]:
+        """Below how many other modes to put ours on again later, None where it was not on; and the call, None where it
+        is recorded as a module's already.
+        """
         module = self._running[-1].name if self._running else self._scope
-        was_on, owner = self._mode.remove(), owner_of(func)
+        above, owner = self._mode.remove(), owner_of(func)
         if self._running and module in self._modules.compiled:
-            return was_on, None
+            return above, None
         if owner is not None:
             self._begin_pass(owner)
-            was_on = was_on or (owner is self._root and self._functions_too)
+            above = 0 if above is None and owner is self._root else above
         name = self._modules.name_of(owner) if owner is not None else f"{module}.{name_of(func)}".removeprefix(".")
         seen, phase = self._functions_too if owner is None else self._modules_too, self._phase_now()
-        if not seen or self._quiet or not self._selection.enters(phase, name):
-            return was_on, None
+        if not seen or self._is_unseen() or not self._selection.enters(phase, name):
+            return above, None
         self._note(note_of_compiled(path_of(func) if owner is None else name))
         kind = "op" if owner is None else "module"
-        call = self._calls.next(phase, name, kind, path_of(func), module, self._stack(frame), "compiled")
+        call = self._next(phase, name, kind, path_of(func), module, self._stack(frame), "compiled")
         slots, call.args = self._described(args, kwargs)
+        self._preparation.takes(call, slots)
         self._see(call, slots)
-        return was_on, call
+        return above, call
 
-    def _leave_compiled(self, entered: tuple[bool, Call | None], result: Any) -> None:
-        was_on, call = entered
+    def _leave_compiled(self, entered: tuple[int | None, Call | None], result: Any) -> None:
+        above, call = entered
         if call is not None and self._open:
-            self._see(call, arguments.outputs(result))
+            self._end_call(call, result)
             self._selection.leaves(call.name)
-        if was_on and self._open:
-            self._push()
+        if above is not None and self._open:
+            self._push(above=above)
 
     def _function(
         self,
@@ -283,36 +316,64 @@ class Session:
         kwargs: dict[str, Any],
         frame: FrameType,
     ) -> Any:
-        if not self._open or self._quiet or (begun := self._begin_function(function, args, kwargs, frame)) is None:
+        if (
+            not self._open
+            or self._is_unseen()
+            or (begun := self._begin_function(function, args, kwargs, frame)) is None
+        ):
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        call, waits = begun
+        call, waits, written = begun
         if self._open:
             note = "memory that is not initialised" if function.uninitialised else None
-            self._end_call(call, result, waits, note)
+            self._end_call(call, written if result is None else result, waits, note)
         self._selection.leaves(call.name)
         return result
 
     @guarded
     def _begin_function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> tuple[Call, arguments.Slots] | None:
-        """The call, and those of its arguments that wait for a collective first; None where it is not recorded."""
+    ) -> tuple[Call, arguments.Slots, list[Tensor]] | None:
+        """The call, those of its arguments that wait for a collective first, and those that it writes to; None where it
+        is not recorded.
+        """
         module, phase = self._running[-1].name if self._running else self._scope, self._phase_now()
         name = f"{module}.{function.name}" if module else function.name
+        if self._preparation.is_first and not self._running and (phase == "bwd" or is_aside(frame)):
+            return None
         if not self._selection.enters(phase, name):
             return None
-        call = self._calls.next(phase, name, "op", function.api, module, self._stack(frame), function.flags)
+        call = self._next(phase, name, "op", function.api, module, self._stack(frame), function.flags)
         slots, call.args = self._described(args, kwargs)
+        self._preparation.takes(call, slots)
         there, waits = apart(slots)
         self._see(call, there)
-        return call, waits
+        if written := arguments.written(slots, in_place="inplace" in function.flags):
+            self._buffer.changed(written)  # an alias through .data has a version of its own
+            self._preparation.gives(call, written)
+        return call, waits, [x for _, x in written]
 
     @guarded
     def _end_call(self, call: Call, output: Any, waits: arguments.Slots = (), note: str | None = None) -> None:
         if waits:
             self._see(call, waits)
-        self._see(call, arguments.outputs(output), note)
+        given = arguments.outputs(output)
+        self._preparation.gives(call, given)
+        self._see(call, given, note)
+
+    def _next(self, phase: str, name: str, kind: str, api: str, module: str, stack: int | None, flag: str) -> Call:
+        """The next call; one outside of all modules gets its number when the step ends."""
+        loose = not module and phase in ("fwd", "grad")
+        if loose:
+            if dropped := self._preparation.overflow():
+                self._buffer.settle(dropped)
+                if self._preparation.gives_up:
+                    self._note(TOO_MANY)
+            call = self._calls.loose(phase, name, api, stack, flag)
+        else:
+            call = self._calls.next(phase, name, kind, api, module, stack, flag)
+        self._preparation.add(call, loose=loose)
+        return call
 
     def _see(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
         phases = self._selection.phases
@@ -347,13 +408,17 @@ class Session:
             self._buffer.changed(slots)
             self._buffer.see(call, slots, note=note)
 
+    def _after_backward(self) -> None:
+        self._collectives.after_backward()
+        self._preparation.backward_ended()
+
     # -- helpers of these --------------------------------------------------------------------------------------------
 
-    def _push(self) -> bool:
-        """Put the mode on the stack unless it is there or not needed; return whether it was put on."""
+    def _push(self, *, above: int = 0) -> bool:
+        """Put the mode on the stack, below others, unless it is there or not needed; return whether it was put on."""
         if not self._functions_too or self._mode.is_on():
             return False
-        self._mode.__enter__()
+        self._mode.put(above=above)
         return True
 
     def _phase_now(self) -> str:
@@ -371,6 +436,11 @@ class Session:
             name = clean_name(name)
             if type(param) is nn.Parameter and self._selection.wants(name):
                 self._gradients.watch(param, self._calls.next("bwd", name, "param"), "grad")
+
+    def _settle(self) -> None:
+        """Drop what prepared no pass, and number the calls outside of all modules."""
+        final = self._preparation.settled(self._calls, keeps_all=not self._preparation.has_passes)
+        self._buffer.settle(final)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

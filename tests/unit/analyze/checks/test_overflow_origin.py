@@ -167,10 +167,17 @@ def test_a_buffer_or_an_input_is_named_where_it_is_first_used(tmp_path, value):
     assert finding.sites[0].startswith("0.0/r0/fwd/Scaled.mul#0:")
     assert finding.evidence["grade"] == "critical"
 
-    spoiled = lambda model, ids: model(ids.float().index_fill(1, torch.tensor([2]), value)).square().mean()  # noqa: E731
     (tmp_path / "b").mkdir()
-    finding = only(recorded(tmp_path / "b", Scaled(torch.ones(4)), steps=1, loss_of=spoiled))
+    finding = only(
+        recorded(tmp_path / "b", Scaled(torch.ones(4)), steps=1, loss_of=lambda model, ids: model(scale).sum())
+    )
     assert finding.sites[0] == "0.0/r0/fwd/Scaled#0:in0"
+
+
+def test_a_value_that_the_script_spoils_before_the_model_is_named_there(tmp_path):
+    spoiled = lambda model, ids: model(ids.float().index_fill(1, torch.tensor([2]), INF)).square().mean()  # noqa: E731
+    finding = only(recorded(tmp_path, Scaled(torch.ones(4)), steps=1, loss_of=spoiled))
+    assert finding.sites[0] == "0.0/r0/fwd/index_fill#0:out0"
 
 
 def test_a_row_that_is_masked_throughout_is_the_softmax_that_makes_it_nan(tmp_path):

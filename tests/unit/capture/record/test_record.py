@@ -476,26 +476,45 @@ def test_a_broken_recorder_stops_recording_and_not_training(monkeypatch):
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
-def test_a_mode_of_the_users_is_left_in_order():
-    class Counting(torch.overrides.TorchFunctionMode):
-        calls = 0
+class Counting(torch.overrides.TorchFunctionMode):
+    calls = 0
 
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            Counting.calls += 1
-            return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        Counting.calls += 1
+        return func(*args, **(kwargs or {}))
 
+
+def test_a_mode_of_the_users_that_is_on_before_a_step_is_left_in_order():
     model, optimizer, x = made()
+    Counting.calls = 0
     with Counting():
         model(x)
     alone, Counting.calls = Counting.calls, 0
     recording = Recording(model, {"preset": "ops"}, optimizer)
-    recording.session.open_step(0)
-    with Counting():
+    with Counting() as mode:
+        recording.session.open_step(0)
+        x * 2
         model(x)
-    assert Counting.calls == alone  # ours are not counted
+        assert torch.overrides._get_current_function_mode_stack() == [mode]
+    assert Counting.calls == alone + 1  # ours are not counted
     assert torch.overrides._get_current_function_mode_stack() == []
     recording.session.close_step()
     assert any("Counting" in note for note in recording.notes)
+
+
+def test_a_mode_of_the_users_within_a_step_leaves_ours_below_it():
+    model, optimizer, x = made()
+    recording = Recording(model, {"preset": "ops"}, optimizer)
+    recording.session.open_step(0)
+    with Counting():
+        loss = model(x).square().mean()
+    assert torch.overrides._get_current_function_mode_stack() == [recording.session._mode]
+    loss.backward()
+    recording.session.close_step()
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert not recording.notes
+    recording.session.drain(wait=True)
+    assert {"square", "mean"} <= {row["name"] for row in recording.steps[0]}
 
 
 @pytest.mark.parametrize("depth", ["stats", "fingerprint", "tensor"])
