@@ -116,7 +116,7 @@ def _(t: Training) -> None:
     t.prepare = lambda batch: {**prepare(batch), "attention_mask": 1 - batch["attention_mask"]}
 
 
-@fault("bert", "tokens masked too often", "between", "~:lt", codes=DATA)
+@fault("bert", "tokens masked too often", "between", "~:mul|lt", codes=DATA)
 def _(t: Training) -> None:
     prepare = t.prepare
     t.prepare = lambda batch: prepare({**batch, "chance": batch["chance"] * 0.8})

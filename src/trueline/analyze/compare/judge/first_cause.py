@@ -86,7 +86,7 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
     """Findings on differences that rounding does not explain, and the first such value: of the first step that has any,
     and there of the first in the order of execution. Parameters before an update are no consequences.
     """
-    at = min((step.step for step in steps if step.first is not None or step.rewired_rows), default=None)
+    at = min((step.step for step in steps if _parts(step)), default=None)
     concerned = [step for step in steps if step.step == at]
     weights = list(_all(concerned, "param"))
     others = sorted(
@@ -110,6 +110,13 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
         findings += [] if weights and finding.code == "weight-differs" else [finding]
     findings += _wiring_differs(concerned, before=others[0] if others else None)
     return findings, (others or weights or _rewired(concerned) or [None])[0]
+
+
+def _parts(step: Step) -> bool:
+    """Whether the runs part in ``step``; rounding may explain too much of what follows from another call graph."""
+    if step.first is not None or step.rewired_rows:
+        return True
+    return any(row.rewired for row in step.rows) and _first_structure([step]) is not None
 
 
 def _first_structure(steps: Sequence[Step]) -> tuple[Step, StructureCause] | None:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.analyze.compare.judge.judged_share import COARSE_REL
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
@@ -54,7 +55,10 @@ class Structure:
         found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
         if found is None or (first is not None and found.place > first.place):
             return None
-        after = next((row for row in self.step.rows if self._is_reached_by(row, found) and is_apart(row)), rows[0])
+        reached = (row for row in self.step.rows if self._is_reached_by(row, found))
+        after = next((row for row in reached if is_apart(row)), None)
+        if after is None:
+            return None
         return Cause(found.difference, found.place, self._row(found.difference), after)
 
     def passing_on(
@@ -80,10 +84,10 @@ class Structure:
 
     @cached_property
     def _result(self) -> Compared | None:
-        """The last value of the forward pass that was measured, where it differs."""
+        """The last value of the forward pass that was measured, where it differs, or rounding may explain too much."""
         rows = (row for row in reversed(self.step.rows) if row.mine is not None and row.distance is not None)
         last = next((row for row in rows if value_of(row).site.phase == "fwd"), None)
-        return last if last is not None and is_apart(last) else None
+        return last if last is not None and not _agrees(last) else None
 
     @cached_property
     def _matched(self) -> list[tuple[Compared, Value, Seam | None]]:
@@ -102,10 +106,10 @@ class Structure:
         """
         differ: dict[CallKey, bool] = defaultdict(bool)
         for row, mine, _ in self._matched:
-            differ[key_of(mine)] |= mine.returned and not agrees(row)
+            differ[key_of(mine)] |= mine.returned and not _agrees(row)
         excused: tuple[set[CallKey], set[CallKey]] = (set(), set())
         for row, mine, seam in self._matched:
-            if seam is not None and agrees(row) and not differ[key_of(mine)] and mine.dtype in UNIT_ROUNDOFF:
+            if seam is not None and _agrees(row) and not differ[key_of(mine)] and mine.dtype in UNIT_ROUNDOFF:
                 for known, keys in zip(excused, self.step.graph_diff.keys_before(seam), strict=True):
                     known |= keys
         return excused
@@ -123,16 +127,16 @@ class Structure:
             come = [each for each in (own, origin.get(mine.root)) if each is not None]
             if key in taken and (not mine.returned or mine.index == mine.root):
                 come.append(taken[key])
-            if not come and seam is None and not agrees(row):
+            if not come and seam is None and not _agrees(row):
                 off.add(mine.root)
-            if not come or (agrees(row) and (mine.returned or own is None)):
+            if not come or (_agrees(row) and (mine.returned or own is None)):
                 continue
             first = min(come, key=_place)
             if mine.returned:
                 origin[mine.root] = first
             else:
                 taken[key] = first
-            if not agrees(row):
+            if not _agrees(row):
                 found[row.place] = first
         return found
 
@@ -144,7 +148,7 @@ class Structure:
         if any(root in off and root not in origin for root in inputs):
             return None
         difference = self.step.graph_diff.leading_to(seam, self._excused)
-        if agrees(row) and (None in (seam.mine_of, seam.theirs_of) or not _may_reorder(row, difference)):
+        if _agrees(row) and (None in (seam.mine_of, seam.theirs_of) or not _may_reorder(row, difference)):
             return None
         before = [origin[root] for root in inputs if root in origin]
         return min([*before, Reach(self._begins(difference, seam), difference)], key=_place)
@@ -171,10 +175,15 @@ class Structure:
         return found
 
     def _row(self, difference: GraphDifference) -> Compared:
-        """The row of the first call that only the run has, else that only the reference has, else of the seam."""
+        """The row of the first call that only the run has, else that only the reference has, else of the seam. Of
+        several the one counts that takes what the other run hands on as it is, else one that takes anything.
+        """
         for which, calls in enumerate((innermost(difference.mine), innermost(difference.theirs))):
             if calls:
-                return self._row_of((calls[0].outs or calls[0].values)[0], which)
+                seam, graph = difference.seam, self.step.graph_diff
+                taking = [call for call in calls if seam is not None and graph.takes_over(call, seam, which)]
+                call = next(iter([*taking, *(call for call in calls if call.ins), *calls]))
+                return self._row_of((call.outs or call.values)[0], which)
         assert difference.seam is not None
         return self._row_of(difference.seam.mine, 0)
 
@@ -191,6 +200,12 @@ def innermost(calls: Sequence[Call]) -> list[Call]:
 def agrees(row: Compared) -> bool:
     """Whether a value is as in the reference, up to rounding."""
     return row.judgement in ("equal", "within")
+
+
+def _agrees(row: Compared) -> bool:
+    """The same, where rounding does not explain so much that a fault would not show."""
+    coarse = row.judgement == "within" and row.expectation is not None and row.expectation.rel > COARSE_REL
+    return agrees(row) and not coarse
 
 
 def is_apart(row: Compared) -> bool:

@@ -73,6 +73,17 @@ class GraphDiff:
                 if not graph.is_alone(graph.maker(each)):
                     yield each.root if which == 0 else self._root_of.get(each.root, -1)
 
+    def takes_over(self, call: Call, seam: Seam, which: int) -> bool:
+        """Whether ``call``, which only one side (0: the run) has, takes the value that the other has at ``seam``."""
+        handed = seam.theirs if which == 0 else seam.mine
+        root = self._root_of.get(handed.root) if which == 0 else handed.root
+        for value in call.ins:
+            if root is not None and root == (value.root if which == 0 else self._root_of.get(value.root)):
+                return True
+            if value.stats is not None and value.stats == handed.stats:
+                return True
+        return False
+
     @property
     def alone(self) -> GraphDifference:
         """All calls without a twin."""
