@@ -40,7 +40,7 @@ def main() -> None:
             print(f"{name}: {module.PACKAGE} is not installed", file=sys.stderr)
             results.setdefault(name, {"version": "not installed", "modes": {}})
             continue
-        preload(getattr(module, "IMPORTS", module.PACKAGE))
+        preload(*getattr(module, "IMPORTS", (module.PACKAGE,)))
         now = facts(f"python -m benchmarks.frameworks {name}")
         modes = [mode for mode in module.MODES if not chosen.mode or chosen.mode == mode]
         of = results[name] = {"modes": {}, **results.get(name, {}), "version": version, "facts": now}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 PACKAGE = "megatron-core"
-IMPORTS = "megatron.core"
+IMPORTS = ("megatron.core",)
 
 MODES = (
     "DDP, fp32",

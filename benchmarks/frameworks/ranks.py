@@ -30,11 +30,10 @@ def trained(name: str, mode: str, out: Path, *, run: Path | None = None, plan: A
     return [json.loads(Path(out, f"end-{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD)]
 
 
-def preload(package: str) -> None:
-    """Let ranks be forked from a process that has imported ``package``."""
-    if package not in pool.PRELOADED:
-        pool.PRELOADED = (*pool.PRELOADED, package)
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+def preload(*packages: str) -> None:
+    """Let ranks be forked from a process that has imported ``packages``."""
+    pool.PRELOADED = tuple(dict.fromkeys([*pool.PRELOADED, *packages]))
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _train(rank: int, world_size: int, name: str, mode: str, out: str, told: dict[str, str], job: Any) -> None:

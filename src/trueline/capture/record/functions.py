@@ -31,8 +31,10 @@ SILENT = frozenset(
 _PLUMBING = (
     *("torch.distributed.", "torch.nn.parallel.", "torch.utils.", "torch.random", "torch.autograd."),
     *("torch._dynamo", "torch._inductor", "trueline.capture.", "trueline.tensor."),
+    *("deepspeed.runtime.", "deepspeed.utils.", "megatron.core.distributed."),
 )
-"""Callers that copy values without computing any: FSDP, a DataLoader's collating, checkpointing, and Trueline."""
+"""Callers that copy values without computing any: FSDP, ZeRO (also memory that nothing has filled), a DataLoader's
+collating, checkpointing, and Trueline."""
 
 _WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops")
 """Modules that define the functions themselves: their frames are between Trueline's and the caller's."""
