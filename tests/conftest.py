@@ -1,9 +1,12 @@
 """Settings that must stand before torch is imported anywhere, and the pools of ranks that all tests share."""
 
+import gc
 import os
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # or each of some hundred processes would compile all sources again
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -40,14 +43,23 @@ RanksOf = Callable[[int], Ranks]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let pytest-xdist, where it is there, hand out files in the order in which they stand, not by number of tests."""
+    """Let pytest-xdist, where it is there, hand out files in the order in which they stand, not by number of tests, and
+    its workers, which are started as this process was, keep what they compile.
+    """
     config.option.loadscopereorder = False
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of LONGEST_FIRST first."""
     places = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is never garbage, and no collection of garbage has to look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
