@@ -57,16 +57,19 @@ def blocks(language: str) -> list:
     return [pytest.param(text, id=f"{page.name}-{index}") for index, (page, text) in enumerate(found)]
 
 
-def test_every_check_file_is_registered_under_its_code(generate: ModuleType) -> None:
-    manuals = {manual.code: manual for manual in generate.check_manuals()}
+@pytest.fixture(scope="module")
+def manuals(generate: ModuleType) -> dict:
+    return {manual.code: manual for manual in generate.check_manuals()}
 
+
+def test_every_check_file_is_registered_under_its_code(manuals: dict) -> None:
     assert set(manuals) == set(REGISTERED_CHECKS)
     assert {code: f"trueline.analyze.checks.{code.replace('-', '_')}" for code in manuals} == REGISTERED_CHECKS
 
 
 @pytest.mark.parametrize("code", sorted(REGISTERED_CHECKS))
-def test_every_check_is_its_own_manual(generate: ModuleType, code: str) -> None:
-    manual = {manual.code: manual for manual in generate.check_manuals()}[code]
+def test_every_check_is_its_own_manual(generate: ModuleType, manuals: dict, code: str) -> None:
+    manual = manuals[code]
 
     missing = [heading for heading in generate.HEADINGS if f"## {heading}\n" not in manual.body]
     assert not missing, f"{code} lacks the headings {missing}"

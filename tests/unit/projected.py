@@ -1,11 +1,14 @@
 """The three projections by their definition, number by number: what the kernels must find."""
 
+import functools
+
 import numpy as np
 import torch
 
 from trueline.tensor.weights import host_weights
 
 
+@functools.lru_cache(maxsize=64)
 def signs(numel, start=0):
     """float64 [numel, 3] of the places from ``start`` on."""
     weights = host_weights()

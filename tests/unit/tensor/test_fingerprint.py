@@ -1,6 +1,8 @@
 """The fingerprint sees every flipped bit and every swap, adds up over shards, and is one number everywhere."""
 
+import functools
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -27,14 +29,18 @@ def truth(x):
     """The formula in Python's integers, one word at a time."""
     dense = x.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     words = np.frombuffer(dense.view(torch.uint8).numpy().tobytes(), dtype=INTEGERS[x.dtype.itemsize])
-    place, page, book = (some.tolist() for some in vars(host_weights()).values())
-    return (
-        sum(
-            word * place[n % PAGE] * page[n // PAGE % PAGE] * book[n // PAGE**2]
-            for n, word in enumerate(words.tolist())
-        )
-        % MOD
-    )
+    place, page, book = factors()
+    total = 0
+    for n in range(0, len(words), PAGE):
+        of_page = sum(map(operator.mul, words[n : n + PAGE].tolist(), place))
+        total += of_page * page[n // PAGE % PAGE] * book[n // PAGE**2]
+    return total % MOD
+
+
+@functools.cache
+def factors():
+    """Those of places in a page, of pages in a book and of books."""
+    return [some.tolist() for some in vars(host_weights()).values()]
 
 
 def on_host(x, **place):

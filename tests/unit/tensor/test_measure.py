@@ -38,7 +38,7 @@ NUM_EXACT = STAT_NAMES.index("sum")
 def parts(x):
     """The numbers of ``x`` as float64, a complex one being two."""
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    return np.array(x.detach().resolve_neg().double().reshape(-1).tolist(), dtype=np.float64)
+    return x.detach().resolve_neg().double().reshape(-1).clone().numpy()
 
 
 def truth(x):

@@ -71,8 +71,9 @@ def slow_sketch(sketcher, x):
     out = torch.zeros(K, dtype=torch.float64)
     rows = sketcher._rows[0]
     signs = torch.cat([sketcher._signs[0][:rows], sketcher._rest_signs[0]]).double()
+    numbers = x.double()
     for row, start in enumerate(range(0, x.numel(), K)):
-        piece = x.double()[start : start + K]
+        piece = numbers[start : start + K]
         out[: piece.numel()] += signs[row] * piece
     return out
 
