@@ -7,6 +7,7 @@ The library is parsed with `ast` and quoted by line number; nothing of it is imp
 from __future__ import annotations
 
 import ast
+import collections
 import inspect
 import json
 import sysconfig
@@ -99,9 +100,19 @@ def _triples_of(path: Path, folder: Path) -> Iterator[Triple]:
         return
     module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
     lines = text.split("\n")  # not splitlines: ast does not count a form feed as a line end
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _triples_of_function(node, module, lines)
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """What ``ast.walk`` yields, in its order, without expressions: they are most of a file, and hold no function."""
+    found = collections.deque[ast.AST]([tree])
+    while found:
+        node = found.popleft()
+        yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            found.extend(getattr(node, name, ()))
 
 
 def _triples_of_function(
