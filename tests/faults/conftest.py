@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Entry, Variant, all_entries, num_ranks, train_on_rank
+from trueline.testing.entry import Entry, Reference, Variant, all_entries, num_ranks, train_on_rank
 from trueline.testing.gallery import findings_on
 from trueline.testing.ranks import Ranks
 from trueline.testing.witness import Witness
@@ -19,6 +19,7 @@ TWINS = {
     **dict.fromkeys(("R1", "R3", "R8"), "healthy.ddp"),
     **dict.fromkeys(("N4.fsdp", "R3.fsdp", "R8.fsdp"), "healthy.fsdp"),
     **dict.fromkeys(("R4", "R8.by-hand"), "R3.by-hand"),
+    **dict.fromkeys(("C4", "C5", "C7"), "C3"),
 }
 """Whose healthy run is, to the bit, that of another entry (samples, losses, weights): it is trained once."""
 
@@ -34,7 +35,7 @@ class Watched:
 @pytest.fixture(scope="session")
 def watched(ranks_of: RanksOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Entry, Variant], Watched]:
     runs: dict[tuple[str, Variant], Watched] = {}
-    references: dict[str, Path] = {}
+    references: dict[Reference, Path] = {}
 
     def trained(entry: Entry, variant: Variant) -> tuple[list[Witness], Path]:
         out = tmp_path_factory.mktemp("gallery") / "run"
@@ -47,9 +48,9 @@ def watched(ranks_of: RanksOf, tmp_path_factory: pytest.TempPathFactory) -> Call
             entry = entries[TWINS[entry.id]]
         if (entry.id, variant) not in runs:
             witnesses, out = trained(entry, variant)
-            if entry.reference is not None and entry.id not in references:
-                references[entry.id] = trained(entry, "reference")[1]
-            found = findings_on(out, references.get(entry.id))
+            if entry.reference is not None and entry.reference not in references:
+                references[entry.reference] = trained(entry, "reference")[1]
+            found = findings_on(out, references[entry.reference] if entry.reference else None)
             findings = [finding for finding in found if finding.severity != "info"]
             runs[entry.id, variant] = Watched(witnesses, findings)
         return runs[entry.id, variant]

@@ -16,16 +16,16 @@ from trueline.store.summary import summarize
 STEPS = 42
 
 
-def train(rank, world, out, plan, edits, fault=None):
+def train(rank, world, out, plan, edits, fault=None, steps=STEPS):
     """``trained`` with a plan file that is looked at after every step, as the steps here take milliseconds."""
     from trueline.capture.job import live_plan
 
     with mock.patch.object(live_plan, "LOOK_S", 0.0):
-        return trained(rank, world, out, plan, edits, fault)
+        return trained(rank, world, out, plan, edits, fault, steps)
 
 
-def trained(rank, world, out, plan, edits, fault):
-    """Losses and weights of ``STEPS`` steps. The first rank puts ``edits[step]`` into the plan file after that step. A
+def trained(rank, world, out, plan, edits, fault, steps):
+    """Losses and weights of ``steps`` steps. The first rank puts ``edits[step]`` into the plan file after that step. A
     ``fault`` comes at step 6: a NaN in the batch of rank 1, or in a loop that reduces by itself, twice the gradient on
     rank 1, or no reduction at all.
     """
@@ -39,7 +39,7 @@ def trained(rank, world, out, plan, edits, fault):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     watch = trueline.watch(model, optimizer, out=out, plan=plan) if out is not None else None
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         generator = torch.Generator().manual_seed(100 * step + rank)
         x = torch.randn(4, 6, generator=generator)
         if fault == "nan" and (rank, step) == (world - 1, 6):
@@ -84,7 +84,12 @@ def assert_same_training(plain, watched):
 @pytest.fixture(scope="module")
 def unwatched(ranks_of):
     """What ranks say that nobody watches, called once for each; neither plan nor edits matter to them."""
-    return functools.cache(lambda world, fault=None: ranks_of(world).run(train, None, {}, {}, fault))
+
+    @functools.cache
+    def losses_and_weights(world, fault=None, steps=STEPS):
+        return ranks_of(world).run(train, None, {}, {}, fault, steps)
+
+    return losses_and_weights
 
 
 @pytest.mark.parametrize(
@@ -119,8 +124,8 @@ def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(
     import trueline
 
     out = str(tmp_path / "run")
-    watched = two.run(train, out, {}, {4: edit, 12: {"preset": "modules", "steps": [20, 22]}})
-    assert_same_training(unwatched(2), watched)
+    watched = two.run(train, out, {}, {4: edit, 12: {"preset": "modules", "steps": [20, 22]}}, None, 24)
+    assert_same_training(unwatched(2, None, 24), watched)
     run = trueline.open_run(out)
     (finding,) = run.live_findings
     assert (finding.code, finding.severity, finding.ranks) == ("plan-refused", "info", (0,))
@@ -146,8 +151,8 @@ def test_a_fault_on_one_rank_starts_a_recording_on_both(two, unwatched, tmp_path
 
     out = str(tmp_path / "run")
     plan = {"preset": "mix", "depth": "fingerprint", "when": [code], "when_steps": 2, "every": 1}
-    watched = two.run(train, out, plan, {}, fault)
-    assert_same_training(unwatched(2, fault), watched)
+    watched = two.run(train, out, plan, {}, fault, 16)
+    assert_same_training(unwatched(2, fault, 16), watched)
     run = trueline.open_run(out)
     steps = recorded_steps(run, 2)
     assert steps == [8, 9] if fault == "nan" else steps in ([9, 10], [10, 11])
@@ -164,7 +169,7 @@ def test_a_finding_that_is_not_asked_for_starts_nothing(two, tmp_path):
     import trueline
 
     out = str(tmp_path / "run")
-    two.run(train, out, {"preset": "mix", "when": ["reduction-mismatch"], "every": 1}, {}, "nan")
+    two.run(train, out, {"preset": "mix", "when": ["reduction-mismatch"], "every": 1}, {}, "nan", 16)
     run = trueline.open_run(out)
     assert run.live_findings == []
     assert len(run.records()) == 0
