@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trueline.analyze.compare.result import Comparison
     from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
+    from trueline.schema.live import Callback
+    from trueline.schema.plan import OnFinding, Plan
     from trueline.schema.tolerance import Tolerance
     from trueline.store.reader import Run
 
@@ -36,6 +38,8 @@ def watch(
     resume: bool = False,
     step: int | None = None,
     name: str = "",
+    sinks: Sequence[str | Callback] = (),
+    on_finding: OnFinding | None = None,
 ) -> Watch:
     """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
 
@@ -52,7 +56,14 @@ def watch(
 
     ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one
     process; call it on every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a
-    ``Plan``. Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
+    ``Plan``.
+
+    With ``sinks`` or ``on_finding`` (both may stand in the plan) the Run is judged while it is written, by a process
+    beside the first rank. A sink is ``"NAME:TARGET"``, or a function that is called with each ``Finding`` and each
+    ``Numbers`` of ``trueline.schema.live``, in a thread of its own. ``on_finding`` is what the first error or warning
+    does: ``"log"``; ``"raise"``, by which every rank raises ``TrainingStopped`` at the same step; or ``"record"``.
+
+    Training is bitwise the same with and without. Raises ``PlanError``, ``CaptureError`` (nothing to watch)
     or ``InputError`` (``out`` exists or cannot be written; with ``resume``, is of another job), on all ranks alike.
     """
     from trueline.capture.model.model_names import name_of
@@ -62,19 +73,56 @@ def watch(
     from trueline.store.writer import Destination
 
     out = os.fspath(out)
-    if (further := Handle.further(out, model, name or name_of(model))) is not None:
+    asked, callbacks = _with_sinks(Plan.load(plan), sinks, on_finding)
+    further = Handle.further(out, model, name or name_of(model))
+    if further is not None:
         out, name, overwrite = further_run(out, further), further, False
-    return Handle(
+    handle = Handle(
         model,
         optimizer,
         make_sink=Destination(out, overwrite=overwrite, resume=resume).open,
         run_path=out,
-        plan=Plan.load(plan),
+        plan=asked,
         process_group=process_group,
         version=__version__,
         step=step,
         name=name,
     )
+    if further is None:
+        _report_live(handle, callbacks)
+    return handle
+
+
+def _with_sinks(
+    plan: Plan, sinks: Sequence[str | Callback], on_finding: OnFinding | None
+) -> tuple[Plan, list[Callback]]:
+    """The Plan with further ``sinks``, and those that are functions. Raises ``InputError`` for what is neither."""
+    from trueline.sinks.registry import at_home, require_sinks
+
+    named = [at_home(one) for one in (*plan.sinks, *sinks) if isinstance(one, str)]
+    require_sinks(named)
+    changed = {"sinks": tuple(named), "on_finding": on_finding or plan.on_finding}
+    return type(plan).load(plan.model_dump() | changed), [one for one in sinks if not isinstance(one, str)]
+
+
+def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:
+    """Have a process beside the first rank judge the Run while it is written, where the Plan or a callback asks."""
+    plan, folder = watch.plan, watch.folder
+    if not watch.leads or folder is None or not (plan.sinks or plan.on_finding or callbacks):
+        return
+    from trueline.sinks.side_process import Settings, start
+
+    settings = Settings(
+        run=os.path.abspath(folder),
+        first=watch.first_step,
+        sinks=plan.sinks,
+        on_finding=plan.on_finding,
+        when_steps=plan.when_steps,
+        sends_numbers=bool(callbacks),
+    )
+    beside = start(settings, callbacks)
+    if beside is not None:
+        watch.after_close(beside.finish)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -119,6 +119,15 @@ def test_all_ranks_begin_and_end_at_the_same_step(ranks_of, unwatched, tmp_path,
     assert trueline.check(out).exit_code == 0
 
 
+def test_next_steps_are_recorded_from_where_they_are_taken_up(two, unwatched, tmp_path):
+    import trueline
+
+    out = str(tmp_path / "run")
+    watched = two.run(train, out, {}, {4: {"preset": "mix", "next_steps": 2}})
+    assert_same_training(unwatched(2), watched)
+    assert recorded_steps(trueline.open_run(out), 2) == [8, 9]
+
+
 @pytest.mark.parametrize("edit", ["{", {"preset": "all"}, {"worker_groups": [[0, 1]]}, {"preset": "mix", "ranks": [2]}])
 def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(two, unwatched, tmp_path, edit):
     import trueline

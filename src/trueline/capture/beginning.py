@@ -93,7 +93,7 @@ def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, up
         world_size=world_size(),
         adapter=adapter.name,
         params=tuple(name for name, _ in watched_parameters(model, patterns=plan.param_names)),
-        plan=plan.model_dump(mode="json"),
+        plan=plan.kept(),
         step=step,
         updates=updates,
     )

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, forward_module
 from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.updates import Updates
-from trueline.schema.errors import CaptureError
+from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
 
 _COMPILED = (
@@ -76,6 +76,7 @@ class Watch:
         self.updates = Updates(optimizers, watched=lambda key: key in self._recorder.layout.index_of)
         self._handles = self._hook(model)
         self._closed = False
+        self._after_close: list[Callable[[], None]] = []
         patches.destroy_groups.add(self._before_destroy)
         atexit.register(self._at_exit)
         _living.add(self)
@@ -109,6 +110,30 @@ class Watch:
         """Record ``value`` and its gradient under ``name`` in the steps that are recorded; nothing in the others."""
         self._recorder.parts.session.save(name, value)
 
+    @property
+    def plan(self) -> Plan:
+        """The Plan that all ranks follow."""
+        return self._recorder.plan
+
+    @property
+    def folder(self) -> str | None:
+        """Where the Run of this rank's team is."""
+        return self._recorder.safe_sink.folder
+
+    @property
+    def first_step(self) -> int:
+        """The step with which this start of the job began."""
+        return self._recorder.first_step
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank of those that share the Run."""
+        return self._recorder.team.index == 0
+
+    def after_close(self, call: Callable[[], None]) -> None:
+        """``call`` when this process has closed its part of the Run."""
+        self._after_close.append(call)
+
     def note_unwatched(self, name: str) -> None:
         """Say that a further model of this name is trained and not watched."""
         self._recorder.safe_sink.note_unwatched(name)
@@ -137,6 +162,8 @@ class Watch:
             self._recorder.close(raised)
             self._probes.detach()
             self._recorder.team.give_back()
+            for call in self._after_close:
+                call()
 
     def abandon(self) -> None:
         """Take all hooks off and leave everything else as it is: another process, of which this one is a fork, watches
@@ -190,6 +217,7 @@ class Watch:
         if not (module.training and torch.is_grad_enabled()):
             return
         self._end_unseen()
+        self._stop_if_asked()
         self.updates.saw_forward()
         if not self._batch_given:
             self._recorder.at_batch(args, kwargs)
@@ -227,6 +255,12 @@ class Watch:
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.updates.end(optimizer):
             self._recorder.after_update()
+            self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        """Raise in the user's own thread, between two steps, where the Plan asks for it from this step on."""
+        if why := self._recorder.take_stop():
+            raise TrainingStopped(f"Training was stopped before step {self._recorder.now}, as the Plan asks: {why}")
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The framework says that it is about to update."""

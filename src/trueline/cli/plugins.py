@@ -1,4 +1,4 @@
-"""`trueline plugins`: which checks and adapters are installed."""
+"""`trueline plugins`: which checks, adapters and sinks are installed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-GROUPS = ("trueline.checks", "trueline.adapters")
+GROUPS = ("trueline.checks", "trueline.adapters", "trueline.sinks")
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
-    """List the installed checks and adapters, Trueline's own and other packages'."""
+    """List the installed checks, adapters and sinks, Trueline's own and other packages'."""
     from rich.console import Console
     from rich.table import Table
 

@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from trueline.cli.run_end import Stamps
+    from trueline.schema.plan import Plan
 
 SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 
@@ -26,6 +27,20 @@ def command(
     ref: Annotated[
         str | None,
         typer.Option(help="When the command has ended, check the Run and compare it with this one.", metavar="RUN"),
+    ] = None,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Report findings and dispersion here while the command runs; may be given again.",
+            metavar="NAME:TARGET",
+        ),
+    ] = None,
+    on_finding: Annotated[
+        str | None,
+        typer.Option(
+            help="What the first error or warning does: log, raise (all ranks stop), or record (the next steps).",
+            metavar="WHAT",
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
     resume: Annotated[
@@ -49,7 +64,7 @@ def command(
     if program is None:
         raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
     _require_script(words)
-    chosen = Plan.load(plan)
+    chosen = _with_sinks(Plan.load(plan), sink, on_finding)
     if ref is not None:
         _require_reference(ref, out)
     _require_place(out, overwrite=overwrite, resume=resume)
@@ -61,6 +76,17 @@ def command(
         _run_and_tell(program, words, ours, out=out, ref=ref)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
+
+
+def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> Plan:
+    """The Plan with what the options ask for. Raises ``PlanError``, or ``InputError`` for a sink that cannot be had."""
+    from trueline.schema.plan import Plan
+    from trueline.sinks.registry import at_home, require_sinks
+
+    asked = [at_home(one) for one in (*plan.sinks, *(sinks or ()))]
+    require_sinks(asked)
+    changed = {"sinks": asked, "on_finding": on_finding or plan.on_finding}
+    return Plan.load(plan.model_dump() | changed)
 
 
 def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:

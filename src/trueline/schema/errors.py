@@ -46,6 +46,10 @@ class CaptureError(TruelineError):
     """A model, optimizer or process group cannot be watched the way it was asked for."""
 
 
+class TrainingStopped(TruelineError):
+    """Every rank of a training raises it at the same step, as its Plan asks (``on_finding = "raise"``, ``stop``)."""
+
+
 class CannotTell(TruelineError):
     """The question is sound but the data needed to answer it is missing; the CLI exits with 3. ``reason`` says why in
     one word that programs may branch on, the message in a sentence that they may not.

@@ -21,11 +21,13 @@ Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduce
 
 PRESETS: tuple[str, ...] = get_args(Preset)
 PHASES: tuple[Phase, ...] = get_args(Phase)
+OnFinding = Literal["log", "raise", "record"]
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
     *("exponents", "max_bytes", "when", "when_steps"),
+    *("next_steps", "stop"),
 )
 """Keys that may change while a job runs: none of them has a say in the length of what ranks exchange, or in who is
 compared with whom.
@@ -110,11 +112,33 @@ class Plan(BaseModel):
         default=(), description="record nothing until one of these findings is seen, then the next `when_steps` steps"
     )
     when_steps: int = Field(default=3, ge=1, description="steps that are recorded after a finding of `when`")
+    next_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="record so many steps from the one at which this is taken up, whatever `steps` says",
+    )
+    sinks: tuple[str, ...] = Field(
+        default=(),
+        description="where findings and dispersion go while the job runs, each as NAME:TARGET; not written to the Run",
+    )
+    on_finding: OnFinding | None = Field(
+        default=None,
+        description="what the first error or warning does while the job runs: log: a line in the log; raise: and every "
+        "rank stops at the same step; record: and the next `when_steps` steps are recorded with preset `mix`",
+    )
+    stop: str = Field(
+        default="",
+        description="every rank raises `TrainingStopped` with this sentence, at the same step; empty: none does",
+    )
 
     @property
     def records(self) -> bool:
         """Whether what the steps compute is recorded."""
         return self.preset != "workers"
+
+    def kept(self) -> dict[str, Any]:
+        """What is written of it to a Run: all but ``sinks``, whose targets may be secret, as that of a webhook is."""
+        return self.model_dump(mode="json", exclude={"sinks"})
 
     @property
     def param_names(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def write_plan(path: str, plan: Plan) -> None:
 
     Raises ``OSError``; whatever was there before stays then.
     """
-    text = _text(plan.model_dump(mode="json"))
+    text = _text(plan.kept())
     data = text.encode("utf-8", "backslashreplace") if os.path.basename(path) == PLAN_FILE else sealed(text)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
@@ -66,6 +66,14 @@ def write_plan(path: str, plan: Plan) -> None:
         with contextlib.suppress(OSError):
             os.remove(temporary)
         raise
+
+
+def ask(run: str, **changes: Any) -> None:
+    """Put ``changes`` into the plan file of the Run at ``run``, which its job follows. Raises ``PlanError``,
+    ``OSError``.
+    """
+    path = plan_path(run)
+    write_plan(path, Plan.load(read_changes(path) | changes))
 
 
 def _text(document: Mapping[str, Any]) -> str:

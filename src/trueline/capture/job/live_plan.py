@@ -115,7 +115,7 @@ class Live:
         if revision is not None:
             self._agreed = [(known, number) for known, number in self._agreed if number > revision]
             self._follow(revision, step)
-            records = self._recorded_by(self.plan)
+            records = self._recorded_by(self._stretched(step))
         seen = self.triggers.start(step, when=self.plan.when, num_steps=self.plan.when_steps)
         if seen is not None:
             self._report_recording(seen, step)
@@ -182,6 +182,12 @@ class Live:
             self._refuse(f"revision {revision} of the Plan cannot be read on rank {self._rank} ({error}).", step)
             return
         _log.info("trueline: revision %s of the Plan is in force from step %s on", revision, step)
+
+    def _stretched(self, step: int) -> Plan:
+        """The Plan in force, with the steps that ``next_steps`` asks for from ``step`` on."""
+        if self.plan.next_steps is None:
+            return self.plan
+        return self.plan.model_copy(update={"steps": (step, step + self.plan.next_steps), "every": None, "when": ()})
 
     # -- what is recorded ------------------------------------------------------------------------------------------
 

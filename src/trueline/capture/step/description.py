@@ -73,7 +73,7 @@ class Description:
     def note_plan(self, plan: Plan, revision: int, *, step: int) -> None:
         """Note in the manifest which Plan is in force since ``step``."""
         if self.manifest is not None:
-            taken_up = PlanRevision(revision=revision, step=step, plan=plan.model_dump(mode="json"))
+            taken_up = PlanRevision(revision=revision, step=step, plan=plan.kept())
             self._send(plans=[*self.manifest.plans, taken_up])
 
     def note_interval(self, decision: Decision, *, step: int) -> None:

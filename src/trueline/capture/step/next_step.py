@@ -36,6 +36,8 @@ class NextStep:
         self.parameters = parameters
         self.description = description
         self._facts: dict[str, Any] = {}
+        self.stop = ""
+        """Why training is to stop before the step that was decided last; empty: it is not."""
         failed = partial(self.parts.end, "recording")
         self._make_session = partial(make_session, model, write=write, failed=failed, notes=watching.adapter.notes)
         self.parts.session = self._make_session(plan=self.live.records)
@@ -76,6 +78,7 @@ class NextStep:
             self._plan = change.plan
             self.schedule.follow(change.plan, step=number)
             self.description.note_plan(change.plan, change.revision, step=number)
+            self.stop = change.plan.stop
         if isinstance(self.parts.session, Idle):
             self.parts.session = self._make_session(plan=change.records)
         else:

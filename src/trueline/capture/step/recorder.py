@@ -29,6 +29,7 @@ from trueline.capture.step.probing import Probing
 from trueline.capture.step.schedule import BEAT
 from trueline.capture.step.shared_sum import SUMMED, SharedSum
 from trueline.capture.step.working_parts import Watching
+from trueline.schema.plan import Plan
 
 
 class Recorder:
@@ -49,13 +50,28 @@ class Recorder:
         self._passes = ReducedPasses(by_hand=self.team.ranks if self._adapter.name == "manual" else ())
         self._backlog = Backlog()
         self._updating = False
-        self._now = self.safe_sink.step = watching.start.step
+        self._now = self.safe_sink.step = self.first_step = watching.start.step
         self._open()
 
     @property
     def layout(self) -> Layout:
         """The Layout in force."""
         return self._parameters.layout
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan in force."""
+        return self._next.live.plan
+
+    @property
+    def now(self) -> int:
+        """The step that is open."""
+        return self._now
+
+    def take_stop(self) -> str:
+        """Why training is to stop now, by a change of the Plan that all ranks take up at this step; once."""
+        stop, self._next.stop = self._next.stop, ""
+        return stop
 
     # -- called by the hooks ---------------------------------------------------------------------------------------
 

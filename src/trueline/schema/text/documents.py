@@ -79,3 +79,12 @@ def parsed(data: str | bytes) -> Any:
 def plain(value: Any) -> Any:
     """Numbers and arrays of NumPy as plain ones; anything else a framework puts into a dict as its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def finite(value: Any) -> Any:
+    """The value with "NaN", "Infinity" and "-Infinity" for what JSON has no number for; null stays not measured."""
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): finite(entry) for key, entry in cast(Mapping[Any, Any], value).items()}
+    return [finite(entry) for entry in cast(list[Any], value)] if isinstance(value, list | tuple) else value

@@ -1,0 +1,61 @@
+"""What is known of a job while it runs, and the role of what takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import ranks_text
+
+SCHEMA = 1
+"""Of the documents that ``to_json`` makes; raised when a field changes meaning."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The series of one step, by name; what was not measured is left out. See ``trueline.sinks.series``."""
+
+    step: int
+    values: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {"schema": SCHEMA, "kind": "numbers", "step": self.step, "values": dict(self.values)}
+
+
+Event = Finding | Numbers
+"""What a callback is given."""
+
+Callback = Callable[[Event], object]
+
+
+class LiveSink(Protocol):
+    """Where findings and numbers go while a job runs. It is called in a thread of its own, outside of the training
+    process; it may be slow, hang or raise.
+    """
+
+    def numbers(self, several: Sequence[Numbers]) -> None:
+        """Take the series of further steps, in order."""
+        ...
+
+    def finding(self, finding: Finding) -> None:
+        """Take a finding that was not there before."""
+        ...
+
+    def close(self) -> None:
+        """Make everything taken so far readable. Called once."""
+        ...
+
+
+def finding_document(finding: Finding) -> dict[str, Any]:
+    """A finding as one line of ``jsonl`` and as what a webhook is sent."""
+    return {"schema": SCHEMA, "kind": "finding", **finding.to_json()}
+
+
+def headline(finding: Finding) -> str:
+    """``error replica-drift, rank 2, since step 50: claim``."""
+    since = "" if finding.step_first is None else f"since step {finding.step_first}"
+    parts = (f"{finding.severity} {finding.code}", ranks_text(finding.ranks), since)
+    return f"{', '.join(filter(None, parts))}: {finding.claim}"

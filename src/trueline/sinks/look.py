@@ -1,0 +1,82 @@
+"""Judges a Run while it is written: each look reports what no look before did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trueline.analyze.check_run import check
+from trueline.analyze.compared_ranks import data_parallel_ranks
+from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding
+from trueline.schema.live import Numbers
+from trueline.schema.text.reading import why
+from trueline.sinks.series import Series
+from trueline.store.reader import Run
+
+
+@dataclass(frozen=True)
+class News:
+    """What one look adds. ``ended`` says that every rank has closed the Run."""
+
+    numbers: tuple[Numbers, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    ended: bool = False
+
+
+class Looks:
+    """Looks at the Run at ``path`` again and again. Of what was before step ``first``, where this start of the job
+    began, nothing is reported again. ``say`` takes a sentence for people.
+    """
+
+    def __init__(self, path: str, *, first: int = 0, say: Callable[[str], None]) -> None:
+        self._path, self._first, self._say = path, first, say
+        self._series = Series(first)
+        self._known: set[tuple[str, str, tuple[int, ...]]] = set()
+        self._size = -1
+        self._complained = False
+
+    def look(self, *, last: bool = False) -> News:
+        """What is new. Steps that not every rank has written wait for the next look, but for the ``last``: a rank that
+        is late would look like one that differs. A look that fails says so once, and the next one tries again.
+        """
+        try:
+            run = Run(self._path)
+            size = len(run.column("step"))
+            ended = bool(size) and not run.unclosed
+            last = last or ended
+            if size == self._size and not last:
+                return News()
+            self._size = size
+            whole_to = _whole_to(run, last=last)
+            report = check(run if last else run.before(whole_to + 1))
+            numbers = tuple(self._series.further(run, whole_to=whole_to))
+            return News(numbers, tuple(filter(self._is_new, report.findings)), ended)
+        except RunError as error:
+            if last:
+                self._say(f"the Run could not be judged while it was written: {error}")
+        except Exception as error:  # whatever a check raises, the job goes on, and so do the looks
+            if last or not self._complained:
+                self._complained = True
+                self._say(f"a look at the Run failed ({type(error).__name__}: {why(error)}); the next one tries again.")
+        return News()
+
+    def _is_new(self, finding: Finding) -> bool:
+        """Whether it was not reported of these ranks, and is not of an earlier start of the job alone."""
+        if finding.step_last is not None and finding.step_last < self._first:
+            return False
+        key = (finding.code, finding.severity, finding.ranks)
+        new = key not in self._known
+        self._known.add(key)
+        return new
+
+
+def _whole_to(run: Run, *, last: bool) -> int:
+    """The last step that every compared rank has written: -1 where one has written none."""
+    if not run.steps.size:
+        return -1
+    if last:
+        return int(run.steps[-1])
+    rank_R, step_R = run.column("rank").to_numpy(), run.column("step").to_numpy()
+    written = [step_R[rank_R == rank] for rank in data_parallel_ranks(run)]
+    return min((int(steps.max()) if len(steps) else -1 for steps in written), default=-1)

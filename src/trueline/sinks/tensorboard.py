@@ -1,0 +1,48 @@
+"""TensorBoard: ``tensorboard:DIRECTORY`` writes scalars under ``trueline/`` and each finding as a text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from trueline.schema.finding import Finding
+from trueline.schema.live import Numbers, headline
+
+LIBRARY = "tensorboard"
+
+
+def open_sink(target: str, run: str) -> TensorBoard:
+    """Writes event files into the directory ``target``. Raises ``OSError``."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    os.makedirs(target, exist_ok=True)
+    return TensorBoard(SummaryWriter(target, filename_suffix=".trueline"))
+
+
+class TensorBoard:
+    """Writes through torch's ``SummaryWriter``; what it takes is on disk when a call returns."""
+
+    def __init__(self, writer: object) -> None:
+        self._writer = writer
+        self._found = 0
+
+    def numbers(self, several: Sequence[Numbers]) -> None:
+        """A point of each series at each step."""
+        for each in several:
+            for name, value in each.values.items():
+                self._writer.add_scalar(f"trueline/{name}", value, each.step)
+        self._writer.flush()
+
+    def finding(self, finding: Finding) -> None:
+        """The finding in words, and how many there are so far, at the step where its evidence starts."""
+        step = finding.step_first or 0
+        lines = [headline(finding), *finding.next]
+        self._writer.add_text(f"trueline/{finding.code}", "\n\n".join(lines), step)
+        if finding.severity != "info":
+            self._found += 1
+            self._writer.add_scalar("trueline/findings", self._found, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
