@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 import trueline as public
 from trueline.analyze.registry import installed_checks
+from trueline.render.ci import junit
 from trueline.schema.site import SITE_FORM
 
 NUM_CHECKS = len(installed_checks())
@@ -47,6 +49,53 @@ def test_nothing_found_is_exit_code_0(runs):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("No fault found in 10 steps of 2 ranks; judged in part: ")
+
+
+def test_github_gets_one_annotation_a_finding_and_one_of_the_verdict(trueline, runs):
+    document = json.loads(trueline("check", runs / "faulty", "--json").stdout)
+    done = trueline("check", runs / "faulty", "--format", "github")
+    assert done.returncode == 1
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("::error title=trueline check ")
+    assert first.endswith(f"::{document['verdict']}")
+    kinds = {"error": "error", "warning": "warning", "info": "notice"}
+    assert [line.split()[0] for line in lines] == [f"::{kinds[each['severity']]}" for each in document["findings"]]
+    for line, finding in zip(lines, document["findings"], strict=True):
+        title, text = line.removeprefix("::").split("::", 1)
+        assert "," not in title, "GitHub would end the title there"
+        read = text.replace("%0A", "\n").replace("%0D", "\r").replace("%25", "%")
+        assert read == "\n".join([finding["claim"], *finding["next"]])
+    assert trueline("check", runs / "healthy", "--format", "github").stdout.startswith("::notice title=trueline check ")
+    assert trueline("check", runs / "empty", "--format", "github").stdout.startswith("::warning title=trueline check ")
+
+
+@pytest.mark.parametrize(("name", "code"), [("healthy", 0), ("faulty", 1), ("empty", 3)])
+def test_junit_is_xml_with_a_case_for_each_check(trueline, runs, name, code):
+    document = json.loads(trueline("check", runs / name, "--json").stdout)
+    done = trueline("check", runs / name, "--format", "junit")
+    assert done.returncode == code
+    suite = ElementTree.fromstring(done.stdout)
+    cases = {case.get("name"): {part.tag for part in case} for case in suite.findall("testcase")}
+    assert len(cases) == len(suite.findall("testcase")) == int(suite.get("tests"))
+    grave = {each["code"] for each in document["findings"] if each["severity"] != "info"}
+    assert {name for name, parts in cases.items() if "failure" in parts} == grave
+    assert {name for name, parts in cases.items() if "skipped" in parts} == {
+        each["check"] for each in document["checks_not_run"]
+    }
+    assert set(cases) >= {*document["checks_run"], "enough was judged"}
+    assert cases["enough was judged"] == ({"error"} if code == 3 else set()), "what cannot be told is not green"
+    counts = [sum(tag in parts for parts in cases.values()) for tag in ("failure", "error", "skipped")]
+    assert counts == [int(suite.get(name)) for name in ("failures", "errors", "skipped")]
+
+
+def test_characters_that_no_xml_may_hold_are_replaced():
+    assert junit._clean("a\x00\x1b[1m\ud800b\n<&>") == "a\ufffd\ufffd[1m\ufffdb\n<&>"
+
+
+def test_format_and_json_contradict_each_other(trueline, runs):
+    done = trueline("check", runs / "healthy", "--json", "--format", "junit")
+    assert done.returncode == 2
+    assert "--json and --format junit contradict each other" in done.stderr
 
 
 def test_checks_that_could_not_run_for_one_reason_share_a_line(trueline, runs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,10 @@ def command(
     ref: Annotated[
         str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")
     ] = None,
+    format: Annotated[
+        Literal["github", "junit"] | None,
+        typer.Option(help="Print GitHub annotations, or JUnit XML.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
@@ -36,11 +40,20 @@ def command(
     from trueline.analyze.check_run import check
     from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
+    from trueline.render.ci.github import annotations
+    from trueline.render.ci.junit import junit
+    from trueline.schema.errors import InputError
 
+    if json and format is not None:
+        raise InputError(f"--json and --format {format} contradict each other. Pass one of them.")
     with waiting(f"Checking {run}"):
         report = check(run, ref=ref)
     if json:
         print_document(report.to_json())
+    elif format == "github":
+        print(annotations(report))
+    elif format == "junit":
+        print(junit(report))
     else:
         print_report(Console(), report)
     raise typer.Exit(report.exit_code)

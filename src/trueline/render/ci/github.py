@@ -1,0 +1,40 @@
+"""GitHub Actions: workflow commands, which become annotations of the job.
+
+https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions; what has to be escaped is from
+``actions/toolkit``, ``packages/core/src/command.ts``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trueline.schema.text.words import ranks_text
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+    from trueline.schema.finding import Finding
+
+_COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+_IN_TEXT = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_IN_PROPERTY = _IN_TEXT | {":": "%3A", ",": "%2C"}
+
+
+def annotations(report: CheckReport) -> str:
+    """One line a finding, the gravest first, and one for the verdict: a warning where nothing can be told."""
+    lines = [_annotation(finding) for finding in report.findings]
+    kind = {0: "notice", 1: "error", 3: "warning"}[report.exit_code]
+    return "\n".join([_line(kind, f"trueline check {report.run}", report.verdict.line), *lines])
+
+
+def _annotation(finding: Finding) -> str:
+    since = "" if finding.step_first is None else f"since step {finding.step_first}"
+    title = " · ".join(filter(None, (finding.code, ranks_text(finding.ranks), since)))
+    return _line(_COMMANDS[finding.severity], title, "\n".join((finding.claim, *finding.next)))
+
+
+def _line(kind: str, title: str, text: str) -> str:
+    return f"::{kind} title={_escaped(title, _IN_PROPERTY)}::{_escaped(text, _IN_TEXT)}"
+
+
+def _escaped(text: str, replacements: dict[str, str]) -> str:
+    return text.translate(str.maketrans(replacements))
