@@ -100,7 +100,8 @@ def verdict_of(case: Case, result: dict[str, Any]) -> dict[str, Any]:
     if "error" in result:
         return result
     if case.fault is None:
-        return {**result, "verdict": {0: SILENT, 3: UNDECIDED}.get(result["exit"], "alarm")}
+        right = 3 if case.healthy is not None and case.healthy.undecided else 0
+        return {**result, "verdict": {3: UNDECIDED, right: SILENT}.get(result["exit"], "alarm")}
     plan = "compiled" if case.setting.compiled else case.setting.plan
     verdict = judged(result, case.fault.truth, plan, Names.from_json(result["names"]))
     return {**result, "verdict": verdict, "right_code": result["code"] in case.fault.truth.codes}

@@ -101,7 +101,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Healthy:
-    """``change`` makes a training compute the same in another way. ``names`` is the map that compare is given."""
+    """``change`` makes a training compute the same in another way. ``names`` is the map that compare is given.
+    ``undecided``: other random numbers are drawn, so that what is right is not to blame it, and to say so (exit 3).
+    """
 
     family: str
     name: str
@@ -109,6 +111,7 @@ class Healthy:
     names: str = ""
     needs: frozenset[str] = frozenset()
     """``fp32``, ``bf16``, ``autocast``: only where the corpus is recorded so; ``compiled`` or ``eager`` likewise."""
+    undecided: bool = False
 
     @property
     def key(self) -> str:
@@ -161,12 +164,12 @@ def fault(
 
 
 def healthy(
-    family: str, name: str, *, names: str = "", needs: str = ""
+    family: str, name: str, *, names: str = "", needs: str = "", undecided: bool = False
 ) -> Callable[[Callable[[Training], object]], Callable[[Training], object]]:
     """Registers a function that changes how a training computes, and not what."""
 
     def register(change: Callable[[Training], object]) -> Callable[[Training], object]:
-        one = Healthy(family, name, change, names, frozenset(needs.split()))
+        one = Healthy(family, name, change, names, frozenset(needs.split()), undecided)
         HEALTHY[one.key] = one
         return change
 

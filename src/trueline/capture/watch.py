@@ -205,7 +205,7 @@ class Watch:
         self.forward_module = seen = forward_module(model)
         if seen is None:
             self._notes.append(
-                "the model is compiled in place: its forward pass is not hooked, pass batches by watch.step(batch)."
+                "the model is compiled: its forward pass is not hooked, pass batches by watch.step(batch)."
             )
         else:
             handles.append(seen.register_forward_pre_hook(Hook(self.before_forward), with_kwargs=True))

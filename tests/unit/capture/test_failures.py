@@ -176,3 +176,15 @@ def test_frozen_parameters_are_left_out_and_evaluation_is_not_counted(tmp_path):
     run = trueline.open_run(tmp_path / "run")
     assert run.env[0].params == ["2.weight", "2.bias"]
     assert {len(digests) for digests in run.lists("sample_digests").values()} == {3}
+
+
+def test_a_scripted_model_takes_no_hooks_and_is_watched(tmp_path):
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=tmp_path / "run")
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    assert trueline.open_run(tmp_path / "run").steps.tolist() == [0, 1]

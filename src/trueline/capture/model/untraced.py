@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._dynamo import eval_frame as _dynamo
+from torch.jit import ScriptModule
 
 from trueline.capture.model.layout import unwrap
 
@@ -78,10 +79,10 @@ def forward_module(model: nn.Module) -> nn.Module | None:
     chain = [model]
     while (inner := _one_inside(chain[-1])) is not None:
         chain.append(inner)
-    compiled = any(hasattr(module, "_orig_mod") or _compiled_in_place(module) for module in chain)
+    compiled = any(hasattr(module, "_orig_mod") or compiled_in_place(module) for module in chain)
     if not compiled:
         return unwrap(model)
-    return None if _compiled_in_place(model) else model
+    return None if compiled_in_place(model) else model
 
 
 def _one_inside(model: nn.Module) -> nn.Module | None:
@@ -90,5 +91,6 @@ def _one_inside(model: nn.Module) -> nn.Module | None:
     return getattr(model, "_orig_mod", None)
 
 
-def _compiled_in_place(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether calls of ``module`` itself are compiled, so that no hook runs in eager mode; TorchScript takes none."""
+    return getattr(module, "_compiled_call_impl", None) is not None or isinstance(module, ScriptModule)

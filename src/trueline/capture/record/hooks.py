@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import clean_name, unwrap
-from trueline.capture.model.untraced import Hook
+from trueline.capture.model.untraced import Hook, compiled_in_place
 from trueline.capture.record.calls import Call
 
 
@@ -74,7 +74,7 @@ def eager_modules(model: nn.Module, compiled: list[str]) -> list[tuple[str, nn.M
             compiled.append(name)
             found.append((name, module))
             return
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if compiled_in_place(module):
             compiled.append(name)
             return
         found.append((name, module))

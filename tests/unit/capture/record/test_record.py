@@ -419,6 +419,16 @@ def test_a_compiled_module_is_recorded_at_its_seam_and_noted():
     assert any("first is compiled" in note for note in recording.notes)
 
 
+def test_a_scripted_module_hides_its_calls_and_nothing_else():
+    model, optimizer, x = made()
+    model.first = torch.jit.script(model.first)
+    recording = Recording(model, {"preset": "mix"}, optimizer)
+    rows = by_site(recording.step(0, lambda: trained(model, optimizer, x)))
+    assert not any(row["name"].startswith("first") for row in rows.values() if row["phase"] == "fwd")
+    assert "0/fwd/second.relu#0:out0" in rows
+    assert any("first is compiled" in note for note in recording.notes)
+
+
 def test_a_step_that_no_update_ends_is_written_at_the_end():
     model, _, x = made()
     recording = Recording(model, {"preset": "modules"})

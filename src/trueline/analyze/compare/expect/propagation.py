@@ -62,8 +62,8 @@ def size_of(value: Value) -> tuple[float | None, float, float]:
     stats = value.stats
     if stats is None or not stats.finite:
         return None, 1.0, 1.0
-    if _is_masked(value):
-        seen = stats.projections  # which leave masks out
+    if _is_masked(value) or is_swamped(value):
+        seen = stats.projections if _is_masked(value) else None  # which leave masks out
         size = abs(stats.max or 0.0) if seen is None else math.hypot(*seen) / math.sqrt(len(seen) * stats.numel)
         return size or None, 1.0, 1.0
     rms, std = stats.rms, stats.std

@@ -53,6 +53,11 @@ def cut_gradient(step: Step) -> CutGradient | None:
     )
 
 
+def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] | None:
+    """Forward calls that only one run has, of what the call of a gradient took or returned, and the row to show."""
+    return Structure(step).passing_on(_forward_calls(step, row), None)
+
+
 def _is_of_run(params: list[Compared]) -> bool:
     return bool(params) and params[0].mine is not None
 

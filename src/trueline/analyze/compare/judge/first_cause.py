@@ -10,7 +10,7 @@ from typing import Any
 
 from trueline.analyze.compare.judge.argument_differences import different_arguments, is_fraction, shown_arguments
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
-from trueline.analyze.compare.judge.cut_gradients import CutGradient, cut_gradient
+from trueline.analyze.compare.judge.cut_gradients import CutGradient, calls_behind, cut_gradient
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.precision import DtypesPart, dtypes_part
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
@@ -266,6 +266,17 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
         return []
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = value_of(first)
+    behind = calls_behind(step, first) if value.site.phase == "bwd" else None
+    if behind is not None:
+        words = difference_in_words(step, behind[0])
+        claim = f"The two runs call different operations: {words}. Gradients before it differ, first {value.site} "
+        next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
+        evidence = {"difference": words, "after": str(value.site)}
+        return [
+            _finding(
+                "structure-differs", "error", f"{claim}{_by(first)}.", [(step, behind[1])], evidence=evidence, next=next
+            )
+        ]
     claim = (
         f"{value.site} takes different inputs than in the reference: the two models connect their calls differently."
     )

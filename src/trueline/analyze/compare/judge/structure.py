@@ -62,10 +62,10 @@ class Structure:
         return Cause(found.difference, found.place, self._row(found.difference), after)
 
     def passing_on(
-        self, calls: tuple[Call, Call] | None, functions: frozenset[str]
+        self, calls: tuple[Call, Call] | None, functions: frozenset[str] | None
     ) -> tuple[GraphDifference, Compared] | None:
-        """Calls of ``functions`` without a twin that take what one of the matched ``calls`` took or returned, and the
-        row to show of them.
+        """Calls of ``functions`` (None: of any) without a twin that take what one of the matched ``calls`` took or
+        returned, and the row to show of them.
         """
         if calls is None:
             return None
@@ -74,7 +74,7 @@ class Structure:
             calls, (self.step.graph_diff.alone.mine, self.step.graph_diff.alone.theirs), strict=True
         ):
             roots = {value.root for value in call.values}
-            some = [each for each in alone if function_of(each.first.api) in functions]
+            some = [each for each in alone if functions is None or function_of(each.first.api) in functions]
             found.append([each for each in some if roots & {value.root for value in each.ins}])
         difference = GraphDifference(found[0], found[1])
         return (difference, self._row(difference)) if any(found) else None

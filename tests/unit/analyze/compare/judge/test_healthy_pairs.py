@@ -190,6 +190,24 @@ def test_a_mask_off_by_one_is_a_finding_whatever_its_number(tmp_path: Path, lowe
     assert "triu" in str(found.first.site)
 
 
+@pytest.mark.parametrize(("power", "exit_code"), [(torch.exp, 0), (torch.exp2, 1)])
+def test_what_is_made_of_scores_beside_a_mask_is_judged(
+    tmp_path: Path, power: Callable[[Tensor], Tensor], exit_code: int
+) -> None:
+    def attend(x_BLD: Tensor, weigh: Callable[[Tensor], Tensor]) -> Tensor:
+        later_LL = torch.ones(4, 4, dtype=torch.bool).triu(1)
+        return weigh((x_BLD @ x_BLD.transpose(1, 2)).masked_fill(later_LL, -1e30)) @ x_BLD
+
+    def by_hand(scores_BLL: Tensor) -> Tensor:
+        powers_BLL = power(scores_BLL - scores_BLL.amax(-1, keepdim=True))
+        return powers_BLL / powers_BLL.sum(-1, keepdim=True)
+
+    found = compared(
+        tmp_path, with_part(lambda x: attend(x, by_hand)), with_part(lambda x: attend(x, lambda s: s.softmax(-1)))
+    )
+    assert found.exit_code == exit_code
+
+
 # Structure
 
 
