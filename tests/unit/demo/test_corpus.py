@@ -73,6 +73,24 @@ def test_methods_are_read_and_tests_are_not(library):
     assert not any("def test" in text for text in inputs)
 
 
+PLACES = {
+    "otherwise": "if x:\n  pass\nelse:\n@",
+    "tried": "try:\n@\nexcept E:\n  pass",
+    "handled": "try:\n  pass\nexcept E:\n@",
+    "at_last": "try:\n  pass\nfinally:\n@",
+    "matched": "match x:\n  case 1:\n@",
+    "deep": "with x:\n while y:\n  def f():\n@",
+}
+
+
+def test_functions_are_found_inside_of_any_statement(tmp_path):
+    for name, text in PLACES.items():
+        function = f'    def {name}():\n        """Say so."""\n        return 1\n'
+        (tmp_path / f"{name}.py").write_text(text.replace("@", function))
+    inputs = {triple.input for triple in library_triples(root=tmp_path)}
+    assert inputs >= {f"def {name}():" for name in PLACES}
+
+
 def test_a_folder_without_sources_is_an_error_that_offers_data(tmp_path):
     with pytest.raises(InputError, match="--data"):
         library_triples(root=tmp_path)
