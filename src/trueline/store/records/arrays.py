@@ -101,9 +101,12 @@ def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _lists(values: Sequence[Any], kind: pa.ListType) -> pa.Array:
+    if len(values) == 1 and values[0] is not None:  # as in each row of the workers table
+        buffers = [None, pa.py_buffer(array.array("i", (0, len(values[0]))))]
+        return pa.Array.from_buffers(kind, 1, buffers, children=[from_values(values[0], kind.value_type)])
     absent_N = _absent(values)
     lists = [() if value is None else value for value in values] if absent_N.any() else values
-    elements = lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists))
+    elements = list(itertools.chain.from_iterable(lists))
     buffers = [_valid(absent_N), _ends(np.fromiter(map(len, lists), np.int32, len(lists)))]
     return pa.Array.from_buffers(kind, len(values), buffers, children=[from_values(elements, kind.value_type)])
 
