@@ -36,12 +36,12 @@ COLUMNS = ("zero-edit", "bitwise", "truth", "healthy", *FAULTS, "record, compare
 def page(results: Mapping[str, Any]) -> str:
     """The Markdown of all results."""
     rows = [
-        [f"{name} {of['version']}", mode, *(_mark(said["cells"].get(column)) for column in COLUMNS)]
-        for name, of in results.items()
+        [of["version"], mode, *(_mark(said["cells"].get(column)) for column in COLUMNS)]
+        for of in results.values()
         for mode, said in of["modes"].items()
     ]
-    absent = [f"- {name}: not installed" for name, of in results.items() if not of["modes"]]
-    parts = [f"# {TITLE}", ABOUT, table(["framework", "mode", *COLUMNS], rows), *_grey(results), *absent, _how(results)]
+    absent = [f"- {name}: not tried, as it was not installed" for name in FRAMEWORKS if name not in results]
+    parts = [f"# {TITLE}", ABOUT, table(["framework", "mode", *COLUMNS], rows), *absent, *_grey(results), _how(results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -77,8 +77,7 @@ def _grey(results: Mapping[str, Any]) -> list[str]:
 def _how(results: Mapping[str, Any]) -> str:
     lines = ["## When and where", ""]
     for name, of in results.items():
-        if "facts" in of:
-            now = of["facts"]
-            about = (importlib.import_module(f"benchmarks.frameworks.{name}").__doc__ or "").splitlines()[0]
-            lines.append(f"- {about} `{now['command']}`, {now['machine']}, commit {now['commit']}, {now['date']}")
+        now = of["facts"]
+        about = (importlib.import_module(f"benchmarks.frameworks.{name}").__doc__ or "").splitlines()[0]
+        lines.append(f"- {about} `{now['command']}`, {now['machine']}, commit {now['commit']}, {now['date']}")
     return "\n".join(lines)

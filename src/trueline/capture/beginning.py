@@ -64,6 +64,8 @@ def begin(
     if team.apart is None:
         adapter.detach()
         adapter = StagesAdapter(process_group)
+    elif own := getattr(adapter, "own", None):
+        team.apart = dataclasses.replace(team.apart, shape=team.apart.shape | own)
     adapter.notes += _notes(team)
     job = _job(model, adapter, plan, step=step, updates=updates)
     sink, start, followed = _open_together(team, make_sink, job, plan)

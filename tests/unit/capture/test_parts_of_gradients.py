@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trueline.capture.adapters import deepspeed
-from trueline.capture.model.layout import make_layout
+from trueline.capture.model.layout import Apart, experts, make_layout
 from trueline.capture.model.mesh import Mesh
 from trueline.capture.step import shared_columns
 from trueline.capture.step.shared_columns import Own
@@ -101,6 +101,17 @@ def test_what_the_optimizer_receives_is_missed_only_where_it_could_be_seen():
     given = {"reduced_norm2": norm2, "sharded": True, "numel": np.full(1, 9.0), "dtype": "torch.float32"}
     assert shared_columns.columns(own, sums, roundings=5, **given)["group_used_factor"] == [0.0]
     assert "group_used_factor" not in shared_columns.columns(own, sums, roundings=5, received=False, **given)
+
+
+def test_experts_are_left_out():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight.allreduce = False
+    own = experts(nn.Sequential(model))
+    assert own == {"0.1.weight"}
+    assert make_layout(nn.Sequential(model), patterns=("*",), max_groups=8, apart=Apart(shape=own)).names == (
+        *("0.0.weight", "0.0.bias"),
+        "0.1.bias",
+    )
 
 
 def test_shards_that_are_cut_flat_are_padded_as_a_whole():

@@ -69,6 +69,8 @@ class HookingAdapter:
     def __init__(self, mesh: Mesh, *notes: str) -> None:
         self.mesh = mesh
         self.notes = list(notes)
+        self.own: frozenset[str] = frozenset()
+        """Names of parameters that ranks hold alike in name and shape only: experts. They are left out."""
         self.handles: list[Any] = []
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:

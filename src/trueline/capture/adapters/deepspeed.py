@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
 from trueline.capture.model import patches
-from trueline.capture.model.layout import deepspeed_engine, is_engine, unwrap
+from trueline.capture.model.layout import deepspeed_engine, experts, is_engine, unwrap
 from trueline.capture.model.mesh import Mesh, workers_in
 from trueline.capture.model.untraced import Hook, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
@@ -47,6 +47,7 @@ class DeepSpeedAdapter(HookingAdapter):
         self._engine = engine
         self._stage = int(engine.zero_optimization_stage())
         super().__init__(_mesh(engine, workers_in(group), self._stage))
+        self.own = experts(engine.module)
         self._held: set[int] = set()
         self._micros = 1
         self._offloads = self._stage > 0 and bool(_setting(engine, "zero_offload_optimizer"))
@@ -103,8 +104,8 @@ class DeepSpeedAdapter(HookingAdapter):
             probe.see("local", [pair], add=id(param) not in self._held)
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
-        scale = _scale(self._engine)
-        return gradient if scale == 1.0 else gradient.float() / scale
+        scale = _scale(self._engine.optimizer)
+        return gradient if scale is None else gradient.float() / scale
 
     def _reduced(self) -> None:
         """Show what the reduction returned, as far as this rank keeps it."""
@@ -184,20 +185,18 @@ def _in_shards(gradient: Tensor, shards: int) -> Tensor:
     return (nn.functional.pad(flat, (0, missing)) if missing else flat).view(shards, -1)
 
 
-def _scale(engine: Any) -> float:
-    """What the loss was multiplied by before ``backward``, a number on the host. ZeRO 0 in float16 does not do that by
-    itself.
+def _scale(optimizer: Any) -> float | Tensor | None:
+    """What the loss was multiplied by before ``backward``, None for nothing. ZeRO 0 in float16 does not do that by
+    itself (0.19.8: its ``FP16_UnfusedOptimizer`` is no ``ZeROOptimizer``).
     """
-    optimizer = engine.optimizer
     if not hasattr(optimizer, "scale_if_loss"):
-        return 1.0
+        return None
     if getattr(optimizer, "custom_loss_scaler", False):
         return float(optimizer.external_loss_scale)
-    scaler = getattr(optimizer, "torch_autocast_gradscaler", None)
-    if scaler is not None:
-        return float(scaler._scale or 1.0) if isinstance(scaler._scale, (int, float)) else 1.0
-    scaler = getattr(optimizer, "loss_scaler", None)
-    return float(scaler.loss_scale) if scaler is not None else 1.0
+    if (scaler := getattr(optimizer, "torch_autocast_gradscaler", None)) is not None:
+        return getattr(scaler, "_scale", None)
+    scale = getattr(getattr(optimizer, "loss_scaler", None), "loss_scale", 1.0)
+    return None if scale == 1.0 else float(scale)
 
 
 def _own_part(param: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
+from trueline.capture.model.layout import experts
 from trueline.capture.model.mesh import workers_in
 from trueline.capture.model.untraced import skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
@@ -42,8 +43,7 @@ class MegatronAdapter(HookingAdapter):
         super().__init__(workers_in(process_group or ddp.dp_cp_group))
         self._ddp = ddp
         self._dtype = "torch.float32"
-        if ddp.expert_parallel_bucket_groups and len(self.mesh.members) > 1:
-            self.notes.append("the gradients of experts are reduced among other ranks, and are not watched.")
+        self.own = experts(ddp)
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let bucket groups report to ``probe`` before and after they reduce."""

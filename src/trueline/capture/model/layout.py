@@ -171,6 +171,11 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield clean_name(name), shards.get(id(param), param)
 
 
+def experts(model: nn.Module) -> frozenset[str]:
+    """Clean FQNs of the parameters that DeepSpeed and Megatron mark as experts, which ranks do not share."""
+    return frozenset(name for name, param in named_parameters(model) if not getattr(param, "allreduce", True))
+
+
 def watched_parameters(model: nn.Module, *, patterns: tuple[str, ...]) -> list[tuple[str, nn.Parameter]]:
     """(clean FQN, parameter) of the trainable parameters of ``model`` whose names match one of the globs.
 
