@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 STEPS, WORLD = 3, 2
-KINDS = ("ddp", "ddp taken", "fsdp2", "manual", "manual clipped")
+KINDS = ("ddp", "ddp taken", "fsdp2", "fsdp1", "fsdp1 original", "manual", "manual clipped")
 
 
 def make_model():
@@ -67,12 +67,18 @@ def wrap(model, kind):
 
         fully_shard(model[0])
         return fully_shard(model)
+    if kind.startswith("fsdp1"):
+        from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+
+        options = {"device_id": torch.device("cpu"), "use_orig_params": kind == "fsdp1 original"}
+        model[0] = Fsdp1(model[0], **options)
+        return Fsdp1(model, **options)
     return model
 
 
 @contextlib.contextmanager
 def hold(model, kind):
-    if kind.startswith("ddp"):
+    if kind.startswith(("ddp", "fsdp1")):
         with model.no_sync():
             yield
     elif kind == "fsdp2":

@@ -1,4 +1,4 @@
-"""FSDP1: shards are never compared as replicas; samples, losses and what ranks hold whole always are."""
+"""FSDP1: gradients are seen; shards are never compared as replicas, samples, losses and what ranks hold whole are."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ def test_shards_are_no_replicas_and_losses_are_seen(two, tmp_path, strategy, ori
     assert found == []
     assert len({env.replica_key for env in run.env.values()}) == keys
     assert run.pivot("loss")[1].all()
+    assert run.pivot("grad_norm")[1].all()
+    assert run.pivot("reduced_norm")[1].all()
 
 
 @pytest.mark.parametrize("orig_params", [False, True])

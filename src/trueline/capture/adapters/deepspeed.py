@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
 from trueline.capture.model import patches
-from trueline.capture.model.layout import deepspeed_engine, experts, is_engine, unwrap
+from trueline.capture.model.layout import deepspeed_engine, experts, in_shards, is_engine, unwrap
 from trueline.capture.model.mesh import Mesh, workers_in
 from trueline.capture.model.untraced import Hook, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
@@ -100,7 +100,7 @@ class DeepSpeedAdapter(HookingAdapter):
             return
         with self._guard("gradients"):
             gradient = self._unscaled(param.grad)
-            pair = (param, _in_shards(gradient, self.mesh.shards) if self.mesh.shards > 1 else gradient)
+            pair = (param, in_shards(gradient, self.mesh.shards) if self.mesh.shards > 1 else gradient)
             probe.see("local", [pair], add=id(param) not in self._held)
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
@@ -176,13 +176,6 @@ def _first_hook(param: nn.Parameter, look: Callable[[Tensor], None]) -> Any:
     if hooks is not None and len(hooks) > 1:
         hooks.move_to_end(next(reversed(hooks)), last=False)
     return handle
-
-
-def _in_shards(gradient: Tensor, shards: int) -> Tensor:
-    """[W, C] of a whole gradient, as ZeRO 3 cuts it: flat, with zeros behind."""
-    flat = gradient.reshape(-1)
-    missing = -flat.numel() % shards
-    return (nn.functional.pad(flat, (0, missing)) if missing else flat).view(shards, -1)
 
 
 def _scale(optimizer: Any) -> float | Tensor | None:

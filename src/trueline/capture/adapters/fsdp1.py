@@ -1,9 +1,14 @@
-"""FSDP1 (``FullyShardedDataParallel``): what its workers read and lose is compared, and so is every value that two of
-them hold alike. Its gradients, which it flattens and reduces by itself, are not watched.
+"""FSDP1 (``FullyShardedDataParallel``): the flat gradient of each of its modules, before and after it is reduced.
+
+FSDP1 flattens the parameters of a module into one, cuts that into one shard a rank, and reduces its gradient in
+``torch.distributed.fsdp._runtime_utils._reduce_grad`` (private, as all that is read of a ``FlatParamHandle`` here;
+torch 2.1 to 2.13 have it). The gradient that this finds is the rank's own, the shard that it leaves the mean. A shard
+does not end where a parameter does, so a rank shows its part of each parameter's mean with zeros around it.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
 from trueline.capture.adapters.manual import watch_accumulation
+from trueline.capture.model.layout import in_shards
 from trueline.capture.model.mesh import Mesh, workers_in
+from trueline.capture.model.patches import PatchedCall
 from trueline.capture.model.world import ranks_of
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -32,21 +40,114 @@ class Fsdp1Adapter(HookingAdapter):
     name = "fsdp1"
 
     def __init__(self, modules: list[Any], process_group: dist.ProcessGroup | None) -> None:
-        super().__init__(
-            _mesh(modules, workers_in(process_group)),
-            "FullyShardedDataParallel (FSDP1): samples, losses and what ranks hold alike are compared; gradients are "
-            "not watched. fully_shard (FSDP2) is watched whole.",
-        )
+        super().__init__(_mesh(modules, workers_in(process_group)))
+        self._handles = {id(module._handle): module._handle for module in modules}
+        self._dtype = "torch.float32"
+        self._unlike = _unlike(modules, self.mesh)
+        if self._unlike:
+            self.notes.append(
+                f"FullyShardedDataParallel (FSDP1) {self._unlike}: samples, losses and what ranks hold alike are "
+                "compared; gradients are not watched. fully_shard (FSDP2) is watched whole."
+            )
+            return
+        for handle in self._handles.values():
+            for param, _, shape in _pieces(handle):
+                param._trueline_shape = shape  # of it a rank holds less
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
-        """Let accumulation hooks report the gradients of parameters that ranks hold whole."""
+        """Let the reductions report to ``probe``, and accumulation hooks where ranks hold parameters whole."""
         self.detach()
-        probe.blind = True
+        self._probe, self._guard = probe, guard
+        probe.blind = bool(self._unlike)
         self.handles = watch_accumulation(probe, guard, due=lambda: True, only=probe.layout.whole)
+        if not self._unlike:
+            probe.received = self._see_received
+            for reduction in _reductions():
+                reduction.add(self._see_own)
+                reduction.add(self._see_mean, after=True)
 
     def reduction(self) -> Reduction:
-        """FSDP's own, which is not seen."""
-        return Reduction(seen=False)
+        """FSDP's own, in the dtype of what it reduced last; what the optimizer receives is not looked at."""
+        if self._unlike:
+            return Reduction(seen=False)
+        return Reduction(dtype=self._dtype, roundings=len(self.mesh.workers) + 3, received=False)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        if not self._unlike:
+            for reduction in _reductions():
+                reduction.remove(self._see_own)
+                reduction.remove(self._see_mean)
+        super().detach()
+
+    def _see_own(self, state: Any, handle: Any) -> None:
+        """The rank's own flat gradient, of one micro-batch or, after ``no_sync``, of several."""
+        if id(handle) not in self._handles or not self._probe.active:
+            return
+        with self._guard("gradients"):
+            flat = handle.flat_param.grad
+            self._dtype = str(flat.dtype)
+            pieces = [(param, flat[start : start + shape.numel()], shape) for param, start, shape in _pieces(handle)]
+            # What is not cut stays in .grad, where the next micro-batch is added to its mean.
+            self._probe.see("local", map(self._shown, pieces), add=handle.uses_sharded_strategy)
+
+    def _see_mean(self, state: Any, handle: Any) -> None:
+        """This rank's shard of the mean over ranks, of all micro-batches so far."""
+        if id(handle) not in self._handles or not self._probe.active:
+            return
+        stream = state._all_reduce_stream if len(self.mesh.replicas) > 1 else state._post_backward_stream
+        with self._guard("gradients"), state._device_handle.stream(stream):
+            flat_param = handle.flat_param
+            shard = flat_param._saved_grad_shard if handle.uses_sharded_strategy else flat_param.grad
+            first = handle.rank * shard.numel() if handle.uses_sharded_strategy else 0
+            pieces = []
+            for param, start, shape in _pieces(handle):
+                low, high = max(start, first), min(start + shape.numel(), first + shard.numel())
+                if low < high:
+                    around = low - start, start + shape.numel() - high
+                    pieces.append((param, functional.pad(shard[low - first : high - first], around), shape))
+            self._probe.see("reduced", map(self._shown, pieces))
+
+    def _see_received(self) -> None:
+        """What the optimizer receives of parameters that ranks hold whole; other ``.grad`` are cut anywhere."""
+        whole = (self._probe.layout.params[index] for index in self._probe.layout.whole)
+        self._probe.see("used", [(param, param.grad) for param in whole if param.grad is not None])
+
+    def _shown(self, piece: tuple[nn.Parameter, Tensor, Any]) -> tuple[nn.Parameter, Tensor]:
+        """A parameter with its flat gradient as the probe takes it: cut as its mean is, or in its own shape."""
+        param, flat, shape = piece
+        return param, in_shards(flat, self.mesh.shards) if self.mesh.shards > 1 else flat.view(shape)
+
+
+@functools.cache
+def _reductions() -> tuple[PatchedCall, PatchedCall]:
+    """FSDP1's reductions of a cut and of a whole flat parameter, one pair a process."""
+    from torch.distributed.fsdp import _runtime_utils
+
+    return PatchedCall(_runtime_utils, "_reduce_grad"), PatchedCall(_runtime_utils, "_reduce_grad_no_shard")
+
+
+def _pieces(handle: Any) -> Iterator[tuple[nn.Parameter, int, Any]]:
+    """(parameter, where it begins in the flat gradient, shape of the whole of it): the flat parameter itself, unless
+    the user keeps the original ones.
+    """
+    flat_param = handle.flat_param
+    if not handle._use_orig_params:
+        yield flat_param, 0, flat_param._unpadded_unsharded_size
+        return
+    offsets = zip(handle._get_flat_param_offsets(), flat_param._is_padding_mask, strict=True)
+    starts = (start for (start, _), is_padding in offsets if not is_padding)
+    yield from zip(flat_param._params, starts, flat_param._shapes, strict=True)
+
+
+def _unlike(modules: list[Any], mesh: Mesh) -> str:
+    """What of the modules' layout is not followed, as a clause; '' where all is."""
+    handles = [module._handle for module in modules]
+    if len({(handle.uses_sharded_strategy, handle.world_size) for handle in handles}) > 1:
+        return "cuts some modules into other shards than others"
+    if any(module._comm_hook is not None for module in modules):
+        return "reduces by a comm hook"
+    return ""
 
 
 def _modules(model: nn.Module) -> Iterator[Any]:
@@ -67,4 +168,4 @@ def _mesh(modules: list[Any], workers: Mesh) -> Mesh:
     between = getattr(widest, "_inter_node_pg", None)
     replicas = np.array([workers.rank] if between is None else ranks_of(between))
     ranks = replicas[:, None] + shards - workers.rank  # FSDP1 takes the same ranks of each machine
-    return replace(workers, ranks=ranks, names=("replicate", "shard"), roles=("replica", "shard"))
+    return replace(workers, ranks=ranks, names=("replicate", "shard"), roles=("replica", "shard"), flat=True)

@@ -262,6 +262,13 @@ def local(x: Tensor) -> Tensor:
     return to_local() if to_local is not None else x
 
 
+def in_shards(gradient: Tensor, shards: int) -> Tensor:
+    """[W, C] of a whole gradient that is cut flat, with zeros behind."""
+    flat = gradient.reshape(-1)
+    missing = -flat.numel() % shards
+    return (nn.functional.pad(flat, (0, missing)) if missing else flat).view(shards, -1)
+
+
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(clean FQN, buffer) for every registered buffer with elements."""
     for name, buffer in unwrap(model).named_buffers():
@@ -284,7 +291,8 @@ def _shape(param: Tensor, mesh: Mesh) -> tuple[int, ...]:
     """
     if mesh.shards == 1 and not mesh.flat:
         return tuple(local(param).shape)
-    if (whole := getattr(param, "ds_shape", None)) is not None:
+    whole = getattr(param, "ds_shape", getattr(param, "_trueline_shape", None))
+    if whole is not None:
         return tuple(whole)
     shape, own = list(param.shape), mesh.of(param)
     for axis, (role, at) in enumerate(zip(own.roles, own.coordinates(), strict=True)):
@@ -297,7 +305,7 @@ def _shape(param: Tensor, mesh: Mesh) -> tuple[int, ...]:
 
 def _padded(shape: Sequence[int], mesh: Mesh) -> int:
     """Elements of a tensor once dimension 0 is padded to a multiple of the shards, as FSDP2 reduces it, or, where
-    shards are cut flat, all of it (ZeRO 3).
+    shards are cut flat, all of it (FSDP1, ZeRO 3).
     """
     shards = mesh.shards
     if shards == 1:
