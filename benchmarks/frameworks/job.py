@@ -89,7 +89,7 @@ class Job:
             for batch in loader:
                 held.append(batch)
                 if len(held) == self.micros:
-                    self._keep("batches", step, held)
+                    self.keep_batches(step, held)
                     yield held
                     held, step = [], step + 1
                     if step == self.steps:
@@ -106,6 +106,10 @@ class Job:
             whole = {name: tensor.detach().cpu().clone() for name, tensor in weights().items()}
             if self.rank == 0:
                 self._keep("weights", step, whole)
+
+    def keep_batches(self, step: int, micro_batches: list[dict[str, Tensor]]) -> None:
+        """Keep what this rank reads in ``step``."""
+        self._keep("batches", step, micro_batches)
 
     def end(self, weights: Mapping[str, Tensor], **said: Any) -> None:
         """Leave a digest of the final weights of this rank (whole or its own part), and what else is ``said``."""

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.frameworks.job import FAULTS
 from benchmarks.page import table
 
-FRAMEWORKS = ("ddp", "deepspeed", "deepspeed_hf", "megatron")
+FRAMEWORKS = ("ddp", "fsdp", "trainer", "accelerate", "lightning", "deepspeed", "deepspeed_hf", "megatron")
 
 TITLE = "Frameworks, with the real package"
 

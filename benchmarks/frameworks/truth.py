@@ -13,9 +13,11 @@ import torch
 from benchmarks.frameworks.job import LR, WORLD, loss_of, problem
 from torch import Tensor, nn
 
-TOLERANCES = {"fp32": 2e-5, "bf16": 3e-2, "fp16": 4e-3}
+TOLERANCES = {"each reduced": 3e-2, "fp32": 2e-5, "bf16": 3e-2, "fp16": 4e-3}
 """Relative: some units of rounding of the format in which the model computes (2**-24, 2**-8, 2**-11), times a few,
-since the roundings of a backward pass add up."""
+since the roundings of a backward pass add up. Where each micro-batch is reduced by itself, the norm of their sum is
+that of a sketch: off by 1/sqrt(2k) = 1.1 % on average, with the k = 4096 numbers of two groups (docs/maths.md).
+"""
 
 
 def differences(run: Any, kept: Path, *, steps: int, mode: str, truth: Truth | None = None) -> list[str]:
