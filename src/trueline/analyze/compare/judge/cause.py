@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trueline.analyze.compare.expect.propagation import is_swamped
 from trueline.analyze.compare.judge.argument_differences import Arguments, arguments_in_words, different_arguments
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import Compared
@@ -13,10 +14,16 @@ from trueline.analyze.compare.op_names import RANDOM, function_of
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The remaining reason for a call's difference, and the parameters or arguments that differ, as a text."""
+    """The remaining reason for a call's difference, and the parameters or arguments that differ, as a text.
+
+    ``by_statistics``: that inputs agree was not seen on their values or fingerprints. ``unknown`` are inputs that
+    could not be compared.
+    """
 
     reason: Literal["random", "parameters", "arguments", "backward", "computation"]
     different: str = ""
+    by_statistics: bool = False
+    unknown: tuple[str, ...] = ()
 
 
 def cause_of(step: Step, row: Compared) -> Cause:
@@ -30,7 +37,12 @@ def cause_of(step: Step, row: Compared) -> Cause:
     different = differing_arguments(step, row)
     if different:
         return Cause("arguments", arguments_in_words(different))
-    return Cause("backward" if value.site.phase == "bwd" else "computation")
+    inputs = _inputs(step, row)
+    return Cause(
+        "backward" if value.site.phase == "bwd" else "computation",
+        by_statistics=any(each.distance is not None and each.distance.how == "statistics" for each in inputs),
+        unknown=tuple(dict.fromkeys(str(value_of(each).site) for each in inputs if _is_unknown(each))),
+    )
 
 
 def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
@@ -39,9 +51,35 @@ def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
         "random": "it draws random numbers, and the two runs draw different ones.",
         "parameters": f"{agree}, but its weight {cause.different} does not.",
         "arguments": f"{agree}, but its arguments do not: {cause.different}.",
-        "backward": "its incoming gradient and its forward inputs agree, so its backward computation differs.",
-        "computation": "its inputs and arguments agree, so its computation differs.",
+        "backward": _computes_otherwise(cause, "incoming gradient and its forward inputs", "backward computation"),
+        "computation": _computes_otherwise(cause, "inputs and arguments", "computation"),
     }[cause.reason]
+
+
+def _computes_otherwise(cause: Cause, inputs: str, computation: str) -> str:
+    """``its inputs and arguments agree as far as statistics show, so probably its computation differs.``"""
+    extent = " as far as statistics show" if cause.by_statistics else ""
+    if cause.unknown:
+        but = f"{cause.unknown[0]}{' and others' if len(cause.unknown) > 1 else ''}, which cannot be compared"
+        return f"its {inputs} agree{extent}, but for {but}: that differs, or its {computation}."
+    return f"its {inputs} agree{extent}, so {'probably ' if extent else ''}its {computation} differs."
+
+
+def _inputs(step: Step, row: Compared) -> list[Compared]:
+    """The rows of what a value was computed from, each at its first sighting."""
+    sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
+    found: dict[int, Compared] = {}
+    for each in step.rows:
+        if each.root in sources and each.root is not None:
+            found.setdefault(each.root, each)
+    return list(found.values())
+
+
+def _is_unknown(row: Compared) -> bool:
+    """Whether nothing says that a value agrees with its twin: it has none, or its masks hide the rest."""
+    if row.mine is None or row.theirs is None or row.distance is None or row.judgement == "not-comparable":
+        return True
+    return row.distance.how == "statistics" and is_swamped(row.mine)
 
 
 def _differing_params(step: Step, row: Compared) -> list[str]:

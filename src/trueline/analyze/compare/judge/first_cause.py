@@ -528,10 +528,9 @@ def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
         return (_DO[cause.reason], seen)
     if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
         return (seen,)
-    return (
-        seen,
-        'Record the values of this call in both runs: put its name under names in the Plan, and depth = "tensor".',
-    )
+    record = 'Record the values of this call in both runs: put its name under names in the Plan, and depth = "tensor".'
+    decides = cause.by_statistics or cause.unknown
+    return (seen, f"{record} They show whether its inputs or its computation differ." if decides else record)
 
 
 def _by(row: Compared) -> str:

@@ -1,0 +1,14 @@
+"""What is said of the inputs of a call is what was measured of them."""
+
+from trueline.analyze.compare.judge.cause import Cause, in_words
+
+
+def test_the_sentence_claims_no_more_than_was_measured():
+    assert in_words(Cause("computation")) == "its inputs and arguments agree, so its computation differs."
+    assert in_words(Cause("computation", by_statistics=True)) == (
+        "its inputs and arguments agree as far as statistics show, so probably its computation differs."
+    )
+    assert in_words(Cause("backward", by_statistics=True, unknown=("0.0/r0/fwd/mul#0:in1",))) == (
+        "its incoming gradient and its forward inputs agree as far as statistics show, but for 0.0/r0/fwd/mul#0:in1, "
+        "which cannot be compared: that differs, or its backward computation."
+    )
