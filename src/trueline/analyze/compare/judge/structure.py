@@ -51,7 +51,7 @@ class Structure:
     def cause(self) -> Cause | None:
         """The difference that the first value beyond rounding, or the loss, comes from; None where there is none."""
         first = self.step.first
-        rows = [row for row in (first, self._result) if row is not None]
+        rows = [*self._results, *([] if first is None else [first])]
         found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
         if found is None or (first is not None and found.place > first.place):
             return None
@@ -83,11 +83,13 @@ class Structure:
         return row.place in self._reached and self._reached[row.place].difference is reach.difference
 
     @cached_property
-    def _result(self) -> Compared | None:
-        """The last value of the forward pass that was measured, where it differs, or rounding may explain too much."""
-        rows = (row for row in reversed(self.step.rows) if row.mine is not None and row.distance is not None)
-        last = next((row for row in rows if value_of(row).site.phase == "fwd"), None)
-        return last if last is not None and not _agrees(last) else None
+    def _results(self) -> list[Compared]:
+        """The last value of the forward pass that was measured of each micro-batch, where it differs, or rounding may
+        explain too much.
+        """
+        measured = (row for row in self.step.rows if row.mine is not None and row.distance is not None)
+        last = {value_of(row).site.micro: row for row in measured if value_of(row).site.phase == "fwd"}
+        return [row for row in last.values() if not _agrees(row)]
 
     @cached_property
     def _matched(self) -> list[tuple[Compared, Value, Seam | None]]:
@@ -175,14 +177,14 @@ class Structure:
         return found
 
     def _row(self, difference: GraphDifference) -> Compared:
-        """The row of the first call that only the run has, else that only the reference has, else of the seam. Of
-        several the one counts that takes what the other run hands on as it is, else one that takes anything.
+        """The row of the first call that only the run has, else that only the reference has, else of the seam. Of those
+        that the script makes outside of the model the one counts that takes what the other run hands on as it is.
         """
+        seam, graph = difference.seam, self.step.graph_diff
         for which, calls in enumerate((innermost(difference.mine), innermost(difference.theirs))):
             if calls:
-                seam, graph = difference.seam, self.step.graph_diff
-                taking = [call for call in calls if seam is not None and graph.takes_over(call, seam, which)]
-                call = next(iter([*taking, *(call for call in calls if call.ins), *calls]))
+                ours = [call for call in calls if seam is not None and not call.module]
+                call = next((call for call in ours if seam and graph.takes_over(call, seam, which)), calls[0])
                 return self._row_of((call.outs or call.values)[0], which)
         assert difference.seam is not None
         return self._row_of(difference.seam.mine, 0)
