@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Structure, agrees
-from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
 from trueline.analyze.recorded.step_values import Call
 
@@ -36,12 +36,14 @@ def cut_gradient(step: Step) -> CutGradient | None:
     params = list(_without_twin(step))
     first = step.first
     of_backward = first is not None and value_of(first).site.phase != "fwd"
+    rows = _first_gradients(step)
     if not params and not of_backward and not (first is None and step.rewired_rows):
-        return None
+        alike = {_place_of(row) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
+        rows = [row for row in rows if _is_another(row) and _place_of(row) in alike]
     if first is not None and not of_backward:
         return None
     structure = Structure(step)
-    for row in _first_gradients(step):
+    for row in rows:
         found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
         if found is not None:
             return CutGradient(*found, row, [value_of(each).site.name for each in params], _is_of_run(params))
@@ -60,6 +62,16 @@ def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] 
 
 def _is_of_run(params: list[Compared]) -> bool:
     return bool(params) and params[0].mine is not None
+
+
+def _place_of(row: Compared) -> tuple[int, str, int, str]:
+    site = value_of(row).site
+    return site.micro, site.name, site.call, site.slot
+
+
+def _is_another(row: Compared) -> bool:
+    """Whether a gradient is another one altogether, however little of it is left in those of parameters."""
+    return row.rewired and row.distance is not None and (row.distance.rel or 0.0) > COARSE_REL
 
 
 def _without_twin(step: Step) -> Iterator[Compared]:

@@ -105,6 +105,25 @@ def test_other_random_numbers_of_one_dtype_are_a_finding(tmp_path: Path) -> None
     assert "draws random numbers" in found.findings[0].claim
 
 
+class Halved(torch.autograd.Function):
+    """The same forwards, half the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] / 2
+
+
+def test_half_a_gradient_is_found_where_rounding_hides_it_in_those_of_parameters(tmp_path: Path) -> None:
+    run = with_part(lambda x: x + 0.01 * Halved.apply(x.sin()))
+    found = compared(tmp_path, run, with_part(lambda x: x + 0.01 * x.sin()), dtype=torch.bfloat16)
+    assert found.exit_code == 1
+    assert "only in RUN: `view_as`" in found.findings[0].claim
+
+
 # Order
 
 
