@@ -54,9 +54,9 @@ def watch(
     that which the optimizer counts, if its state was loaded before and has a count (that of Adam has, that of SGD has
     not), else the one after the last recorded. ``plan`` and ``trueline plan --set`` hold on.
 
-    ``model`` may be DDP, FSDP2 (``fully_shard``), a plain module whose gradients you average yourself, or one
-    process; call it on every rank, after wrapping. ``plan`` is a preset name, a TOML or JSON file, a dict or a
-    ``Plan``.
+    ``model`` may be DDP, FSDP2 (``fully_shard``), an engine of DeepSpeed, Megatron-core's DDP, a plain module whose
+    gradients you average yourself, or one process; call it on every rank, after wrapping. ``plan`` is a preset name, a
+    TOML or JSON file, a dict or a ``Plan``.
 
     With ``sinks`` or ``on_finding`` (both may stand in the plan) the Run is judged while it is written, by a process
     beside the first rank. A sink is ``"NAME:TARGET"``, or a function that is called with each ``Finding`` and each

@@ -53,7 +53,7 @@ def install(monkeypatch):
 def test_ours_are_registered_under_their_names(monkeypatch):
     found = adapters.installed_adapters()
     assert [module.__name__ for module in found] == [
-        REGISTERED[name] for name in ("ddp", "fsdp2", "sharded", "manual", "single")
+        REGISTERED[name] for name in ("deepspeed", "megatron", "ddp", "fsdp2", "sharded", "manual", "single")
     ]
     monkeypatch.setattr(adapters, "entry_points", lambda group: [])
     assert adapters.installed_adapters() == found, "run from its sources, without being installed"

@@ -95,8 +95,8 @@ class HookingAdapter:
 
 class AdapterModule(Protocol):
     """What an entry point of the group ``trueline.adapters`` names. Those with the higher precedence are asked first:
-    ours are DDP 30, FSDP2 20, tensor parallelism 15, several workers whose code reduces by itself 10, and one process
-    0, which fits anything.
+    ours are DeepSpeed 40, Megatron-core 35, DDP 30, FSDP2 20, tensor parallelism 15, several workers whose code reduces
+    by itself 10, and one process 0, which fits anything.
     """
 
     __name__: str
