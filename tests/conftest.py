@@ -23,8 +23,13 @@ settings.load_profile("trueline")
 
 ranks.PRELOADED += ("transformers.models.llama.modeling_llama",)  # seconds in each rank of the demo
 
-MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
-"""Reasons that count in continuous integration: what a machine without a GPU, or without root, cannot show."""
+TOO_LARGE = ("wandb", "mlflow", "lightning")
+"""Packages of hundreds of MB, or that bring dozens of others: their tests run where they are installed."""
+
+MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here", *(f"{name} is not installed" for name in TOO_LARGE))
+"""Reasons that count in continuous integration: what a machine without a GPU, without root, or without these packages
+cannot show.
+"""
 
 LONGEST_FIRST = (
     *("faults/test_gallery", "ranks/test_watch_changes_nothing", "docs/test_transcripts", "ranks/test_compare_ranks"),

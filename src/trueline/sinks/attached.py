@@ -45,6 +45,8 @@ def main() -> None:
     """Look until the job has ended, and once more."""
     settings = Settings(**json.loads(sys.stdin.readline()))
     os.nice(19)
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")  # a library that prints must not print into the pipe
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parent = os.getppid()
     ended = threading.Event()
     threading.Thread(target=_listen, args=(ended,), daemon=True).start()

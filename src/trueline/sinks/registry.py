@@ -78,7 +78,7 @@ def installed_sinks() -> dict[str, str]:
     return ours | installed
 
 
-OURS: tuple[str, ...] = ("jsonl", "tensorboard")
+OURS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow")
 
 
 def _example(name: str) -> str:

@@ -1,0 +1,62 @@
+"""Prometheus: ``prometheus:PORT`` serves ``/metrics`` on that port of the first rank's host while the job runs;
+``prometheus:FILE.prom`` writes a file for the textfile collector of node_exporter, which stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trueline.schema.finding import Finding
+from trueline.schema.live import Numbers
+
+LIBRARY = "prometheus_client"
+
+
+def open_sink(target: str, run: str) -> Prometheus:
+    """Serves or writes gauges. Raises ``OSError``."""
+    from prometheus_client import start_http_server
+
+    sink = Prometheus(run, file="" if target.isdecimal() else target)
+    if target.isdecimal():
+        start_http_server(int(target), registry=sink.registry)
+    return sink
+
+
+class Prometheus:
+    """The latest value of each series, and the number of findings by code and severity, all labelled with the Run."""
+
+    def __init__(self, run: str, *, file: str = "") -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
+        self.registry = CollectorRegistry()
+        self._run, self._file = run, file
+        self._make = lambda name, text: Gauge(name, text, ["run"], registry=self.registry)
+        self._gauges: dict[str, Any] = {}
+        self._found = Counter(
+            "trueline_findings", "findings reported", ["run", "code", "severity"], registry=self.registry
+        )
+
+    def numbers(self, several: Sequence[Numbers]) -> None:
+        """Set each gauge to its latest value, and ``trueline_step`` to the latest step."""
+        for each in several:
+            for name, value in (*each.values.items(), ("step", each.step)):
+                if name not in self._gauges:
+                    self._gauges[name] = self._make(f"trueline_{name}", f"{name}, of the latest step that has it")
+                self._gauges[name].labels(self._run).set(value)
+        self._save()
+
+    def finding(self, finding: Finding) -> None:
+        """Count it."""
+        self._found.labels(self._run, finding.code, finding.severity).inc()
+        self._save()
+
+    def close(self) -> None:
+        """The file, if there is one, stays."""
+        self._save()
+
+    def _save(self) -> None:
+        if self._file:
+            from prometheus_client import write_to_textfile
+
+            write_to_textfile(self._file, self.registry)
