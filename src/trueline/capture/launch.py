@@ -29,7 +29,7 @@ from trueline.capture.model.untraced import Hook
 from trueline.capture.model.world import all_come, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.step.updates import is_compiled
-from trueline.capture.watch import Watch
+from trueline.capture.watch import Watch, innermost
 from trueline.schema.errors import ResumeError, TruelineError
 
 _log = logging.getLogger("trueline")
@@ -52,12 +52,14 @@ def attach(watch: Callable[..., Watch]) -> None:
 class Attachment:
     """What this process has shown so far: optimizers, DDP modules, and at last a Watch of each model that is trained.
 
-    Further models write Runs inside the Run of the first (see ``trueline.watch``).
+    Further models write Runs inside the Run of the first (see ``trueline.watch``). ``given`` returns the arguments of
+    ``start``, in the process that trains.
     """
 
-    def __init__(self, start: Callable[..., Watch]) -> None:
+    def __init__(self, start: Callable[..., Watch], *, given: Callable[[], dict[str, Any]] = settings) -> None:
         self.watches: list[Watch] = []
         self._start = start
+        self._given = given
         self._failed = False
         self._optimizers: list[_Made] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
@@ -79,6 +81,12 @@ class Attachment:
         patches.module_call.add(self._at_call)
         register_optimizer_step_pre_hook(Hook(self._at_update))
         atexit.register(self._at_exit)
+
+    def know(self, optimizer: Any) -> None:
+        """Note an optimizer that may have been made before ``wait``, inside of what a framework wraps around it."""
+        inner = innermost(optimizer)
+        if isinstance(inner, torch.optim.Optimizer) and all(one.optimizer() is not inner for one in self._optimizers):
+            self._at_optimizer(inner)
 
     def _at_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         made = _Made(weakref.ref(optimizer), tuple(weakref.ref(param) for param in _held_by(optimizer)))
@@ -158,7 +166,7 @@ class Attachment:
         """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where
         it cannot hold this start as well (with fewer workers, say), another begins next to it.
         """
-        given = settings() | {"name": name_of_called(model)}
+        given = self._given() | {"name": name_of_called(model)}
         optimizers = self._training(model)
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restarts == "0":
@@ -183,7 +191,7 @@ class Attachment:
                 if one.trains({id(param) for param in model.parameters()}):
                     one.looked_for = LOOKED_FOR
             return None
-        given = settings() | {"out": first.run_path, "overwrite": False, "name": name}
+        given = self._given() | {"out": first.run_path, "overwrite": False, "name": name}
         given["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
         return self._start(model, self._training(model), **given)
 

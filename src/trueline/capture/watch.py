@@ -299,7 +299,7 @@ def _as_refs(
     if optimizer is None:
         return ()
     several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-    inner = [_innermost(one) for one in several]
+    inner = [innermost(one) for one in several]
     if all(isinstance(one, torch.optim.Optimizer) for one in inner):
         return tuple(weakref.ref(one) for one in inner)
     raise CaptureError(
@@ -307,7 +307,7 @@ def _as_refs(
     )
 
 
-def _innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Any) -> Any:
     """The optimizer whose step torch's hooks see, inside of those that Accelerate (which are optimizers too) and
     Lightning wrap around it, and of post-local SGD's, which was never constructed as an optimizer.
     """

@@ -1,0 +1,3 @@
+"""What frameworks call by themselves, so that a script need not be started with ``trueline run``. Each module imports
+its framework when it is imported, and passes on what that knows.
+"""
