@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from benchmarks.compare.corpus.verdict import CRASH, ELSEWHERE, EXACT, MODULE, NOWHERE, SILENT, UNDECIDED
@@ -26,7 +27,19 @@ def summary(results: Sequence[Result]) -> str:
         cells = [len(healthy), silent, _count(healthy, "alarm"), _count(healthy, UNDECIDED), _count(healthy, CRASH)]
         head = ["healthy pairs", "silent", "alarm", "cannot tell", "crash", "silent", "at least"]
         parts.append(table(head, [[*cells, *share(silent, len(healthy))]], right=range(len(head))))
+    parts += [f"Judged of {what}: {text}." for what, text in _judged(faults, healthy) if text]
     return "\n\n".join(parts)
+
+
+def _judged(faults: Sequence[Result], healthy: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """The least and the median share of values that were judged, of healthy pairs and of faults without a finding."""
+    for what, some in (("healthy pairs that were silent", healthy), ("faults that no finding names", faults)):
+        known = [each["judged"] for each in some if each["verdict"] in (SILENT, UNDECIDED) and each.get("judged")]
+        shares = {name: sorted(each[name] for each in known if name in each) for name in ("forward", "backward")}
+        yield (
+            what,
+            "; ".join(f"{name} {of[0]:.2f} or more, median {median(of):.2f}" for name, of in shares.items() if of),
+        )
 
 
 def _row(name: str, results: Sequence[Result]) -> list[Any]:

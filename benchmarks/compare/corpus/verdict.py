@@ -23,7 +23,9 @@ VERDICTS = (EXACT, MODULE, ELSEWHERE, NOWHERE, UNDECIDED, SILENT, CRASH)
 
 
 def said(run: Path, ref: Path, names: str = "") -> dict[str, Any]:
-    """Exit code, headline, and code, sites and claim of the leading finding."""
+    """Exit code, headline, and code, sites and claim of the leading finding; and the share (0-1) of the values of the
+    run that has fewer that were judged at the first step, as the exit code counts it.
+    """
     try:
         comparison = compare(run, ref, names=NameMap.load(names) if names else None)
     except CannotTell as error:
@@ -36,6 +38,11 @@ def said(run: Path, ref: Path, names: str = "") -> dict[str, Any]:
         "sites": [] if leading is None else list(_sites(comparison, leading)),
         "claim": "" if leading is None else f"{leading.claim} {leading.evidence}",
         "counts": dict(comparison.counts),
+        "judged": {
+            each.name: each.judged / max(min(each.values_of_run, each.values_of_ref), 1)
+            for each in comparison.judged.at_first_step
+            if each.name in ("forward", "backward")
+        },
     }
 
 
