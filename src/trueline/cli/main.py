@@ -20,6 +20,7 @@ from trueline.cli import (
     plugins,
     report,
     run,
+    schema,
     trial,
     verify,
 )
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, run, check, explain, compare, calibrate, report, info, verify, plan, gallery, plugins):
+for verb in (demo, run, check, explain, compare, calibrate, report, info, verify, plan, gallery, plugins, schema):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(import_.app, name="import")
 app.add_typer(trial.app, name="trial")

@@ -1,0 +1,22 @@
+"""`trueline schema`: the JSON Schema of a document."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(help="check (`check --json`), live (a line of the sink jsonl), plan (a plan file).")
+    ],
+) -> None:
+    """Print the JSON Schema (2020-12) of a document that Trueline prints or reads.
+
+    Example: trueline schema check > check.schema.json
+    """
+    from trueline.analyze.json_schemas import json_schema
+    from trueline.cli.json_document import print_document
+
+    print_document(json_schema(name))
