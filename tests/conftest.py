@@ -33,15 +33,16 @@ cannot show.
 
 LONGEST_FIRST = (
     *("faults/test_gallery", "ranks/test_watch_changes_nothing", "docs/test_transcripts", "ranks/test_compare_ranks"),
-    *("ranks/test_compiled_training", "unit/store/test_disk", "cli/test_run", "unit/store/test_records_crash"),
-    *("ranks/test_live_plan", "unit/store/test_property", "cli/test_demo", "unit/analyze/compare/test_compare"),
-    *("cli/test_run_ref", "ranks/test_compare_placements", "unit/analyze/compare/match/test_name_maps"),
-    *("ranks/test_shards", "cli/test_run_resume", "ranks/test_updates_apart", "unit/tensor/test_measure"),
-    *("unit/tensor/test_sketch", "unit/analyze/compare/judge/test_stored_values", "web/test_report"),
-    *("unit/store/test_verify", "unit/tensor/test_fingerprint", "cli/test_gallery", "ranks/test_pool"),
+    *("cli/test_run", "ranks/test_compiled_training", "unit/store/test_records_crash", "ranks/test_compare_placements"),
+    *("cli/test_demo", "ranks/test_live_plan", "unit/store/test_disk", "unit/analyze/compare/test_compare"),
+    *("unit/analyze/compare/match/test_name_maps", "ranks/test_shards", "unit/tensor/test_measure"),
+    *("unit/analyze/compare/judge/test_over_time", "unit/analyze/checks/test_dispersion_low"),
+    *("unit/analyze/checks/test_overflow_healthy_models", "cli/test_run_ref", "cli/test_run_resume"),
+    *("web/test_report", "unit/tensor/test_kernel_sanitized", "ranks/test_tensor_parallel"),
+    *("unit/analyze/workers/test_outliers", "unit/analyze/compare/judge/test_stored_values"),
 )
-"""Files of more than ten seconds, by what they take. Workers of pytest-xdist begin with them, so that none is left with
-a long one when the others have ended.
+"""Files of more than ten seconds of CPU time, all their processes counted, by what they take. Workers of pytest-xdist
+begin with them, so that none is left with a long one when the others have ended.
 """
 
 RanksOf = Callable[[int], Ranks]
