@@ -188,6 +188,12 @@ def _origin(row: Compared) -> str:
     return "update" if origin in ("call", "gradient") and value_of(row).site.phase == "opt" else origin
 
 
+_BEFORE_MODEL = (
+    "If the script computes this value before the model, call trueline.watch in the script before its loop: under "
+    "trueline run, calls before the very first forward pass are not recorded."
+)
+
+
 def _input_differs(found: Sequence[First]) -> Finding:
     """The finding on what no recorded call computed: data where the model itself, or code before it, takes it first; a
     buffer or a constant where a module inside of the model does.
@@ -201,7 +207,10 @@ def _input_differs(found: Sequence[First]) -> Finding:
         data = "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step"
         if value.kind != "module":
             data += "; and the constants that the script uses before the model, such as a schedule or a mean"
-        return _finding("input-differs", "error", claim, found[:1], next=(f"{data}.", command))
+        before = (each for each in step.alignment.mine.values if each.index < value.index)
+        seen = any(each.kind == "op" and not each.module and each.site.phase == "fwd" for each in before)
+        unseen = () if seen or value.kind != "module" else (_BEFORE_MODEL,)
+        return _finding("input-differs", "error", claim, found[:1], next=(f"{data}.", *unseen, command))
     buffer = _BUFFERS.get((value.function, value.site.slot))
     named = f"the buffer {value.module}.{buffer}" if buffer else f"a buffer or constant of {value.module}"
     taken = f"{named}, taken by {value.site}"
