@@ -50,6 +50,11 @@ class DeepSpeedAdapter(HookingAdapter):
         self.own = experts(engine.module)
         self._held: set[int] = set()
         self._micros = 1
+        if self.mesh.flat:
+            self.notes.append(
+                "ZeRO 3 pads what it gathers and scatters with memory that nothing has filled: in recorded steps these "
+                "collectives are left out."
+            )
         self._offloads = self._stage > 0 and bool(_setting(engine, "zero_offload_optimizer"))
         if self._offloads:
             self.notes.append(

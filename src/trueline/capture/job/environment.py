@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -96,18 +97,27 @@ def autocast_state() -> dict[str, Any]:
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Class and hyper-parameters per group, for the environment file."""
+def describe_optimizer(optimizer: torch.optim.Optimizer | None, held: Container[int]) -> dict[str, Any]:
+    """Class and hyper-parameters per group, for the environment file; ``held`` are the ``id`` of the model's
+    parameters.
+    """
     if optimizer is None:
         return {}
     return {
         "class": type(optimizer).__name__,
         "groups": [
             {key: plain_value(value) for key, value in group.items() if key != "params"}
-            | {"num_params": len(group["params"])}
+            | {"num_params": num_params(group, held)}
             for group in optimizer.param_groups
         ],
     }
+
+
+def num_params(group: Mapping[str, Any], held: Container[int]) -> int | None:
+    """How many parameters a group of an optimizer has; None where these are copies or parts of the model's own, of
+    which each rank may have another number (ZeRO, Megatron's distributed optimizer).
+    """
+    return len(group["params"]) if any(id(param) in held for param in group["params"]) else None
 
 
 def plain_value(value: Any) -> Any:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
 import xxhash
 
-from trueline.capture.job.environment import autocast_state, plain_value
+from trueline.capture.job.environment import autocast_state, num_params, plain_value
 from trueline.capture.model.patches import PatchedCall
 from trueline.capture.model.world import collectives_started
 from trueline.capture.probes.base import FactProbe, Moment, Step
@@ -135,10 +135,10 @@ class OptimizerProbe(FactProbe):
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``hyper_parameters``."""
-        return {} if step.optimizer is None else hyper_parameters(step.optimizer)
+        return {} if step.optimizer is None else hyper_parameters(step.optimizer, step.layout.index_of)
 
 
-def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def hyper_parameters(optimizer: torch.optim.Optimizer, held: Container[int]) -> dict[str, Any]:
     """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count
     as not measured: reading them would synchronise.
     """
@@ -148,7 +148,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         plain = {key: plain_value(value) for key, value in group.items() if key != "params"}
         rate = plain.get("lr")
         rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
-        facts.append((len(group["params"]), sorted(plain.items(), key=lambda item: item[0])))
+        facts.append((num_params(group, held), sorted(plain.items(), key=lambda item: item[0])))
     return {"lr": rates, "optimizer_digest": xxhash.xxh3_64_intdigest(repr(facts).encode())}
 
 

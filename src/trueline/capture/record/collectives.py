@@ -111,7 +111,7 @@ class Collectives:
             place = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
             group = dist.ProcessGroup.unbox(args[place])  # type: ignore[attr-defined]
             given, got = _sides(name, args, place=place, rank=group.rank())
-            if is_bookkeeping(frame, [x for _, x in given or got]):
+            if is_bookkeeping(frame, [x for _, x in given or got]) or _is_padded(frame):
                 return None
             bucket = self._buckets.of(group, given) if in_backward() else None
             text = self._described(op, args, place, group, bucket)
@@ -216,6 +216,7 @@ def _is_done(pending: _Pending) -> bool:
     return pending.work is not None and pending.work.is_completed()
 
 
+_PADS = ("deepspeed.runtime.zero.partition_parameters", "deepspeed.runtime.comm.coalesced_collectives")
 _PRE_FORWARD = getattr(getattr(nn.parallel.DistributedDataParallel, "_pre_forward", None), "__code__", None)
 """The function of DDP in which it cuts its buckets anew."""
 
@@ -272,6 +273,15 @@ def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
     if any(x.dtype is not torch.int32 for x in sent):
         return False
     return frame is None or frame.f_code is ENGINE or frame.f_code is _PRE_FORWARD
+
+
+def _is_padded(frame: FrameType | None) -> bool:
+    """Whether ZeRO 3 sends parameters or gradients, which it pads with memory that nothing has filled."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _PADS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _NoMemory(TorchDispatchMode):

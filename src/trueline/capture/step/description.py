@@ -54,7 +54,7 @@ class Description:
                 "apart": parameters.apart,
                 "changes": parameters.changes,
                 "lists": self._lists if len(self._lists) > 1 else [],
-                "optimizer": describe_optimizer(step.optimizer),
+                "optimizer": describe_optimizer(step.optimizer, layout.index_of),
                 "notes": list(notes),
             }
         )

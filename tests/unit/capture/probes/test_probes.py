@@ -223,15 +223,23 @@ def test_reading_the_streams_draws_nothing_and_sees_every_draw():
 
 def test_any_hyper_parameter_changes_the_digest():
     weight = [nn.Parameter(torch.ones(2))]
-    base = hyper_parameters(torch.optim.AdamW(weight, lr=0.1))
+    held = {id(weight[0])}
+    base = hyper_parameters(torch.optim.AdamW(weight, lr=0.1), held)
     assert base["lr"] == [0.1]
     others = [
         torch.optim.AdamW(weight, lr=0.1, weight_decay=0.2),
         torch.optim.AdamW(weight, lr=0.1, betas=(0.8, 0.99)),
         torch.optim.Adam(weight, lr=0.1, weight_decay=0.01),
     ]
-    digests_ = {hyper_parameters(other)["optimizer_digest"] for other in others} | {base["optimizer_digest"]}
+    digests_ = {hyper_parameters(other, held)["optimizer_digest"] for other in others} | {base["optimizer_digest"]}
     assert len(digests_) == 4
+
+
+def test_how_many_parts_an_optimizer_holds_is_the_rank_s_own():
+    parts = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    some, more = (torch.optim.AdamW(parts[:count], lr=0.1) for count in (2, 3))
+    assert hyper_parameters(some, ()) == hyper_parameters(more, ())
+    assert hyper_parameters(some, {id(parts[0])}) != hyper_parameters(more, {id(parts[0])})
 
 
 def test_groups_are_layers_and_stay_few():

@@ -136,7 +136,7 @@ def _has_all_parameters(run: Run) -> bool:
     first = [int(run.record_steps[0])]
     table = cast(Any, run).records(steps=first, ranks=[run.record_ranks[0]], columns=["phase", "name"], resolve=False)
     rows = zip(table["phase"].to_pylist(), table["name"].to_pylist(), strict=True)
-    return len({name for phase, name in rows if phase == "param"}) == sum(each.get(_COUNT, 0) for each in groups)
+    return len({name for phase, name in rows if phase == "param"}) == sum(each.get(_COUNT) or 0 for each in groups)
 
 
 def _flat(document: Any, prefix: str = "") -> dict[str, str]:
