@@ -16,7 +16,7 @@ MODES = (
     *(f"ZeRO {stage}, bf16, 2 micro-batches" for stage in range(4)),
 )
 
-LAUNCHERS = (["deepspeed", "--bind_cores_to_rank=False", "--num_accelerators", "3", "--module"],)
+LAUNCHERS = (["deepspeed", "--num_accelerators", "3", "--module"],)
 
 
 def train(job: Job) -> None:

@@ -40,8 +40,15 @@ def page(results: Mapping[str, Any]) -> str:
         for of in results.values()
         for mode, said in of["modes"].items()
     ]
-    absent = [f"- {name}: not tried, as it was not installed" for name in FRAMEWORKS if name not in results]
-    parts = [f"# {TITLE}", ABOUT, table(["framework", "mode", *COLUMNS], rows), *absent, *_grey(results), _how(results)]
+    absent = [f"- {name}: no result is kept" for name in FRAMEWORKS if name not in results]
+    parts = [
+        f"# {TITLE}",
+        ABOUT,
+        table(["framework", "mode", *COLUMNS], rows),
+        "\n".join(absent),
+        *_grey(results),
+        _how(results),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
