@@ -70,7 +70,7 @@ def _inputs(step: Step, row: Compared) -> list[Compared]:
     sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
     found: dict[int, Compared] = {}
     for each in step.rows:
-        if each.root in sources and each.root is not None:
+        if each.root in sources:
             found.setdefault(each.root, each)
     return list(found.values())
 
