@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trueline.capture.adapters import deepspeed
-from trueline.capture.model.layout import Apart, experts, make_layout
+from trueline.capture.model.layout import Apart, experts, in_shards, make_layout
 from trueline.capture.model.mesh import Mesh
 from trueline.capture.step import shared_columns
 from trueline.capture.step.shared_columns import Own
@@ -39,7 +39,7 @@ def test_shards_of_zero_3_have_the_sketch_of_the_whole_gradient():
     layouts = [zero3_layout(rank) for rank in range(WORLD)]
     whole = [(index, torch.randn(shape)) for index, shape in enumerate(layouts[0].shapes)]
     assert [tuple(g.shape) for _, g in whole] == [(70, 90), (70,), (5, 70), (5,)]
-    in_shards = [(index, deepspeed._in_shards(g, WORLD)) for index, g in whole]
+    in_shards = [(index, in_shards(g, WORLD)) for index, g in whole]
     all_of_it = layouts[0].sketcher.measure(in_shards)
     assert torch.allclose(all_of_it.norm2, torch.stack([g.double().square().sum() for _, g in whole]), rtol=1e-6)
     added = sum(
