@@ -39,11 +39,11 @@ def test_shards_of_zero_3_have_the_sketch_of_the_whole_gradient():
     layouts = [zero3_layout(rank) for rank in range(WORLD)]
     whole = [(index, torch.randn(shape)) for index, shape in enumerate(layouts[0].shapes)]
     assert [tuple(g.shape) for _, g in whole] == [(70, 90), (70,), (5, 70), (5,)]
-    in_shards = [(index, in_shards(g, WORLD)) for index, g in whole]
-    all_of_it = layouts[0].sketcher.measure(in_shards)
+    cut = [(index, in_shards(g, WORLD)) for index, g in whole]
+    all_of_it = layouts[0].sketcher.measure(cut)
     assert torch.allclose(all_of_it.norm2, torch.stack([g.double().square().sum() for _, g in whole]), rtol=1e-6)
     added = sum(
-        layout.sketcher.measure([(index, g_WC[rank]) for index, g_WC in in_shards], shard=rank).sketch
+        layout.sketcher.measure([(index, g_WC[rank]) for index, g_WC in cut], shard=rank).sketch
         for rank, layout in enumerate(layouts)
     )
     assert torch.allclose(added, all_of_it.sketch, atol=1e-4)
