@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,7 +38,8 @@ def reduce(model):
 
 
 def sample(rank, bad):
-    return torch.ones(3, 4) * (math.nan if bad and rank == BAD_RANK else 1.0)
+    """A batch as a loader gives it, which no recorded call has made."""
+    return torch.from_numpy(np.full((3, 4), math.nan if bad and rank == BAD_RANK else 1.0, np.float32))
 
 
 def gathered(rank, world_size, out):
@@ -78,11 +80,18 @@ def one_rank_records(rank, world_size, out):
 
 def broadcast(rank, world_size, out):
     def loss_of(model, bad):
-        scale = torch.full((4,), math.inf if bad and rank == BAD_RANK else 1.0)
+        scale = torch.from_numpy(np.full(4, math.inf if bad and rank == BAD_RANK else 1.0, np.float32))
         dist.broadcast(scale, BAD_RANK)
         return model(torch.ones(3, 4) * scale).square().mean()
 
     train(out, loss_of)
+
+
+def multiplied(rank, world_size, out):
+    def loss_of(model, bad):
+        return model(sample(rank, False) * (math.nan if bad and rank == BAD_RANK else 1.0)).square().mean()
+
+    train(out, loss_of, after_backward=reduce)
 
 
 def half_sum(rank, world_size, out):
@@ -117,6 +126,11 @@ def test_a_rank_that_has_run_more_calls_is_still_the_one_that_sent_it(two, tmp_p
 def test_a_value_that_is_sent_before_anything_is_recorded_is_named_at_the_collective(two, tmp_path):
     finding = finding_of(two, broadcast, tmp_path)
     assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/comm/broadcast#0:in0")
+
+
+def test_a_value_that_a_script_makes_before_the_model_is_named_where_it_is_made(two, tmp_path):
+    finding = finding_of(two, multiplied, tmp_path)
+    assert (finding.ranks, finding.sites[0]) == ((BAD_RANK,), "1.0/r1/fwd/mul#0:out0")
 
 
 def test_a_sum_of_finite_values_that_does_not_fit_is_the_collective_itself(two, tmp_path):

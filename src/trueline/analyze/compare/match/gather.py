@@ -6,7 +6,7 @@ Ranks that hold one model together are a *team*; teams share the batch, and so d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -96,7 +96,7 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
         team, member = teams[rank]
         order.begin(rank)
         seen: Counter[tuple[object, ...]] = Counter()
-        for value in updates.numbered(rank_step.values):
+        for value in updates.numbered(list(_without_preparation(rank_step.values))):
             key, micro = _key(value, seen, micros_apart=micros_apart, pieces=pieces)
             if micro is None:
                 continue
@@ -168,6 +168,26 @@ def _teams_by_manifest(run: Run, ranks: list[int]) -> dict[int, tuple[int, int]]
         f"one model together: the manifest names {own} as those whose gradients are averaged, and no activation is a "
         "DTensor. Compare with a run of the same ranks."
     )
+
+
+def _without_preparation(values: Sequence[Value]) -> Iterator[Value]:
+    """The values but for those of calls that prepare a micro-batch before the first module takes it: how a script
+    shares a batch out depends on how many ranks and micro-batches share it.
+    """
+    begins: dict[int, int] = {}
+    for value in values:
+        if value.site.phase == "fwd" and (value.kind == "module" or value.module):
+            begins.setdefault(value.site.micro, value.index)
+    left_out: set[int] = set()
+    seen: dict[int, int] = {}
+    for value in values:
+        site = value.site
+        if site.phase == "fwd" and value.kind == "op" and value.index < begins.get(site.micro, 0):
+            left_out.add(value.index)
+        elif value.root in left_out:
+            yield replace(value, root=seen.setdefault(value.root, value.index))
+        else:
+            yield value
 
 
 def _key(

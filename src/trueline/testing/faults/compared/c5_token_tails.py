@@ -32,6 +32,6 @@ def other_tails(ctx: EntryContext, faulty: bool) -> nn.Module:
     return language_model(ctx, batch=change)
 
 
-_fault = compared("C5", ("input-differs",), shows=samples_differ, site="/fwd/")
+_fault = compared("C5", ("input-differs|structure-differs",), shows=samples_differ, site="/fwd/")
 
 ENTRIES = (_fault("", "token tails differ", other_tails),)

@@ -48,7 +48,7 @@ def _share_of(loss: Tensor, *, faulty: bool) -> Tensor:
 _fault = compared(
     "S4",
     ("first-divergence|structure-differs",),
-    site="/bwd/cross_entropy#0:out0",
+    site="/fwd/div#0",
     reference=Reference(lambda ctx: accumulating(ctx, False)),
 )
 
