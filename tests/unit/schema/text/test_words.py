@@ -70,6 +70,7 @@ MANY = {
     "render/report/finding_row.py len(ranks) ranks",
     "schema/text/words.py len(ordered) steps",
     "schema/text/words.py len(whose) ranks",
+    "render/comparison/compare_story.py len(calls) modules",
 }
 """Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
 
@@ -145,7 +146,7 @@ def test_long_text_is_clipped_to_its_length() -> None:
 
 def test_no_sentence_has_doubled_punctuation_or_a_word_twice():
     broken = [(where, filled_in(node)) for where, node in templates() if BROKEN.search(filled_in(node))]
-    assert [each for each in broken if "default-src" not in each[1]] == []
+    assert [each for each in broken if not any(code in each[1] for code in ("default-src", "title="))] == []
 
 
 def test_every_count_that_may_be_one_agrees_with_its_noun():

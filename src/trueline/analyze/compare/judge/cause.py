@@ -20,7 +20,7 @@ class Cause:
     could not be compared.
     """
 
-    reason: Literal["random", "parameters", "arguments", "backward", "computation"]
+    reason: Literal["random", "parameters", "arguments", "received", "backward", "computation"]
     different: str = ""
     by_statistics: bool = False
     unknown: tuple[str, ...] = ()
@@ -38,8 +38,9 @@ def cause_of(step: Step, row: Compared) -> Cause:
     if different:
         return Cause("arguments", arguments_in_words(different))
     inputs = _inputs(step, row)
+    backward = "received" if value.returned else "backward"
     return Cause(
-        "backward" if value.site.phase == "bwd" else "computation",
+        backward if value.site.phase == "bwd" else "computation",
         by_statistics=any(each.distance is not None and each.distance.how == "statistics" for each in inputs),
         unknown=tuple(dict.fromkeys(str(value_of(each).site) for each in inputs if _is_unknown(each))),
     )
@@ -51,6 +52,7 @@ def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
         "random": "it draws random numbers, and the two runs draw different ones.",
         "parameters": f"{agree}, but its weight {cause.different} does not.",
         "arguments": f"{agree}, but its arguments do not: {cause.different}.",
+        "received": _changed_on_its_way(cause),
         "backward": _computes_otherwise(cause, "incoming gradient and its forward inputs", "backward computation"),
         "computation": _computes_otherwise(cause, "inputs and arguments", "computation"),
     }[cause.reason]
@@ -63,6 +65,18 @@ def _computes_otherwise(cause: Cause, inputs: str, computation: str) -> str:
         but = f"{cause.unknown[0]}{' and others' if len(cause.unknown) > 1 else ''}, which cannot be compared"
         return f"its {inputs} agree{extent}, but for {but}: that differs, or its {computation}."
     return f"its {inputs} agree{extent}, so {'probably ' if extent else ''}its {computation} differs."
+
+
+def _changed_on_its_way(cause: Cause) -> str:
+    """Of the gradient of what a call returned, which is the sum of those that the calls after it have made."""
+    if cause.unknown or cause.by_statistics:
+        return (
+            "the gradients that add up to it agree as far as they were recorded, so probably a hook on this tensor, or "
+            "a call that was not recorded, changes it."
+        )
+    return (
+        "the gradients that add up to it agree, so a hook on this tensor, or a call that was not recorded, changes it."
+    )
 
 
 def _inputs(step: Step, row: Compared) -> list[Compared]:

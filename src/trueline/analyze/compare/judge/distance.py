@@ -98,6 +98,12 @@ class Distance:
     reordered: bool = False
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def size_text(self) -> str:
+        """``about 0.02 of its norm``: an estimate, unless values were stored; without projections rather too low."""
+        how = "" if self.how == "tensor" else "at least about " if self.most_rel is None else "about "
+        return f"{how}{self.rel or 0.0:.2g} of its norm"
+
 
 def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Distance:
     """The distance from fingerprints and statistics; ``rows`` is n over the length of the last dim.

@@ -18,7 +18,7 @@ from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Cause as StructureCause
 from trueline.analyze.compare.judge.structure import Structure, innermost
 from trueline.analyze.compare.judge.structure_text import difference_in_words
-from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared
+from trueline.analyze.compare.judge.value_judgement import LIMIT, NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.finding import SEVERITIES, Finding
@@ -246,6 +246,8 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
         f"reference at step {step.step}, before any update that was compared: {named_some(names)}, {_by(first)}."
     )
     load = "Load the same checkpoint into both runs, or seed both before the model is made."
+    if 2 * len(names) < num_params:
+        load = "Look for what writes to these parameters after the model is made or loaded: the others are equal."
     return [_finding("weight-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(load,))]
 
 
@@ -422,9 +424,11 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     if not unmatched:
         return []
     reasons = Counter(row.note for _, row in unmatched)
-    most_common = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+    most_common = [f"{count:,} {reason}" for reason, count in reasons.most_common(3)]
+    if rest := len(unmatched) - sum(count for _, count in reasons.most_common(3)):
+        most_common.append(f"{rest:,} for other reasons")
     has = "has" if len(unmatched) == 1 else "have"
-    claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {most_common}."
+    claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {'; '.join(most_common)}."
     params = [found for found in unmatched if value_of(found[1]).site.phase == "param"]
     if params:
         names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
@@ -495,7 +499,8 @@ def _explained(steps: Sequence[Step]) -> list[Finding]:
     differ = f"{counted(len(within), 'value')} {'differs' if len(within) == 1 else 'differ'}"
     claim = (
         f"Rounding explains every difference that could be judged: {differ}, by at most "
-        f"{largest[1].times or 0.0:.2g} times what is expected, at {value_of(largest[1]).site}."
+        f"{largest[1].times or 0.0:.2g} times what is expected, at {value_of(largest[1]).site}. Up to "
+        f"{LIMIT['tensor']:.0f} times, or {LIMIT['statistics']:.0f} where it is measured less well, counts as rounding."
     )
     return [_finding("explained-by-rounding", "info", claim, [largest])]
 
@@ -554,14 +559,14 @@ def _by(row: Compared) -> str:
         return "in the order of its numbers, which are the same as far as statistics show"
     times = row.times
     factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
-    least = "" if row.distance.how == "tensor" else "at least about "
-    return f"by {least}{row.distance.rel:.2g} of its norm{factor}"
+    return f"by {row.distance.size_text}{factor}"
 
 
 _DO = {
     "random": "Seed both runs equally and turn dropout off: trueline.seed_all(1234, dropout=False).",
     "parameters": "Load the same checkpoint into both runs, then compare again.",
     "arguments": "Make the arguments the same, then compare again.",
+    "received": "Look for register_hook, or an autograd function of your own, on this tensor in either run.",
 }
 
 _FINDING_OF = {

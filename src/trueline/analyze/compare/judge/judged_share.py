@@ -124,7 +124,7 @@ def incomparable(steps: Sequence[Step]) -> list[str]:
                 found.setdefault(
                     "decided",
                     f"{value.site} decides otherwise than in the reference, by inputs that rounding may have moved. "
-                    "That is no fault, and what follows from it cannot be judged.",
+                    "That alone is no fault, and what follows from it cannot be judged.",
                 )
     return list(found.values())
 
@@ -133,8 +133,8 @@ def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple
     """Calls of the forward pass that one run makes and the other does not, each once however often it is made, in the
     order of execution; ``rows`` have the lines of code. Calls inside a module that is listed are left out.
     """
-    lines = {row.site or row.ref_site: row.where for row in rows if row.site is None or row.ref_site is None}
-    found: dict[tuple[bool, str], OneSidedCall] = {}
+    lines = {(row.site, row.ref_site): row.where for row in rows if row.site is None or row.ref_site is None}
+    found: dict[tuple[bool, str, str], OneSidedCall] = {}
     for step in steps:
         listed: dict[bool, list[str]] = {True: [], False: []}
         for mine, theirs in step.alignment.calls:
@@ -144,10 +144,11 @@ def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple
             in_reference, site = mine is None, str(call.first.site)
             if call.first.kind == "module":
                 listed[in_reference].append(call.name)
-            key = in_reference, call.name
+            where = lines.get((None, site) if in_reference else (site, None), "")
+            key = in_reference, call.name, where
             known = found.get(key)
             num = 1 if known is None else known.num + 1
-            first = known or OneSidedCall(in_reference, site, call.name, lines.get(site, ""), num)
+            first = known or OneSidedCall(in_reference, site, call.name, where, num)
             found[key] = OneSidedCall(in_reference, first.site, call.name, first.where, num)
     return tuple(found.values())
 

@@ -171,9 +171,11 @@ def _on_first_step(step: int, run: Curve, ref: Curve) -> list[str]:
     rel = _gap(run[step], ref[step])
     if step or rel <= FIRST_STEP:
         return []
+    times = rel >= 1 and ref[step]
+    differs = f"is {run[step] / ref[step]:.4g} times the reference's" if times else f"differs by {rel:.2g} of it"
     return [
-        f"The mean loss of all ranks already differs by {rel:.2%} at step 0. Nothing has been learned by then, so this "
-        "is not chaos: the computation, the samples or the weights differ."
+        f"The loss that is trained, mean over ranks, {differs} at step 0 already. No update has gone before, so chaos "
+        "has not made it: the computation, the samples, the weights or the scale of the loss differ."
     ]
 
 

@@ -112,7 +112,7 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
     same = [each for each in changes if (each.at, each.in_reference) == (first.at, first.in_reference)]
     names = list(dict.fromkeys(each.name for each in same))
     where = ("in the reference", "in the run") if first.in_reference else ("in the run", "in the reference")
-    by = "NaN or infinities came or went" if first.rel is None else f"by at least about {first.rel:.2g} of its norm"
+    by = "NaN or infinities came or went" if first.rel is None else f"by about {first.rel:.2g} of its norm"
     claim = (
         f"{counted(len(names), 'parameter')} changed between the update of step {step.step - 1} and step {step.step} "
         f"{where[0]} and not {where[1]}: {named_some(names)}, {by}."
@@ -137,10 +137,11 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
 def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Finding:
     value, why, at = value_of(row), _why(step, row), step.frame(value_of(row))
     measured = row.distance.rel if row.distance is not None else None
+    by = "" if row.distance is None else f"by {row.distance.size_text}"
     times = "" if row.times is None else f", {row.times:.3g} times what earlier steps predict"
     claim = (
         f"{value.site} ({value.api or value.kind}{', ' + at if at else ''}) departs from its own history: it differs "
-        f"by at least about {measured or 0.0:.2g} of its norm{times}; {why}"
+        f"{by}{times}; {why}"
     )
     return Finding(
         code="first-divergence",

@@ -12,3 +12,5 @@ def test_the_sentence_claims_no_more_than_was_measured():
         "its incoming gradient and its forward inputs agree as far as statistics show, but for 0.0/r0/fwd/mul#0:in1, "
         "which cannot be compared: that differs, or its backward computation."
     )
+    assert in_words(Cause("received")).startswith("the gradients that add up to it agree, so a hook on this tensor")
+    assert "as far as they were recorded, so probably a hook" in in_words(Cause("received", by_statistics=True))

@@ -50,6 +50,22 @@ def test_what_only_one_run_has_is_not_judged_and_its_call_is_named() -> None:
     assert (other.in_reference, other.num) == (True, 2)
 
 
+def test_calls_of_each_run_alone_have_their_own_line_where_both_have_one_site() -> None:
+    one, other = chain("run"), chain("ref")
+    one.call("m.sub.sin", "torch.sin", [np.ones(3, np.float32)], np.ones(4, np.float32))
+    other.call("m.sub.sin", "torch.sin", [np.ones((5, 7), np.float32)], np.ones((5, 7), np.float32))
+    site = "0.0/r0/fwd/m.sub.sin#0:in0"
+    rows: Any = [
+        SimpleNamespace(site=site, ref_site=None, where="run.py:1"),
+        SimpleNamespace(site=None, ref_site=site, where="ref.py:2"),
+    ]
+    step = judged_step(one, other)
+    lone = [(call, None) for call in step.alignment.mine.calls() if call.op == "sin"]
+    lone += [(None, call) for call in step.alignment.theirs.calls() if call.op == "sin"]
+    found = one_sided_calls([cast(Any, SimpleNamespace(alignment=SimpleNamespace(calls=lone)))], rows)
+    assert [(call.in_reference, call.where) for call in found] == [(False, "run.py:1"), (True, "ref.py:2")]
+
+
 def coarse(step: Step, num: int) -> Step:
     """Of the gradients ``num`` differ, and rounding may explain as much as the whole value."""
     rows = list(step.rows)

@@ -122,7 +122,7 @@ def test_without_such_runs_only_the_growth_is_told() -> None:
 
 def test_a_first_step_that_is_far_off_is_no_chaos() -> None:
     _, (note,) = judge_losses({0: 1.02}, {0: 1.0}, None, has_errors=False)
-    assert note.startswith("The mean loss of all ranks already differs by 2.00% at step 0.")
+    assert note.startswith("The loss that is trained, mean over ranks, differs by 0.02 of it at step 0 already.")
     assert judge_losses({0: 1.005}, {0: 1.0}, None, has_errors=False) == ([], [])
     assert judge_losses({5: 1.5}, {5: 1.0}, None, has_errors=False) == ([], [])
 
