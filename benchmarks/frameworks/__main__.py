@@ -33,11 +33,11 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="run nothing; write the page of the results that there are")
     chosen = parser.parse_args()
     for name in () if chosen.page else chosen.name or FRAMEWORKS:
-        module: Any = importlib.import_module(f"benchmarks.frameworks.{name}")
         try:
+            module: Any = importlib.import_module(f"benchmarks.frameworks.{name}")
             version = importlib.metadata.version(module.PACKAGE)
-        except importlib.metadata.PackageNotFoundError:
-            print(f"{name}: {module.PACKAGE} is not installed", file=sys.stderr)
+        except ModuleNotFoundError as missing:
+            print(f"{name}: {missing.name} is not installed", file=sys.stderr)
             continue
         preload(*getattr(module, "IMPORTS", (module.PACKAGE,)))
         about = {"version": f"{module.PACKAGE} {version}", "facts": facts(f"python -m benchmarks.frameworks {name}")}

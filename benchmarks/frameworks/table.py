@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.frameworks.job import FAULTS
@@ -85,6 +86,7 @@ def _how(results: Mapping[str, Any]) -> str:
     lines = ["## When and where", ""]
     for name, of in results.items():
         now = of["facts"]
-        about = (importlib.import_module(f"benchmarks.frameworks.{name}").__doc__ or "").splitlines()[0]
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        about = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
         lines.append(f"- {about} `{now['command']}`, {now['machine']}, commit {now['commit']}, {now['date']}")
     return "\n".join(lines)
