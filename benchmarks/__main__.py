@@ -1,10 +1,10 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
-    python -m benchmarks compare recording durability gallery frameworks
+    python -m benchmarks compare recording durability gallery gpt2 frameworks
 
 The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'; the last
-takes the frameworks that are installed.
+takes the frameworks that are installed. GPT-2 needs transformers.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
-NAMED = ("compare", "recording", "durability", "gallery", "frameworks")
+NAMED = ("compare", "recording", "durability", "gallery", "gpt2", "frameworks")
 
 
 def main() -> None:

@@ -240,6 +240,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare": partial(measured, "compare"),
     "paper": partial(measured, "paper"),
     "frameworks": partial(measured, "frameworks"),
+    "gpt2": partial(measured, "gpt2"),
     "judgement": partial(measured, "judgement"),
     "rounding": partial(measured, "rounding"),
     "spikes": partial(measured, "spikes"),
