@@ -22,10 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
+from trueline.capture.adapters.manual import first_hook
 from trueline.capture.model import patches
 from trueline.capture.model.layout import deepspeed_engine, experts, in_shards, is_engine, unwrap
 from trueline.capture.model.mesh import Mesh, workers_in
-from trueline.capture.model.untraced import Hook, skipped, untraced
+from trueline.capture.model.untraced import skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 40
@@ -70,7 +71,7 @@ class DeepSpeedAdapter(HookingAdapter):
         patches.backward.add(self._at_backward)
         for param in probe.layout.params:
             if param.requires_grad:
-                self.handles.append(_first_hook(param, self._look))
+                self.handles.append(first_hook(param, self._look))
 
     def reduction(self) -> Reduction:
         """DeepSpeed's own, in the dtype in which it communicates: a division, a sum, and the sum of micro-batches."""
@@ -172,15 +173,6 @@ def _mesh(engine: Any, workers: Mesh, stage: int) -> Mesh:
     """Replicas, but with ZeRO 3 shards: each rank holds a part of each parameter."""
     cut = stage == 3 and any(hasattr(param, "ds_tensor") for param in engine.module.parameters())
     return replace(workers, roles=("shard",), flat=True) if cut and len(workers.members) > 1 else workers
-
-
-def _first_hook(param: nn.Parameter, look: Callable[[Tensor], None]) -> Any:
-    """A hook in front of DeepSpeed's own, which takes the gradient away."""
-    handle = param.register_post_accumulate_grad_hook(Hook(look))
-    hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
-    if hooks is not None and len(hooks) > 1:
-        hooks.move_to_end(next(reversed(hooks)), last=False)
-    return handle
 
 
 def _scale(optimizer: Any) -> float | Tensor | None:

@@ -44,11 +44,17 @@ def watch_accumulation(
     for param in probe.layout.params if only is None else [probe.layout.params[index] for index in only]:
         if not param.requires_grad:  # frozen for now: it has no gradient, and takes no hook
             continue
-        handles.append(param.register_post_accumulate_grad_hook(Hook(look)))
-        hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
-        if hooks is not None and len(hooks) > 1:
-            hooks.move_to_end(next(reversed(hooks)), last=False)
+        handles.append(first_hook(param, look))
     return handles
+
+
+def first_hook(param: Tensor, look: Callable[[Tensor], None]) -> Any:
+    """The handle of a ``post_accumulate_grad`` hook in front of all others, which may take the gradient away."""
+    handle = param.register_post_accumulate_grad_hook(Hook(look))
+    hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
+    if hooks is not None and len(hooks) > 1:
+        hooks.move_to_end(next(reversed(hooks)), last=False)
+    return handle
 
 
 class ManualAdapter(HookingAdapter):

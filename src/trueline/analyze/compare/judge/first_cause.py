@@ -424,8 +424,9 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
     if not unmatched:
         return []
     reasons = Counter(row.note for _, row in unmatched)
-    most_common = [f"{count:,} {reason}" for reason, count in reasons.most_common(3)]
-    if rest := len(unmatched) - sum(count for _, count in reasons.most_common(3)):
+    named = reasons.most_common(3)
+    most_common = [f"{count:,} {reason}" for reason, count in named]
+    if rest := len(unmatched) - sum(count for _, count in named):
         most_common.append(f"{rest:,} for other reasons")
     has = "has" if len(unmatched) == 1 else "have"
     claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {'; '.join(most_common)}."

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE
 from trueline.analyze.compare.judge.step import Step, value_of
@@ -146,10 +146,8 @@ def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple
                 listed[in_reference].append(call.name)
             where = lines.get((None, site) if in_reference else (site, None), "")
             key = in_reference, call.name, where
-            known = found.get(key)
-            num = 1 if known is None else known.num + 1
-            first = known or OneSidedCall(in_reference, site, call.name, where, num)
-            found[key] = OneSidedCall(in_reference, first.site, call.name, first.where, num)
+            known = found.get(key) or OneSidedCall(in_reference, site, call.name, where, 0)
+            found[key] = replace(known, num=known.num + 1)
     return tuple(found.values())
 
 

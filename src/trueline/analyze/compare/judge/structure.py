@@ -16,9 +16,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.analyze.compare.judge.judged_share import COARSE_REL
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of
