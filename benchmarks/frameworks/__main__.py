@@ -65,7 +65,8 @@ def _keep(name: str, mode: str, cell: dict[str, str], said: dict[str, Any], abou
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     modes = kept.get("modes", {}) if kept.get("version") == about["version"] else {}
     before = modes.get(mode, {"cells": {}})
-    modes[mode] = {**before, **said, "cells": before["cells"] | cell}
+    when = before.get("when", {}) | dict.fromkeys(cell, f"commit {about['facts']['commit']}, {about['facts']['date']}")
+    modes[mode] = {**before, **said, "cells": before["cells"] | cell, "when": when}
     file.write_text(json.dumps({**about, "modes": modes}, indent=1) + "\n", encoding="utf-8")
 
 

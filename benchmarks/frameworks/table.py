@@ -88,5 +88,6 @@ def _how(results: Mapping[str, Any]) -> str:
         now = of["facts"]
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         about = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
-        lines.append(f"- {about} `{now['command']}`, {now['machine']}, commit {now['commit']}, {now['date']}")
+        when = dict.fromkeys(each for tried in of["modes"].values() for each in tried["when"].values())
+        lines.append(f"- {about} `{now['command']}`, {now['machine']}, {'; '.join(when)}")
     return "\n".join(lines)
