@@ -1,4 +1,4 @@
-"""Lightning's Trainer with its DDP and FSDP strategies."""
+"""Lightning's Trainer with its DDP, FSDP (FSDP1) and model-parallel (FSDP2) strategies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any
 
 import lightning
 import torch
-from benchmarks.frameworks.fsdp import whole
+from benchmarks.frameworks.fsdp import sharded, whole
 from benchmarks.frameworks.job import WORLD, Job
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 
 PACKAGE = "lightning"
 
-MODES = ("DDP", "DDP, 2 micro-batches", "DDP, manual optimization")
+MODES = ("DDP", "DDP, 2 micro-batches", "DDP, manual optimization", "FSDP1", "FSDP1, 2 micro-batches", "FSDP2")
+
+
+class OnCpu(FSDPStrategy):
+    """Lightning has FSDP1 for GPUs only: it refuses ``FSDPStrategy`` itself with another accelerator."""
 
 
 class Module(lightning.LightningModule):
@@ -27,12 +32,23 @@ class Module(lightning.LightningModule):
         self.held: list[dict[str, Tensor]] = []
         self.automatic_optimization = "manual" not in job.mode
 
+    def configure_model(self) -> None:
+        if "FSDP" in self.job.mode:
+            self.model = sharded(self.model, self.job.mode.split(",")[0])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=self.job.lr)
 
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, gathered on every rank where they are cut."""
+        return {name: weight.detach() for name, weight in whole(self.model).items()}
+
+    def on_train_end(self) -> None:
+        self.job.end(self.weights())
+
     def training_step(self, batch: Any, index: int) -> Tensor | None:
         if not self.held:
-            self.job.keep(self.global_step, lambda: whole(self.model))
+            self.job.keep(self.global_step, self.weights)
         self.held.append(batch)
         if len(self.held) == self.job.micros:
             self.job.keep_batches(self.global_step, self.held)
@@ -47,6 +63,13 @@ class Module(lightning.LightningModule):
         return None
 
 
+def strategy(job: Job) -> str | Strategy:
+    """What the mode asks for."""
+    if "FSDP1" in job.mode:
+        return OnCpu()
+    return ModelParallelStrategy(data_parallel_size=WORLD, tensor_parallel_size=1) if "FSDP2" in job.mode else "ddp"
+
+
 def train(job: Job) -> None:
     """Fit for as many steps as the job has."""
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -55,7 +78,7 @@ def train(job: Job) -> None:
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=WORLD,
-        strategy="ddp",
+        strategy=strategy(job),
         plugins=[TorchElasticEnvironment()],
         max_steps=job.steps,
         accumulate_grad_batches=job.micros,
@@ -66,4 +89,3 @@ def train(job: Job) -> None:
         enable_model_summary=False,
     )
     trainer.fit(module, job.loader())
-    job.end(module.model.state_dict())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
-import torch
+from benchmarks.frameworks.accelerate import sharding_on_cpu, weights_of
 from benchmarks.frameworks.job import Job
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -12,7 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 PACKAGE = "transformers"
 
-MODES = ("DDP", "DDP, 2 micro-batches")
+MODES = ("DDP", "DDP, 2 micro-batches", "FSDP1", "FSDP2")
 
 
 class WithLoss(nn.Module):
@@ -38,9 +40,9 @@ class Keeping(Trainer):
         return self.job.loader() if self.job.fault else super().get_train_dataloader()
 
     def training_step(self, model: nn.Module, inputs: Any, *rest: Any) -> Tensor:
-        step, weights = self.state.global_step, self.model.model  # type: ignore[union-attr]
+        step = self.state.global_step
         if not self.held:
-            self.job.keep(step, weights.state_dict)
+            self.job.keep(step, lambda: _inner(model))
         self.held.append(dict(inputs))
         if len(self.held) == self.job.micros:
             self.job.keep_batches(step, self.held)
@@ -50,19 +52,31 @@ class Keeping(Trainer):
 
 def train(job: Job) -> None:
     """Train with the usual arguments."""
-    model = WithLoss(job)
-    arguments = TrainingArguments(
-        output_dir=f"{job.out}-trainer",
-        use_cpu=True,
-        per_device_train_batch_size=job.batch_size,
-        gradient_accumulation_steps=job.micros,
-        learning_rate=job.lr,
-        lr_scheduler_type="constant",
-        max_steps=job.steps,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        logging_strategy="no",
-    )
-    Keeping(job, model=model, args=arguments, train_dataset=job.dataset()).train()
-    job.end({name: torch.Tensor(weight) for name, weight in model.model.state_dict().items()})
+    model, cut = WithLoss(job), {}
+    if "FSDP" in job.mode:
+        layer = type(model.model.blocks[0]).__name__  # type: ignore[index, union-attr]
+        version = int(job.mode.split("FSDP")[1][0])
+        settings = {"version": version, "transformer_layer_cls_to_wrap": [layer], "sync_module_states": False}
+        cut = {"fsdp": True, "fsdp_config": settings}
+    with sharding_on_cpu() if cut else contextlib.nullcontext():
+        arguments = TrainingArguments(
+            output_dir=f"{job.out}-trainer",
+            use_cpu=True,
+            per_device_train_batch_size=job.batch_size,
+            gradient_accumulation_steps=job.micros,
+            learning_rate=job.lr,
+            lr_scheduler_type="constant",
+            max_steps=job.steps,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            logging_strategy="no",
+            **cut,
+        )
+        trainer = Keeping(job, model=model, args=arguments, train_dataset=job.dataset())
+        trainer.train()
+    job.end(_inner(trainer.model_wrapped))
+
+
+def _inner(model: Any) -> Mapping[str, Tensor]:
+    return {name.removeprefix("model."): weight.detach() for name, weight in weights_of(model).items()}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 STEPS, WORLD = 3, 2
-KINDS = ("ddp", "ddp taken", "fsdp2", "fsdp1", "fsdp1 original", "manual", "manual clipped")
+KINDS = ("ddp", "ddp inside", "ddp hidden", "ddp taken", "fsdp2", "fsdp1", "fsdp1 original", "manual", "manual clipped")
 
 
 def make_model():
@@ -41,7 +41,8 @@ def train(rank, world, kind, out, micros, no_sync):
         for micro in range(micros):
             x, y = batch(rank, step, micro)
             with hold(model, kind) if no_sync and micro + 1 < micros else contextlib.nullcontext():
-                nn.functional.cross_entropy(model(x), y).backward()
+                backward(model, kind, x, y)
+        assert not any(param._backward_hooks for param in model.parameters())
         if kind.startswith("manual"):
             for param in model.parameters():
                 dist.all_reduce(param.grad)
@@ -54,8 +55,37 @@ def train(rank, world, kind, out, micros, no_sync):
     return truths
 
 
+class Inside(nn.Sequential):
+    """Calls backward before it returns, as Lightning does with a whole training step ("manual optimization")."""
+
+    def forward(self, x, y, ddp):
+        if ddp.require_backward_grad_sync:
+            ddp.reducer.prepare_for_backward([])
+        nn.functional.cross_entropy(super().forward(x), y).backward()
+        ddp.require_backward_grad_sync = False  # else DDP prepares for another
+
+
+class Hidden(nn.Sequential):
+    """Returns what nobody finds a tensor in."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return lambda: out
+
+
+def backward(model, kind, x, y):
+    if kind == "ddp inside":
+        reduces = model.require_backward_grad_sync
+        model(x, y, model)
+        model.require_backward_grad_sync = reduces
+    else:
+        out = model(x)
+        nn.functional.cross_entropy(out() if kind == "ddp hidden" else out, y).backward()
+
+
 def wrap(model, kind):
     if kind.startswith("ddp"):
+        model.__class__ = {"ddp inside": Inside, "ddp hidden": Hidden}.get(kind, nn.Sequential)
         ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
         if kind == "ddp taken":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -2,9 +2,11 @@
 
 DDP reduces copies of the gradients, in its buckets, and writes the means back into ``.grad`` in a callback that the
 engine runs when backward is done. Callbacks run in the order in which they were queued; ours is queued at the first
-gradient of backward, that of the module's output, and so finds the worker's own gradients in ``.grad`` still. Nothing
-is registered with DDP: its hooks, buckets and kernels are what they are without Trueline. Not so with
-``gradient_as_bucket_view``, where ``.grad`` is the bucket.
+gradient of backward, that of the module's output, and so finds the worker's own gradients in ``.grad`` still. Where
+backward runs before the module has an output (Lightning's manual optimization calls a whole training step inside of
+it), or the output has no tensors, the first gradient of a parameter is looked for. Nothing is registered with DDP: its
+hooks, buckets and kernels are what they are without Trueline. Not so with ``gradient_as_bucket_view``, where ``.grad``
+is the bucket.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard
+from trueline.capture.model import patches
 from trueline.capture.model.outputs import differentiable
-from trueline.capture.model.untraced import Hook
+from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.probes.gradients import GradientProbe
 
 _engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
@@ -35,23 +38,51 @@ class BackwardEnd:
         self.guard: Guard | None = None
         self._reduced = reduced
         self._due = due
-        self._queued = False
-        self._handle = forward.register_forward_hook(Hook(self._after_forward))
+        self._queued = self._inside = False
+        self._handles = [
+            forward.register_forward_pre_hook(Hook(self._before_forward)),
+            forward.register_forward_hook(Hook(self._after_forward)),
+        ]
+        self._at_params: list[Any] = []
+        patches.backward.add(self._at_backward)
 
     def remove(self) -> None:
         """Stop looking."""
         self.probe = None
-        self._handle.remove()
+        patches.backward.remove(self._at_backward)
+        self._forget_parameters()
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        self._inside = not in_backward()
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._inside = False
+        self._await_gradient(output)
+
+    def _at_backward(self, *args: Any, **kwargs: Any) -> None:
+        if self._inside:
+            self._await_gradient(None)
+
+    def _await_gradient(self, output: Any) -> None:
+        """Be called at the first gradient of ``output``, or of a parameter where nothing can come through that."""
         probe, guard = self.probe, self.guard
         if probe is None or guard is None or not (probe.active and torch.is_grad_enabled() and self._due()):
             return
         with guard("gradients"):
             self._queued = False
+            self._forget_parameters()
             tensors = list(differentiable(output))
-            for tensor in tensors or self._reduced:
+            for tensor in tensors:
                 tensor.register_hook(Hook(self._at_first_gradient))
+            if not tensors:
+                self._at_params = [param.register_hook(Hook(self._at_first_gradient)) for param in self._reduced]
+
+    def _forget_parameters(self) -> None:
+        for handle in self._at_params:
+            handle.remove()
+        self._at_params = []
 
     def _at_first_gradient(self, gradient: Tensor) -> None:
         if not self._queued:
@@ -64,6 +95,7 @@ class BackwardEnd:
             return
         self._queued = False
         with guard("gradients"), torch.no_grad():
+            self._forget_parameters()
             there = [(param, param.grad) for param in self._reduced if param.grad is not None]
             absent = [param for param in self._reduced if param.grad is None]
             probe.see("local", there, zero=absent)
