@@ -19,6 +19,7 @@ Question = Literal[
     "jumps",
     "streams",
     "configuration",
+    "updates",
     "recorded",
     "reference",
     "other",
@@ -32,6 +33,7 @@ QUESTIONS: dict[Question, str] = {
     "jumps": "whether loss or gradients jump",
     "streams": "whether random streams are as declared",
     "configuration": "whether ranks have the same settings",
+    "updates": "whether the optimizer updates as it declares",
     "recorded": "where recorded steps overflow",
     "reference": "where it differs from the reference",
     "other": "what checks of other packages ask",
@@ -55,7 +57,8 @@ Reason = Literal[
 ]
 """Why a check has no answer: its data were not measured; were measured at too few steps; there is no second rank to
 compare with; the data do not determine the answer; cannot be read; the check itself failed. The last two are no
-shortcoming: such a training cannot have what it looks for, or it needs recorded steps, which the Plan did not ask for.
+shortcoming: such a training cannot have what it looks for, or it needs recorded steps, which the Plan did not ask for,
+or optimizer steps, of which the Run has none.
 """
 _NO_LACK: tuple[Reason, ...] = ("by-design", "not-recorded")
 

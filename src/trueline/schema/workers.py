@@ -158,6 +158,20 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column(
         "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
     ),
+    Column(
+        "update_facts",
+        "string",
+        "",
+        "On steps whose update is sampled, JSON of what the optimizer declares, and of which elements `update_values` "
+        "are.",
+    ),
+    Column(
+        "update_values",
+        "list<float64>",
+        "",
+        "Sampled elements of parameters, gradients and optimizer states before, then of parameters and states after "
+        "the update.",
+    ),
 )
 
 PARAM_COLUMNS = frozenset(

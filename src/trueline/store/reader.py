@@ -260,10 +260,11 @@ class Run(RecordedSteps, Shown):
 
     def _scalars(self, column: str, *, digests: bool) -> pa.Array:
         values_R = self.column(column)
-        if pa.types.is_list(values_R.type) or pa.types.is_uint64(values_R.type) is not digests:
+        kind = values_R.type
+        if pa.types.is_list(kind) or pa.types.is_string(kind) or pa.types.is_uint64(kind) is not digests:
             wanted = "digests" if digests else "numbers"
             raise RunError(
-                f"Column '{column}' holds {values_R.type}, not {wanted}. Use Run.pivot for numbers, "
+                f"Column '{column}' holds {kind}, not {wanted}. Use Run.pivot for numbers, "
                 "Run.digests for uint64, Run.stack or Run.lists for lists."
             )
         return values_R

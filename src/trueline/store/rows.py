@@ -33,7 +33,10 @@ WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) f
 
 RECORD_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in RECORD_COLUMNS])
 
-SCALAR_NAMES: list[str] = [field.name for field in WORKER_SCHEMA if not pa.types.is_list(field.type)]
+SCALAR_NAMES: list[str] = [
+    field.name for field in WORKER_SCHEMA if not (pa.types.is_list(field.type) or pa.types.is_string(field.type))
+]
+"""Columns of one number a row; texts, which may be long, are read when they are asked for, as lists are."""
 
 
 def require_column(column: str, columns: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.sample_losses import SampleLossProbe
 from trueline.capture.probes.surroundings import AveragingProbe, OptimizerProbe, StreamProbe, SurroundingsProbe
+from trueline.capture.probes.updates import UpdateProbe
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
 
@@ -40,6 +41,7 @@ class StandardProbes:
             StreamProbe(),
             gradients,
             ExactCosineProbe(gradients, team),
+            UpdateProbe(guard, rank=team.index),
         ]
 
     def detach(self) -> None:

@@ -1,0 +1,181 @@
+"""Sampled updates as a Run has them: slices of parameters with what surrounds their update.
+
+K elements of one slice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from trueline.analyze.stats.memoize import memoized
+from trueline.analyze.updates.laws import GRAD, PARAM, Array
+from trueline.schema.errors import CannotTell
+from trueline.schema.formats import FORMATS
+from trueline.store.reader import Run
+
+
+@dataclass(frozen=True)
+class Slice:
+    """K elements of one parameter around one update of ``rank`` at ``step``.
+
+    ``law`` is the class of torch.optim whose rules the optimizer follows, '' where it has rules of its own. ``before``
+    and ``after`` are float64 [K] by what they are of; numbers that hold for all elements are in ``numbers_before`` and
+    ``numbers_after``. ``dtypes`` are by name, without 'torch.'. ``has_gradient`` is whether ``.grad`` was there,
+    ``trains`` whether the parameter asks for one, ``numel`` its elements. ``skipped`` says that a gradient scaler told
+    a fused update to change nothing.
+    """
+
+    step: int
+    rank: int
+    name: str
+    optimizer: str
+    law: str
+    settings: Mapping[str, Any]
+    before: Mapping[str, Array]
+    after: Mapping[str, Array]
+    numbers_before: Mapping[str, float]
+    numbers_after: Mapping[str, float]
+    dtypes: Mapping[str, str]
+    numel: int
+    has_gradient: bool
+    trains: bool
+    is_own: bool
+    skipped: bool
+
+    @property
+    def unit(self) -> float:
+        """The coarsest unit roundoff of what the update computes with."""
+        return max(FORMATS[dtype].unit for dtype in self.dtypes.values())
+
+    def tiny(self, name: str) -> float:
+        """What a value of this name may lose to underflow: the smallest number of its format, or where that format
+        reaches to 1e-38 the smallest normal one, as some devices flush what is below to zero.
+        """
+        kind = FORMATS[self.dtypes.get(name, self.dtypes[PARAM])]
+        normal = kind.smallest / (2 * kind.unit)
+        return normal if normal < 1e-30 else kind.smallest
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The updates of a Run that were sampled. ``outside`` has, by (step, rank), the names of parameters that have a
+    gradient and that the optimizer does not hold, and ``held`` how many of the model's it does hold.
+    """
+
+    slices: tuple[Slice, ...]
+    held: Mapping[tuple[int, int], int]
+    outside: Mapping[tuple[int, int], Sequence[str]]
+    optimizers: tuple[str, ...]
+
+
+@memoized
+def sampled_updates(run: Run) -> Sampled:
+    """All of them, by step, then rank. Raises ``CannotTell`` where there are none."""
+    texts = run.column("update_facts")
+    values = run.lists("update_values")
+    steps, ranks = run.column("step").to_pylist(), run.column("rank").to_pylist()
+    slices: list[Slice] = []
+    held: dict[tuple[int, int], int] = {}
+    outside: dict[tuple[int, int], Sequence[str]] = {}
+    optimizers: dict[str, None] = {}
+    for key, text in zip(zip(steps, ranks, strict=True), texts, strict=True):
+        if not text.is_valid or key not in values:
+            continue
+        facts = json.loads(text.as_py())
+        slices += slices_of(key, facts, values[key])
+        held[key], outside[key] = facts["num_held"], facts["outside"]
+        optimizers[facts["optimizer"]] = None
+    if not held:
+        seen = run.measured("optimizer_digest").any()
+        raise CannotTell(
+            "no update was sampled: the Run is of an older version, or updates are compiled or take a closure"
+            if seen
+            else "no update of an optimizer was seen",
+            reason="no-data" if seen else "not-recorded",
+        )
+    return Sampled(tuple(slices), held, outside, tuple(optimizers))
+
+
+def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray | Sequence[float]) -> Iterator[Slice]:
+    """The slices of one sample; elements of a format that is not known are left out."""
+    feed = _Feed(np.asarray(values, dtype=np.float64))
+    roles, groups = facts["roles"], {int(number): group for number, group in facts["groups"].items()}
+    entries = cast(Sequence[Mapping[str, Any]], facts["slices"])
+    before = [feed.take(roles[entry["before"]]) for entry in entries]
+    extra = {name: float(feed.next(1)[0]) for name in facts["extra"]}
+    after = [feed.take(roles[entry["after"]]) for entry in entries]
+    for entry, (old, old_numbers), (new, new_numbers) in zip(entries, before, after, strict=True):
+        dtypes = {name: dtype for name, dtype, _ in (*roles[entry["after"]], *roles[entry["before"]])}
+        arrays = {name: dtype for name, dtype in dtypes.items() if name in old or name in new}
+        if PARAM not in old or any(dtype not in FORMATS for dtype in arrays.values()):
+            continue
+        scale = extra.get("grad_scale", 1.0)
+        if GRAD in old and scale != 1.0:
+            old[GRAD] = old[GRAD] / scale
+        yield Slice(
+            *key,
+            name=entry["name"] or f"parameter {entry['at']} of the optimizer",
+            optimizer=facts["optimizer"],
+            law=facts["law"],
+            settings=_settings(groups[entry["group"]], entry["group"], extra),
+            before=old,
+            after=new,
+            numbers_before=old_numbers | _numbers(entry, "before_"),
+            numbers_after=new_numbers | _numbers(entry, "after_"),
+            dtypes=arrays,
+            numel=entry["numel"],
+            has_gradient=entry["grad"],
+            trains=entry["trains"],
+            is_own=bool(entry["name"]),
+            skipped=extra.get("found_inf", 0.0) != 0.0,
+        )
+
+
+class _Feed:
+    """Gives values one after the other."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values, self._at = values, 0
+
+    def next(self, num: int) -> Array:
+        """The next ``num``."""
+        self._at += num
+        return self._values[self._at - num : self._at]
+
+    def take(self, roles: Sequence[Sequence[Any]]) -> tuple[dict[str, Array], dict[str, float]]:
+        """Arrays by name, and single numbers."""
+        arrays: dict[str, Array] = {}
+        numbers: dict[str, float] = {}
+        for name, _, num in roles:
+            part = self.next(num)
+            if name in ("step", "mu_product"):
+                numbers[name] = float(part[0])
+            else:
+                arrays[name] = part
+        return arrays, numbers
+
+
+def _numbers(entry: Mapping[str, Any], begin: str) -> dict[str, float]:
+    return {key.removeprefix(begin): value for key, value in entry.items() if key.startswith(begin)}
+
+
+def _settings(group: Mapping[str, Any], number: int, extra: Mapping[str, float]) -> dict[str, Any]:
+    """The hyper-parameters, with those that were read from the device."""
+    read = {key.partition(".")[2]: value for key, value in extra.items() if key.startswith(f"{number}.")}
+    return {**group, **read}
+
+
+def finite_numbers(settings: Mapping[str, Any], *names: str) -> bool:
+    """Whether these settings are numbers, or lists of them."""
+    every = [one for name in names for one in _each(settings.get(name, 0.0))]
+    return all(isinstance(one, (int, float)) and math.isfinite(one) for one in every)
+
+
+def _each(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else [value]
