@@ -14,7 +14,7 @@ from trueline.testing.witness import replicas_differ
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
 FAULTS = [entry for entry in ENTRIES if isinstance(entry, Fault)]
 CONTROLS = [entry for entry in ENTRIES if isinstance(entry, Control)]
-TRAINED = [fault for fault in FAULTS if fault.id.partition(".")[2] in ("", "fsdp", "by-hand")]
+TRAINED = [fault for fault in FAULTS if fault.id.partition(".")[2] in ("", "fsdp", "by-hand", "frozen")]
 ELSEWHERE = (
     *("autocast", "bf16", "bucket-view", "by-hand", "checkpoint", "checkpoint-old", "clip-norm", "compile"),
     *("compile-outside", "ddp-four", "fp16-hook-later", "fsdp-bf16", "fsdp-micro", "hsdp", "no-sync", "one-bucket"),
@@ -32,6 +32,7 @@ WANTED = (
     "S4",
     *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
+    *(f"U{number}" for number in range(1, 5)),
 )
 
 

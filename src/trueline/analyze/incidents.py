@@ -12,6 +12,7 @@ _OUTLIERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-directio
 _APART = (*_OUTLIERS, "dispersion-high")
 _JUMPS = ("loss-spike", "grad-spike")
 _NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
+_OF_UPDATES = ("update-magnitude", "update-lost", "replica-drift", *_JUMPS, *_APART)
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
     "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
@@ -32,6 +33,10 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
     "worker-direction-outlier": ("dispersion-high",),
     "grad-spike": ("loss-spike",),
+    "optimizer-detached": ("param-frozen",),
+    "param-frozen": (*_OF_UPDATES, "optimizer-state-stale"),
+    "optimizer-state-stale": _OF_UPDATES,
+    "update-magnitude": _OF_UPDATES[1:],
     "structure-differs": ("site-missing", "dtype-differs", "weight-differs", "first-divergence"),
     "optimizer-differs": ("weight-differs",),
     "weight-differs": ("first-divergence",),

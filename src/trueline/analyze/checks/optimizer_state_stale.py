@@ -1,0 +1,131 @@
+"""A state of the optimizer is not what its rule makes of the gradient.
+
+What it finds
+-------------
+Momentum or second moments that stay as they are, that are made of an older gradient or another tensor's, that a
+checkpoint or a kernel has filled with something else, and a count of updates that does not go up by one.
+
+Why it matters
+--------------
+The next updates are made of these states. A frozen second moment makes an adaptive optimizer plain SGD with arbitrary
+rates; a count that is off by one makes the first updates of Adam too small by a third; both look like a bad learning
+rate.
+
+How it decides
+--------------
+By arithmetic, as in `update-magnitude`: each state is predicted in float64 from the state before the update, the
+gradient that the optimizer receives, and the hyper-parameters that it declares, and may differ by 8 u times the sum of
+the magnitudes of its terms, at sampled elements. Counts are compared exactly. A second moment that stays because its
+decay is less than half a rounding is right, and told by `update-lost`.
+
+What it may miss
+----------------
+As in `update-magnitude`; and a state that was wrong before the first update that is sampled, as from a bad checkpoint:
+what follows from it is right.
+
+Example
+-------
+exp_avg of blocks.0.mlp.weight on rank 0 at steps 30-49 did not change, although its rule changes it.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+optimizer.load_state_dict(state)  # moments of another model's order of parameters
+for group in optimizer.param_groups:
+    for param in group["params"]:
+        optimizer.state[param]["exp_avg"] = average.clone()  # filled anew in a hook at every step
+```
+
+Right:
+
+```python
+optimizer.load_state_dict(state)  # and nothing writes to the state while training goes on
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trueline.analyze.updates.evidence import finding_on, optimizer_of, place_text, sampled_steps
+from trueline.analyze.updates.judgement import Judged, judged_updates, worst_units
+from trueline.analyze.updates.laws import PARAM, TOLERANCE
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import listed
+from trueline.store.reader import Run
+
+CODE = "optimizer-state-stale"
+QUESTION = "updates"
+NEEDS: tuple[str, ...] = ("update_facts", "update_values")
+ACROSS_RANKS = False
+
+_NEXT = (
+    "Look for what writes to optimizer.state between or during updates: a checkpoint that is loaded late or in another "
+    "order of parameters, a hook, a wrapper that swaps states.",
+    "Compare with the plain form of the optimizer: foreach=False, fused=False. If that is right, its kernel is wrong.",
+)
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of states and of counts that do not follow from what was before; raises ``CannotTell`` where no update
+    could be predicted.
+    """
+    every = judged_updates(run)
+    steps = sampled_steps(every)
+    wrong = [each for each in every if _wrong_states(each)]
+    uncounted = [each for each in every if not each.counted]
+    return [
+        *([_of_states(wrong, steps)] if wrong else []),
+        *([_of_counts(uncounted, steps)] if uncounted else []),
+    ]
+
+
+def _wrong_states(judged: Judged) -> list[str]:
+    return [name for name, excess in judged.excess.items() if name != PARAM and (excess > 1).any()]
+
+
+def _of_states(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
+    names = list(dict.fromkeys(name for each in wrong for name in _wrong_states(each)))
+    stays = all((each.of.after[n] == each.of.before.get(n)).all() for each in wrong for n in _arrays(each))
+    slices = [each.of for each in wrong]
+    does = (
+        "did not change, although its rule changes it"
+        if stays
+        else f"is not what {optimizer_of(slices)} makes of the state before and the gradient"
+    )
+    return finding_on(
+        slices,
+        code=CODE,
+        severity="error",
+        claim=f"{listed(names)} {place_text(slices, among=steps)} {does}.",
+        measured=max(worst_units(each, name) for each in wrong for name in _wrong_states(each)),
+        expected=TOLERANCE,
+        unit="largest error of an element, in roundings of its terms (at most)",
+        slot=names[0],
+        evidence={"states": names, "unchanged": stays},
+        next=_NEXT,
+    )
+
+
+def _arrays(judged: Judged) -> list[str]:
+    return [name for name in _wrong_states(judged) if name in judged.of.before and name in judged.of.after]
+
+
+def _of_counts(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
+    slices = [each.of for each in wrong]
+    first = slices[0]
+    before, after = first.numbers_before.get("step", 0.0), first.numbers_after.get("step", 0.0)
+    return finding_on(
+        slices,
+        code=CODE,
+        severity="error",
+        claim=f"The count of updates {place_text(slices, among=steps)} went from {before:g} to {after:g} by one "
+        f"update{', which was to change nothing' if first.skipped or not first.has_gradient else ''}.",
+        measured=after - before,
+        expected=0.0 if first.skipped or not first.has_gradient else 1.0,
+        unit="updates counted",
+        slot="step",
+        next=_NEXT,
+    )

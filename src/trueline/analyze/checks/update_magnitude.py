@@ -1,0 +1,96 @@
+"""A parameter moves by other than what its optimizer declares.
+
+What it finds
+-------------
+Updates that are not those of the optimizer's own rule: another learning rate inside of the kernel than in its groups,
+weight decay left out or made twice, a wrong bias correction, a gradient that changes between the hook and the kernel, a
+fused or custom kernel that is wrong, a parameter that is updated twice as it stands in two groups.
+
+Why it matters
+--------------
+The optimizer is the one part of training that every gradient goes through, and a wrong update looks like a bad
+hyper-parameter: the loss still falls, only slower. All ranks share it, so that comparing them shows nothing.
+
+How it decides
+--------------
+By arithmetic. At the first 16 steps and at every 20th or so after them, 16 neighbouring elements at a random place of
+each of 32 parameters (in rotation, other ones on each rank) are copied just before and just after the update, with
+their gradients and optimizer states. The update is predicted in float64 from the hyper-parameters that the parameter's
+group declares, from the parameter before, and from the states *after* the update, so that a wrong state is not counted
+here (`optimizer-state-stale`). A difference of more than 8 u times the sum of the magnitudes of the terms that the new
+value is made of cannot be rounding, where u is the unit roundoff of the coarsest number involved: the worst of 80
+healthy settings is 5.4 (`benchmarks/laws`). There are no statistics and so no false alarms.
+
+Adam, AdamW, AMSGrad, SGD, Adagrad, RMSprop, Adamax and NAdam of `torch.optim` are predicted, in all of their forms. A
+subclass is, too, as long as its `step` is torch's.
+
+What it may miss
+----------------
+Elements and steps that were not sampled; in bfloat16 an update that is wrong by less than the rounding of the
+parameter; optimizers with a rule of their own, of which `trueline check` says that it cannot tell; updates that are
+compiled, or that take a closure.
+
+Example
+-------
+AdamW moves elements of blocks.0.mlp.weight on rank 0 at steps 0-15 by 1.25 times what its settings declare.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+optimizer = torch.optim.AdamW([*model.parameters(), *model.head.parameters()])  # the head is updated twice
+```
+
+Right:
+
+```python
+optimizer = torch.optim.AdamW(model.parameters())
+```
+"""
+
+from __future__ import annotations
+
+import math
+
+from trueline.analyze.updates.evidence import factor_of, finding_on, optimizer_of, place_text, sampled_steps
+from trueline.analyze.updates.judgement import judged_updates, worst_units
+from trueline.analyze.updates.laws import PARAM, TOLERANCE
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "update-magnitude"
+QUESTION = "updates"
+NEEDS: tuple[str, ...] = ("update_facts", "update_values")
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of moves that are not those declared; raises ``CannotTell`` where no update could be predicted."""
+    every = judged_updates(run)
+    wrong = [each for each in every if each.of.has_gradient and (each.excess[PARAM] > 1).any() and not each.still]
+    if not wrong:
+        return []
+    slices = [each.of for each in wrong]
+    factor = factor_of(wrong)
+    near = math.isfinite(factor) and 0.001 < abs(factor) < 1000
+    by = f"{factor:.4g} times what" if near and abs(factor - 1) > 1e-3 else "other than"
+    return [
+        finding_on(
+            slices,
+            code=CODE,
+            severity="error",
+            claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=sampled_steps(every))} by {by} its "
+            "settings declare.",
+            measured=max(worst_units(each, PARAM) for each in wrong),
+            expected=TOLERANCE,
+            unit="largest error of an element, in roundings of its terms (at most)",
+            evidence={"factor": factor if math.isfinite(factor) else None},
+            next=(
+                "Compare with the plain form of the optimizer: foreach=False, fused=False. If that is right, the "
+                "kernel of the form that you use is wrong: look for a newer version of torch, or report it.",
+                "Look for what changes parameters, gradients or settings while the optimizer steps: a parameter in two "
+                "groups, a patched step, a hook.",
+            ),
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Optimizers that do other than they declare, on one rank as on all."""

@@ -1,0 +1,182 @@
+"""The checks of updates: each finds its planted fault at its parameter and step, and leaves the healthy twin alone."""
+
+import copy
+
+import pytest
+import torch
+from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
+
+import trueline
+
+AT = 6
+"""The first update that is faulty."""
+
+
+def findings(out):
+    """The findings on updates by code, but for information."""
+    report = trueline.check(out)
+    assert report.findings == tuple(f for f in report.findings if f.code in report.checks_run)
+    return {finding.code: finding for finding in report.findings if finding.severity != "info"}
+
+
+def faulty(tmp_path, change):
+    with kernel(from_step(AT * 6, change)):  # of each of the 6 parameters in turn
+        trained(tmp_path / "run", one_by_one)
+    return findings(tmp_path / "run")
+
+
+def one_by_one(model):
+    """A group for each parameter, so that the kernel is called for one at a time."""
+    return torch.optim.AdamW([{"params": [param]} for param in model.parameters()], lr=1e-3, foreach=False)
+
+
+def test_a_healthy_optimizer_is_left_alone(tmp_path):
+    trained(tmp_path / "run")
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    (asked,) = [asked for asked in report.judged.questions if asked.question == "updates"]
+    assert asked.state == "judged"
+    assert asked.checks_not_run == ()
+
+
+def test_another_rate_in_the_kernel_than_is_declared(tmp_path):
+    found = faulty(tmp_path, lambda original, *args, lr, **kwargs: original(*args, lr=1.25 * lr, **kwargs))
+    assert list(found) == ["update-magnitude"]
+    finding = found["update-magnitude"]
+    assert (finding.severity, finding.step_first, finding.false_alarm_rate) == ("error", AT, 0.0)
+    assert finding.evidence["factor"] == pytest.approx(1.25, rel=1e-3)
+    assert "by 1.25 times what its settings declare" in finding.claim
+    assert set(finding.evidence["names"]) == {name for name, _ in mlp().named_parameters()}
+
+
+def test_a_moment_that_stays(tmp_path):
+    def stays(original, params, grads, exp_avgs, *args, **kwargs):
+        before = exp_avgs[0].clone()
+        original(params, grads, exp_avgs, *args, **kwargs)
+        if params[0].shape == (4, 32):
+            exp_avgs[0].copy_(before)
+
+    found = faulty(tmp_path, stays)
+    finding = found["optimizer-state-stale"]
+    assert (finding.step_first, finding.evidence["names"]) == (AT, ["3.weight"])
+    assert finding.claim.startswith("exp_avg of 3.weight on rank 0")
+    assert finding.claim.endswith("did not change, although its rule changes it.")
+    assert finding.sites == (f"{AT}.0/r0/opt/3.weight#0:exp_avg",)
+
+
+def test_a_count_that_goes_up_by_two(tmp_path):
+    def twice(original, params, grads, a, b, c, steps, *args, **kwargs):
+        original(params, grads, a, b, c, steps, *args, **kwargs)
+        for count in steps:
+            count += 1
+
+    finding = faulty(tmp_path, twice)["optimizer-state-stale"]
+    assert (finding.measured, finding.expected, finding.step_first) == (2.0, 1.0, AT)
+
+
+def test_a_parameter_that_the_kernel_leaves(tmp_path):
+    def leaves(original, params, *args, **kwargs):
+        before = params[0].detach().clone()
+        original(params, *args, **kwargs)
+        if params[0].shape == (32, 16):
+            params[0].copy_(before)
+
+    found = faulty(tmp_path, leaves)
+    assert list(found) == ["param-frozen"]
+    assert (found["param-frozen"].step_first, found["param-frozen"].evidence["names"]) == (AT, ["0.weight"])
+
+
+def test_fused_sgd_of_bfloat16_on_the_cpu_leaves_whole_simd_blocks(tmp_path):
+    """pytorch#191763, which torch 2.13.0 has."""
+    make = {"lr": 0.01, "momentum": 0.9, "fused": True}
+    trained(tmp_path / "run", lambda model: torch.optim.SGD(model.parameters(), **make), dtype=torch.bfloat16)
+    finding = findings(tmp_path / "run")["param-frozen"]
+    assert finding.step_first == 0
+    make["fused"] = False
+    trained(tmp_path / "twin", lambda model: torch.optim.SGD(model.parameters(), **make), dtype=torch.bfloat16)
+    assert findings(tmp_path / "twin") == {}
+
+
+def test_an_optimizer_of_another_copy_of_the_model(tmp_path):
+    trained(tmp_path / "run", lambda model: adamw(copy.deepcopy(model)))
+    found = findings(tmp_path / "run")
+    assert list(found) == ["optimizer-detached"]
+    assert found["optimizer-detached"].expected == 6.0
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_an_information(tmp_path):
+    trained(tmp_path / "run", lambda model: adamw(model[3]))
+    (finding,) = trueline.check(tmp_path / "run").findings
+    assert (finding.code, finding.severity) == ("param-frozen", "info")
+    assert finding.evidence["names"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_copies_in_float32_that_are_written_back_are_healthy(tmp_path):
+    masters = []
+
+    def of_masters(model):
+        masters[:] = [param.detach().float().requires_grad_() for param in model.parameters()]
+        return torch.optim.AdamW(masters, lr=1e-3)
+
+    def hand_over(step, model, optimizer):
+        for param, master in zip(model.parameters(), masters, strict=True):
+            param.data.copy_(master)
+            param.register_post_accumulate_grad_hook(lambda of, to=master: setattr(to, "grad", of.grad.float()))
+
+    trained(tmp_path / "run", of_masters, dtype=torch.bfloat16, before=hand_over)
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    assert "update-magnitude" in report.checks_run
+
+
+def freeze(step, model, optimizer):
+    if step == AT:
+        model[0].weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("none", [False, True])
+def test_a_frozen_parameter_whose_gradient_stays_as_zeros_is_moved(tmp_path, none):
+    trained(tmp_path / "run", before=freeze, none=none)
+    found = findings(tmp_path / "run")
+    if none:
+        assert found == {}
+    else:
+        assert list(found) == ["param-moves-without-gradient"]
+        finding = found["param-moves-without-gradient"]
+        assert (finding.step_first, finding.evidence["names"]) == (AT, ["0.weight"])
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-2])
+def test_bfloat16_loses_small_updates(tmp_path, lr):
+    trained(tmp_path / "run", lambda model: adamw(model, lr=lr), dtype=torch.bfloat16)
+    found = findings(tmp_path / "run")
+    assert list(found) == (["update-lost"] if lr < 1e-3 else [])
+    told = [finding for finding in trueline.check(tmp_path / "run").findings if finding.severity == "info"]
+    assert [finding.code for finding in told] == ["update-lost"], "second moments that cannot decay"
+
+
+class Own(torch.optim.AdamW):
+    """A subclass with a rule of its own, and settings that say otherwise."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(0.5 * param.grad)
+
+
+def test_an_optimizer_with_a_rule_of_its_own_cannot_be_judged(tmp_path):
+    trained(tmp_path / "run", lambda model: Own(model.parameters()))
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    reasons = {entry.check: entry for entry in report.checks_not_run}
+    assert reasons["update-magnitude"].reason == "undecidable"
+    assert "how tests.unit.analyze.checks.test_update_laws.Own updates is not known" in reasons["update-magnitude"].why
+
+
+def test_steps_that_are_sampled_grow_rare(tmp_path):
+    trained(tmp_path / "run", steps=60)
+    run = trueline.open_run(tmp_path / "run")
+    sampled = run.steps[run.measured("update_values")[:, 0]].tolist()
+    assert sampled == [*range(16), 35, 55]
+    assert STEPS > 16
