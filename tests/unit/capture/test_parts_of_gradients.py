@@ -119,3 +119,28 @@ def test_shards_that_are_cut_flat_are_padded_as_a_whole():
     assert layout.widths == (6300, 72, 351, 6)
     rows = replace(layout, mesh=replace(layout.mesh, flat=False))
     assert rows.widths == (72 * 90, 72, 6 * 70, 6)
+
+
+def record_update(rank, world, out, behind):
+    import trueline
+
+    model = nn.Linear(6, 4)
+    for param in model.parameters():
+        param.ds_shape, param.ds_numel, param.ds_process_group = param.shape, param.numel(), None
+        param.ds_tensor = torch.empty(param.numel() + behind)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "steps": [0, 1]}):
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+
+
+def test_an_update_of_memory_that_nothing_has_filled_is_not_recorded(one, tmp_path):
+    import trueline
+
+    phases = []
+    for behind in (0, 1):
+        one.run(record_update, str(tmp_path / str(behind)), behind)
+        run = trueline.open_run(tmp_path / str(behind))
+        phases.append(set(run.records().column("phase").to_pylist()))
+    assert phases[0] - phases[1] == {"opt"}
+    assert {"fwd", "bwd"} <= phases[1]

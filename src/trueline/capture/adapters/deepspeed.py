@@ -54,7 +54,7 @@ class DeepSpeedAdapter(HookingAdapter):
         if self.mesh.flat:
             self.notes.append(
                 "ZeRO 3 pads what it gathers and scatters with memory that nothing has filled: in recorded steps these "
-                "collectives are left out."
+                "collectives are left out, and what the optimizer calls on a rank that holds padding."
             )
         self._offloads = self._stage > 0 and bool(_setting(engine, "zero_offload_optimizer"))
         if self._offloads:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -142,6 +143,17 @@ def is_engine(model: nn.Module) -> bool:
     """Whether ``model`` is an engine of DeepSpeed, with the user's own module inside."""
     engine = deepspeed_engine()
     return engine is not None and isinstance(model, engine)
+
+
+def holds_padding(model: nn.Module) -> bool:
+    """Whether this rank's part of a parameter that ZeRO 3 has cut is longer than what is left of the parameter: the
+    rest is memory that nothing has filled.
+    """
+    return any(
+        (dist.get_rank(param.ds_process_group) + 1) * param.ds_tensor.numel() > param.ds_numel  # type: ignore[attr-defined]
+        for param in model.parameters()
+        if getattr(param, "ds_tensor", None) is not None
+    )
 
 
 def fsdp2_groups(model: nn.Module) -> Iterator[Any]:

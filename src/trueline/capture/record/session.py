@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import clean_name, unwrap
+from trueline.capture.model.layout import clean_name, holds_padding, unwrap
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.model.world import is_initialised
 from trueline.capture.record import arguments
@@ -82,7 +82,7 @@ class Session:
         self._running: list[_Running] = []
         self._update: tuple[FrameType, int] | None = None
         self._quiet = self._taken_off = 0
-        self._trains = self._updated = self._open = False
+        self._trains = self._updated = self._open = self._pads = False
 
     def follow(self, plan: Plan | None) -> None:
         """Record by ``plan`` from the next step on, or with None nothing; between two steps only."""
@@ -146,6 +146,7 @@ class Session:
                     self._buffer.see(self._calls.next("param", name, "param"), [("value", param)])
                 if param.grad is not None and self._selection.enters("grad", name):
                     self._buffer.see(self._calls.next("grad", name, "param"), [("grad", param.grad)])
+            self._pads = holds_padding(self._root)
         self._phase, self._scope = "opt", optimizer
 
     def close_step(self) -> None:
@@ -268,11 +269,11 @@ class Session:
             self._trains = self._trains or trains
 
     def _is_unseen(self) -> bool:
-        """Whether nothing that runs now is recorded: what is Trueline's own; before the first pass, an evaluation too,
-        and what comes after too many calls.
+        """Whether nothing that runs now is recorded: what is Trueline's own; an update of parts that end with memory
+        that nothing has filled; before the first pass, an evaluation too, and what comes after too many calls.
         """
         if self._quiet or not self._preparation.is_first:
-            return bool(self._quiet)
+            return bool(self._quiet) or (self._pads and self._phase == "opt")
         return self._preparation.gives_up or (self._trains and not self._root.training)
 
     def _enter_compiled(
