@@ -63,6 +63,21 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """[K] elements of a parameter as the forward pass of ``step`` used them (``working``, of ``dtype``), and of the
+    copy in higher precision that the optimizer updates. Not ``certain`` where that was found by its order and shape.
+    """
+
+    step: int
+    rank: int
+    name: str
+    dtype: str
+    working: Array
+    master: Array
+    certain: bool
+
+
+@dataclass(frozen=True)
 class Sampled:
     """The updates of a Run that were sampled. ``outside`` has, by (step, rank), the names of parameters that have a
     gradient and that the optimizer does not hold, and ``held`` how many of the model's it does hold.
@@ -72,6 +87,7 @@ class Sampled:
     held: Mapping[tuple[int, int], int]
     outside: Mapping[tuple[int, int], Sequence[str]]
     optimizers: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
 
 
 @memoized
@@ -84,11 +100,13 @@ def sampled_updates(run: Run) -> Sampled:
     held: dict[tuple[int, int], int] = {}
     outside: dict[tuple[int, int], Sequence[str]] = {}
     optimizers: dict[str, None] = {}
+    pairs: list[Pair] = []
     for key, text in zip(zip(steps, ranks, strict=True), texts, strict=True):
         if not text.is_valid or key not in values:
             continue
         facts = json.loads(text.as_py())
         slices += slices_of(key, facts, values[key])
+        pairs += _pairs(key, facts, values[key])
         held[key], outside[key] = facts["num_held"], facts["outside"]
         optimizers[facts["optimizer"]] = None
     if not held:
@@ -99,7 +117,7 @@ def sampled_updates(run: Run) -> Sampled:
             else "no update of an optimizer was seen",
             reason="no-data" if seen else "not-recorded",
         )
-    return Sampled(tuple(slices), held, outside, tuple(optimizers))
+    return Sampled(tuple(slices), held, outside, tuple(optimizers), tuple(pairs))
 
 
 def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray | Sequence[float]) -> Iterator[Slice]:
@@ -109,6 +127,7 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
     entries = cast(Sequence[Mapping[str, Any]], facts["slices"])
     before = [feed.take(roles[entry["before"]]) for entry in entries]
     extra = {name: float(feed.next(1)[0]) for name in facts["extra"]}
+    feed.next(sum(2 * num for _, num, *_ in facts.get("copies", ())))
     after = [feed.take(roles[entry["after"]]) for entry in entries]
     for entry, (old, old_numbers), (new, new_numbers) in zip(entries, before, after, strict=True):
         dtypes = {name: dtype for name, dtype, _ in (*roles[entry["after"]], *roles[entry["before"]])}
@@ -135,6 +154,17 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
             is_own=bool(entry["name"]),
             skipped=extra.get("found_inf", 0.0) != 0.0,
         )
+
+
+def _pairs(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[Pair]:
+    """The copies of one sample: they follow what was there before the update."""
+    feed = _Feed(values)
+    roles = facts["roles"]
+    feed.next(sum(num for entry in facts["slices"] for _, _, num in roles[entry["before"]]) + len(facts["extra"]))
+    for name, num, dtype, certain in facts.get("copies", ()):
+        working, master = feed.next(num), feed.next(num)
+        if dtype in FORMATS:
+            yield Pair(*key, name, dtype, working, master, certain)
 
 
 class _Feed:

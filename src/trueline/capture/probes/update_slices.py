@@ -16,10 +16,14 @@ from torch import Tensor
 
 from trueline.capture.job.environment import plain_value
 from trueline.capture.model.layout import Layout, local
+from trueline.capture.probes.masters import Copy, copies_of
 from trueline.schema.text.secrets import redacted
 
 NUM_SLICES, LENGTH = 32, 16
 """Slices a sample, and elements of each (16 float32 are one AVX-512 register): benchmarks/laws measures their cost."""
+
+NUM_COPIES = 8
+"""Parameters whose copies in higher precision are looked at in a sample."""
 
 _NUMBERS = ("step", "mu_product")
 """States of torch's optimizers that are one number for all elements."""
@@ -49,6 +53,15 @@ def law_of(optimizer: torch.optim.Optimizer) -> str:
 def _plain(of: type, name: str) -> Any:
     """A method without what torch wraps around it."""
     return inspect.unwrap(getattr(of, name))
+
+
+def sampled_copies(
+    optimizer: torch.optim.Optimizer, layout: Layout, *, random: random.Random
+) -> list[tuple[Copy, int]]:
+    """Of ``NUM_COPIES`` copies, at random, each with the first of the elements to look at."""
+    every = copies_of(optimizer, layout)
+    some = random.sample(every, min(NUM_COPIES, len(every)))
+    return [(copy, random.randrange(max(copy.working.numel() - LENGTH, 0) + 1)) for copy in some]
 
 
 @dataclass(frozen=True)
@@ -167,12 +180,20 @@ class Gathered:
 
 
 class UpdateSample:
-    """One update of ``optimizer`` at sampled ``places``: call ``before`` and ``after`` around it. ``facts`` are what a
-    reader needs to know of the values, ready for JSON.
+    """One update of ``optimizer`` at sampled ``places``, and of ``copies`` what the forward pass used beside what is
+    updated: call ``before`` and ``after`` around it. ``facts`` are what a reader needs to know of the values, ready for
+    JSON.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout, places: Sequence[Place]) -> None:
-        self._optimizer, self._places = optimizer, places
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        places: Sequence[Place],
+        *,
+        copies: Sequence[tuple[Copy, int]] = (),
+    ) -> None:
+        self._optimizer, self._places, self._pairs = optimizer, places, copies
         self._law = law_of(optimizer)
         self._before, self._after = Gathered(), Gathered()
         self._roles: dict[tuple[tuple[str, str, int], ...], int] = {}
@@ -194,6 +215,7 @@ class UpdateSample:
             entry |= {"grad": grad is not None, "before": self._add(self._before, place, grad)}
             self.facts["slices"].append(entry | self._numbers(place, "before"))
         self.facts["extra"] = [name for name, value in self._extra() if _add_number(self._before, value)]
+        self.facts["copies"] = [self._add_copy(copy, start) for copy, start in self._pairs]
         self._before.copy()
 
     def after(self) -> None:
@@ -206,7 +228,7 @@ class UpdateSample:
 
     def hand_over(self) -> dict[str, Tensor]:
         """The copies by name, to be brought to the host; what they are of is let go."""
-        self._places = ()
+        self._places = self._pairs = ()
         return self._before.hand_over("update_before") | self._after.hand_over("update_after")
 
     def values(self, host: Mapping[str, Tensor]) -> list[float]:
@@ -226,6 +248,13 @@ class UpdateSample:
                 to.add(view)
                 roles.append((name, str(view.dtype).removeprefix("torch."), view.shape[0]))
         return self._roles.setdefault(tuple(roles), len(self._roles))
+
+    def _add_copy(self, copy: Copy, start: int) -> list[Any]:
+        """Name, number of elements, dtype of the working parameter, and whether the copy is certainly its own."""
+        num = min(LENGTH, copy.working.numel() - start)
+        for tensor in (copy.working, copy.master):
+            self._before.add(tensor.detach()[start : start + num])
+        return [copy.name, num, str(copy.working.dtype).removeprefix("torch."), copy.certain]
 
     def _states(self, place: Place) -> list[tuple[str, Any]]:
         state = self._optimizer.state.get(place.param) if self._law else None

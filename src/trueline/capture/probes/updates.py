@@ -13,7 +13,7 @@ from torch import Tensor
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model.untraced import Hook
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.update_slices import NUM_SLICES, UpdateSample, places_of
+from trueline.capture.probes.update_slices import NUM_SLICES, UpdateSample, law_of, places_of, sampled_copies
 from trueline.capture.step.updates import is_compiled
 
 EARLY, EVERY = 16, 20
@@ -71,7 +71,7 @@ class UpdateProbe:
 
     def _listen(self, step: Step) -> None:
         """Hook the update that is about to be made, once; not one that was compiled, which calls no hooks."""
-        optimizer = step.optimizer
+        optimizer = _ruling(step.optimizer)
         before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
         after = getattr(optimizer, "_optimizer_step_post_hooks", None)
         if optimizer is None or before is None or after is None or _is_compiled(optimizer):
@@ -90,10 +90,10 @@ class UpdateProbe:
             return
         with self._guard(self.name), torch.no_grad():
             step = self._step
-            places, self._next_param = places_of(
-                optimizer, step.layout, first=self._next_param, random=random.Random(step.number)
-            )
-            sample = UpdateSample(optimizer, step.layout, places)
+            chance = random.Random(step.number)
+            places, self._next_param = places_of(optimizer, step.layout, first=self._next_param, random=chance)
+            copies = sampled_copies(optimizer, step.layout, random=chance)
+            sample = UpdateSample(optimizer, step.layout, places, copies=copies)
             sample.before()
             self._sample = sample
 
@@ -113,6 +113,17 @@ class UpdateProbe:
         self._done = False
         self._depth = 0
         self._step: Any = None
+
+
+def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    """The optimizer inside of those that only wrap one (torch's ZeroRedundancyOptimizer, Lookahead), where its rule is
+    known.
+    """
+    inner = optimizer
+    while inner is not None and not law_of(inner):
+        inside = (getattr(inner, name, None) for name in ("optim", "optimizer"))
+        inner = next((one for one in inside if isinstance(one, torch.optim.Optimizer)), None)
+    return optimizer if inner is None else inner
 
 
 def _is_compiled(optimizer: torch.optim.Optimizer) -> bool:

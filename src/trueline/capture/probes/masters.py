@@ -1,0 +1,63 @@
+"""Copies in higher precision that an optimizer updates in place of the model's own parameters.
+
+Attributes of frameworks without a documentation of their own: ``_hp_mapping`` of DeepSpeed's ZeRO 1 and 2 (since
+0.7.7), ``main_param`` of Megatron-core (since 0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.capture.model.layout import Layout
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The same elements [n] of the model's parameter ``name`` (``working``) and of the copy that is updated. Not
+    ``certain`` where it is found by its order and shape.
+    """
+
+    name: str
+    working: Tensor
+    master: Tensor
+    certain: bool = True
+
+
+def copies_of(optimizer: torch.optim.Optimizer, layout: Layout) -> list[Copy]:
+    """As far as this rank holds both, in flat memory; none where the optimizer updates the model's own."""
+    found = list(_of_frameworks(layout))
+    return found or list(_in_order(optimizer, layout))
+
+
+def _of_frameworks(layout: Layout) -> Iterator[Copy]:
+    for name, param in zip(layout.names, layout.params, strict=True):
+        fragments = getattr(param, "_hp_mapping", None)
+        main = getattr(param, "main_param", None)
+        if fragments is not None and not fragments.use_offload:
+            yield Copy(name, fragments.lp_fragment.reshape(-1), fragments.hp_fragment.reshape(-1))
+        elif isinstance(main, Tensor) and main.numel() == param.numel() and _is_flat(param) and _is_flat(main):
+            yield Copy(name, param.view(-1), main.view(-1))
+
+
+def _in_order(optimizer: torch.optim.Optimizer, layout: Layout) -> Iterator[Copy]:
+    """Float32 copies that a script makes by hand: as many parameters of the same shapes, none of them the model's."""
+    held = [param for group in optimizer.param_groups for param in group["params"]]
+    if len(held) != len(layout.params) or any(id(param) in layout.index_of for param in held):
+        return
+    pairs = list(zip(layout.names, layout.params, held, strict=True))
+    if all(
+        own.shape == copy.shape and _is_finer(copy, own) and _is_flat(own) and _is_flat(copy) for _, own, copy in pairs
+    ):
+        yield from (Copy(name, own.view(-1), copy.view(-1), certain=False) for name, own, copy in pairs)
+
+
+def _is_flat(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous() and tensor.is_floating_point()
+
+
+def _is_finer(copy: Tensor, own: Tensor) -> bool:
+    return own.is_floating_point() and copy.is_floating_point() and copy.element_size() > own.element_size()
