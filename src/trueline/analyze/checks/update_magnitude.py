@@ -22,7 +22,9 @@ value is made of cannot be rounding, where u is the unit roundoff of the coarses
 healthy settings is 4.2 (`benchmarks/laws`). There are no statistics and so no false alarms.
 
 Adam, AdamW, AMSGrad, SGD, Adagrad, RMSprop, Adamax and NAdam of `torch.optim` are predicted, in all of their forms. A
-subclass is, too, as long as its `step` is torch's.
+subclass is, too, as long as its `step` is torch's. Of others there are bounds: Lion (lion-pytorch) moves by its rate or
+not at all; Muon (torch), Adafactor (torch, transformers) and LAMB (torch-optimizer) move at most as far as rate, shape
+and norm of the parameter allow, which shows large faults only.
 
 What it may miss
 ----------------
@@ -52,10 +54,13 @@ optimizer = torch.optim.AdamW(model.parameters())
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from trueline.analyze.updates.evidence import factor_of, finding_on, optimizer_of, place_text, sampled_steps
-from trueline.analyze.updates.judgement import judged_updates, worst_units
+from trueline.analyze.updates.judgement import Judged, judged_updates, worst_units
 from trueline.analyze.updates.laws import PARAM, TOLERANCE
+from trueline.analyze.updates.magnitudes import bounded_updates
+from trueline.analyze.updates.samples import Slice
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
@@ -66,8 +71,31 @@ ACROSS_RANKS = False
 
 
 def check(run: Run) -> list[Finding]:
-    """The Finding of moves that are not those declared; raises ``CannotTell`` where no update could be predicted."""
-    every = judged_updates(run)
+    """Findings of moves that are not those declared; raises ``CannotTell`` where no update could be predicted and none
+    has a bound.
+    """
+    bounded = bounded_updates(run)
+    if not bounded:
+        return _unlike_the_rule(judged_updates(run))
+    beyond = [(each, float(excess.max())) for each, excess in bounded if (excess > 1).any()]
+    return [_beyond(beyond, among=sorted({each.step for each, _ in bounded}))] if beyond else []
+
+
+def _beyond(beyond: Sequence[tuple[Slice, float]], *, among: Sequence[int]) -> Finding:
+    slices = [each for each, _ in beyond]
+    return finding_on(
+        slices,
+        code=CODE,
+        severity="error",
+        claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=among)} as its settings do not allow.",
+        measured=max(excess for _, excess in beyond),
+        expected=1.0,
+        unit="move over what the settings allow (at most)",
+        next=("Look for what changes parameters, gradients or settings while the optimizer steps.",),
+    )
+
+
+def _unlike_the_rule(every: Sequence[Judged]) -> list[Finding]:
     wrong = [each for each in every if each.of.has_gradient and (each.excess[PARAM] > 1).any() and not each.still]
     if not wrong:
         return []

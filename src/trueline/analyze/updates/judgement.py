@@ -52,7 +52,7 @@ def judged_updates(run: Run) -> tuple[Judged, ...]:
     sampled = sampled_updates(run)
     found = tuple(judged for each in sampled.slices if (judged := judge(each)) is not None)
     if not found:
-        known = any(each.law for each in sampled.slices)
+        known = any(each.law in LAWS for each in sampled.slices)
         names = ", ".join(sorted(sampled.optimizers))
         raise CannotTell(
             f"how {names} updates is not known: laws exist for {', '.join(LAWS)} of torch.optim, with a step that is "

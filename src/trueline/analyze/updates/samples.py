@@ -19,16 +19,19 @@ from trueline.schema.errors import CannotTell
 from trueline.schema.formats import FORMATS
 from trueline.store.reader import Run
 
+_NUMBERS = ("step", "mu_product", "param_norm")
+"""What there is one of for all elements of a parameter."""
+
 
 @dataclass(frozen=True)
 class Slice:
     """K elements of one parameter around one update of ``rank`` at ``step``.
 
-    ``law`` is the class of torch.optim whose rules the optimizer follows, '' where it has rules of its own. ``before``
-    and ``after`` are float64 [K] by what they are of; numbers that hold for all elements are in ``numbers_before`` and
-    ``numbers_after``. ``dtypes`` are by name, without 'torch.'. ``has_gradient`` is whether ``.grad`` was there,
-    ``trains`` whether the parameter asks for one, ``numel`` its elements. ``skipped`` says that a gradient scaler told
-    a fused update to change nothing.
+    ``law`` is the class of torch.optim whose rules the optimizer follows, or another that is known, '' for any other.
+    ``before`` and ``after`` are float64 [K] by what they are of; numbers that hold for all elements are in
+    ``numbers_before`` and ``numbers_after``. ``dtypes`` are by name, without 'torch.'. ``has_gradient`` is whether
+    ``.grad`` was there, ``trains`` whether the parameter asks for one, ``numel`` its elements, ``shape`` its own where
+    its law needs that. ``skipped`` says that a gradient scaler told a fused update to change nothing.
     """
 
     step: int
@@ -47,6 +50,7 @@ class Slice:
     trains: bool
     is_own: bool
     skipped: bool
+    shape: tuple[int, ...] = ()
 
     @property
     def unit(self) -> float:
@@ -153,6 +157,7 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
             trains=entry["trains"],
             is_own=bool(entry["name"]),
             skipped=extra.get("found_inf", 0.0) != 0.0,
+            shape=tuple(entry.get("shape", ())),
         )
 
 
@@ -184,7 +189,7 @@ class _Feed:
         numbers: dict[str, float] = {}
         for name, _, num in roles:
             part = self.next(num)
-            if name in ("step", "mu_product"):
+            if name in _NUMBERS:
                 numbers[name] = float(part[0])
             else:
                 arrays[name] = part

@@ -25,11 +25,23 @@ NUM_SLICES, LENGTH = 32, 16
 NUM_COPIES = 8
 """Parameters whose copies in higher precision are looked at in a sample."""
 
-_NUMBERS = ("step", "mu_product")
-"""States of torch's optimizers that are one number for all elements."""
+_NUMBERS = ("step", "mu_product", "param_norm")
+"""Of a parameter, what is one number for all of its elements."""
 
 KNOWN = ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam")
 """Classes of ``torch.optim`` whose updates ``analyze.updates.laws`` predicts; a subclass in front of its base."""
+
+BOUNDED = {
+    "torch.optim.Muon": "Muon",
+    "torch.optim.Adafactor": "Adafactor",
+    "transformers.optimization.Adafactor": "Adafactor",
+    "lion_pytorch.lion_pytorch.Lion": "Lion",
+    "torch_optimizer.lamb.Lamb": "Lamb",
+}
+"""Classes for which ``analyze.updates.magnitudes`` has a bound."""
+
+_OTHER_RULES = ("decoupled_wd", "adam")
+"""Attributes by which the optimizers of ``BOUNDED`` follow another rule."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -38,8 +50,8 @@ MAX_OUTSIDE = 100
 
 
 def law_of(optimizer: torch.optim.Optimizer) -> str:
-    """The class of ``KNOWN`` whose ``step`` and states the optimizer has, whatever it is called; '' for any other, as a
-    subclass with a step of its own.
+    """The class of ``KNOWN`` whose ``step`` and states the optimizer has, whatever it is called, or its name in
+    ``BOUNDED``; '' for any other, as a subclass with a step of its own.
     """
     own = type(optimizer)
     for name in KNOWN:
@@ -47,7 +59,11 @@ def law_of(optimizer: torch.optim.Optimizer) -> str:
         parts = ("step", "_init_group")
         if isinstance(optimizer, known) and all(_plain(own, part) is _plain(known, part) for part in parts):
             return name
-    return ""
+    bounded = BOUNDED.get(f"{own.__module__}.{own.__qualname__}", "")
+    step = _plain(own, "step")
+    is_own = step.__qualname__ == f"{own.__qualname__}.step" and step.__module__.startswith(own.__module__)
+    plain = is_own and not any(getattr(optimizer, rule, False) for rule in _OTHER_RULES)
+    return bounded if plain else ""
 
 
 def _plain(of: type, name: str) -> Any:
@@ -102,6 +118,11 @@ def _memory(tensor: Tensor) -> Tensor:
 
 def _is_plain(own: Tensor) -> bool:
     return own.layout is torch.strided and own.is_floating_point() and type(own) in _PLAIN
+
+
+def _is_whole(param: Tensor) -> bool:
+    """Whether its norm is what the optimizer computes: that of a DTensor is of all shards."""
+    return type(param) in _PLAIN
 
 
 def places_of(
@@ -212,6 +233,8 @@ class UpdateSample:
             grad = place.param.grad
             entry = {"name": place.name, "at": place.position, "group": place.group, "start": place.start}
             entry |= {"numel": place.shape.numel(), "trains": place.param.requires_grad}
+            if self._law in BOUNDED.values() and _is_whole(place.param):
+                entry["shape"] = list(place.shape)
             entry |= {"grad": grad is not None, "before": self._add(self._before, place, grad)}
             self.facts["slices"].append(entry | self._numbers(place, "before"))
         self.facts["extra"] = [name for name, value in self._extra() if _add_number(self._before, value)]
@@ -257,6 +280,8 @@ class UpdateSample:
         return [copy.name, num, str(copy.working.dtype).removeprefix("torch."), copy.certain]
 
     def _states(self, place: Place) -> list[tuple[str, Any]]:
+        if self._law in BOUNDED.values():
+            return [("param_norm", place.param.detach().float().norm())] if _is_whole(place.param) else []
         state = self._optimizer.state.get(place.param) if self._law else None
         return list(state.items()) if isinstance(state, dict) else []
 
