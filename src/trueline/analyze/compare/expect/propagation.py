@@ -62,8 +62,8 @@ def size_of(value: Value) -> tuple[float | None, float, float]:
     stats = value.stats
     if stats is None or not stats.finite:
         return None, 1.0, 1.0
-    if _is_masked(value) or is_swamped(value):
-        seen = stats.projections if _is_masked(value) else None  # which leave masks out
+    if is_masked(value) or is_swamped(value):
+        seen = stats.projections if is_masked(value) else None  # which leave masks out
         size = abs(stats.max or 0.0) if seen is None else math.hypot(*seen) / math.sqrt(len(seen) * stats.numel)
         return size or None, 1.0, 1.0
     rms, std = stats.rms, stats.std
@@ -76,16 +76,14 @@ def is_swamped(value: Value) -> bool:
     stats = value.stats
     if stats is None or stats.min is None or stats.max is None or value.dtype not in FORMATS:
         return False
-    return stats.min < -_SWAMPED * max(abs(stats.max), 1.0) and not (
-        _is_masked(value) and stats.projections is not None
-    )
+    return stats.min < -_SWAMPED * max(abs(stats.max), 1.0) and not (is_masked(value) and stats.projections is not None)
 
 
 _SWAMPED = 1e3
 """Ratio of the lowest number to the highest from which on it is taken for a mask."""
 
 
-def _is_masked(value: Value) -> bool:
+def is_masked(value: Value) -> bool:
     """Whether some numbers are as low as the dtype allows, which softmax maps to 0: only the others have a size."""
     low = None if value.stats is None else value.stats.min
     return low is not None and low <= -MASKS.get(value.dtype, math.inf)
@@ -93,7 +91,7 @@ def _is_masked(value: Value) -> bool:
 
 def lowest_apart(value: Value, twin: Value | None) -> float:
     """The relative difference of two masks whose lowest numbers belong to different dtypes."""
-    if twin is None or value.stats is None or twin.stats is None or not (_is_masked(value) and _is_masked(twin)):
+    if twin is None or value.stats is None or twin.stats is None or not (is_masked(value) and is_masked(twin)):
         return 0.0
     one, other = value.stats.min or 0.0, twin.stats.min or 0.0
     return abs(one - other) / abs(other) if math.isfinite(one) and math.isfinite(other) else 0.0
@@ -173,6 +171,8 @@ def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Ope
         kind = "activation"  # exp and the like: the slope depends on the argument
     if kind in ("move", "additive", "product"):
         return _passed(given, out)
+    if function in _STEPPED:
+        return math.hypot(_passed(given, out), _turned(max((each.rel for each in ins), default=0.0), out.numel))
     if function == "softmax" and given.rms and out.shape:
         # Multiplied by weights that add up to 1 over a row of n: their rms is at most 1/sqrt(n).
         given = replace(given, rms=given.rms / math.sqrt(max(out.shape[-1], 1)))
@@ -200,6 +200,21 @@ def _class_of(function: str) -> str:
 def _steepness(kind: str) -> float:
     """How much steeper the derivative is than the function: that of a norm subtracts two projections."""
     return 3.0 if kind in ("norm", "attention", "softmax") else 1.5
+
+
+def _turned(rel: float, numel: int) -> float:
+    """Of a gradient that passes where its input is positive: of n numbers with a normal density, each off by r, r/π
+    change their sign (∫∫ φ over x < 0 < x + δ), and with it a number of the gradient, of which half are not zero. Where
+    hardly one does, nothing differs.
+    """
+    turned = numel * min(rel, 1.0) / math.pi
+    return math.sqrt(2 * max(turned, 1.0) / numel) if turned > _HARDLY_ONE else 1.5 * rel
+
+
+_STEPPED = frozenset({"relu", "relu6", "leaky_relu", "hardtanh"})
+"""Functions whose slope is a step."""
+
+_HARDLY_ONE = 0.05
 
 
 def _ratio(taken: Operand, out: Operand) -> float:

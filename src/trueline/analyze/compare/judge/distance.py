@@ -139,6 +139,7 @@ def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Dist
 
 def tensor_distance(mine: Numbers, theirs: Numbers, *, max_bytes: int = MAX_BYTES) -> Distance:
     """The distance between two values with the same number of elements, in row-major order, read once in blocks.
+    Masks (``finfo.min``) that both have at one place are left out: beside them nothing else would show.
 
     Stored values may be larger than memory: at most ``max_bytes`` are taken. Where dtypes
     differ, ``equal`` is about numbers. Raises TypeError for what NumPy cannot take as numbers.
@@ -301,6 +302,11 @@ def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> N
     wide_y = _wide(y, scale)
     theirs_sq = float(np.dot(wide_y, wide_y))
     error: NDArray[np.float64] | None = None if same else _wide(x, scale) - wide_y
+    if not math.sqrt(theirs_sq) < scale * _mask_of(y):
+        masked = _masks(x) & _masks(y) & (np.signbit(x) == np.signbit(y))
+        wide_y = np.where(masked, 0.0, wide_y)
+        theirs_sq = float(np.dot(wide_y, wide_y))
+        error = None if error is None else np.where(masked, 0.0, error)
     error_sq = 0.0 if error is None else float(np.dot(error, error))
     finite = len(y)
     if not math.isfinite(error_sq + theirs_sq):
@@ -314,6 +320,15 @@ def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> N
     sums.both_finite += finite
     sums.theirs_sq += theirs_sq
     sums.error_sq += error_sq
+
+
+def _mask_of(block: NDArray[Any]) -> float:
+    """The magnitude from which on numbers of a block are taken for masks: they are the lowest that there is."""
+    return float(np.finfo(block.dtype).max) / 2 if block.dtype.kind == "f" else math.inf
+
+
+def _masks(block: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.isfinite(block) & (np.abs(block) >= _mask_of(block))
 
 
 def _nonfinite(x: NDArray[Any], y: NDArray[Any]) -> tuple[bool, NDArray[np.bool_]]:

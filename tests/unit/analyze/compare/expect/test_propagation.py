@@ -193,3 +193,17 @@ def test_predictions_are_finite_where_nothing_was_measured() -> None:
     bare = Operand(REL, None, (4, 4), slot="in0")
     for function, _, ins in FORWARD.values():
         assert math.isfinite(forward_rel(function, [bare] * len(ins), Operand(0.0, None, (4, 4))))
+
+
+@pytest.mark.parametrize("rel", [1e-3, 1e-2, 1e-1])
+def test_gradients_turn_where_rounding_moves_the_input_of_a_relu_through_zero(rel: float) -> None:
+    x, given = normal(200, 200), normal(200, 200, seed=3)
+    one, other = given * (moved(x, rel, 0) > 0), given * (x > 0)
+    expected = backward_rel("relu", operand(given, 0.0, "out0"), [operand(x, rel, "in0")], operand(other, 0.0, "in0"))
+    assert 0.7 < apart(one, other) / expected < 1.5
+
+
+def test_hardly_a_gradient_turns_where_an_input_of_a_relu_is_exact_enough() -> None:
+    x = normal(200, 200)
+    known = operand(x, 1e-7, "in0")
+    assert backward_rel("relu", operand(x, 0.0, "out0"), [known], known) < 2e-7

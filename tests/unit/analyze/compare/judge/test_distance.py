@@ -347,3 +347,15 @@ def test_other_numbers_of_elements_have_no_distance() -> None:
 def test_zeros_and_what_is_not_zero_are_one_apart() -> None:
     assert stats_distance(exact(3.0, 4.0), exact(0.0, 0.0), rows=1).rel == pytest.approx(1.0, rel=1e-9)
     assert stats_distance(exact(0.0, 0.0), replace(exact(0.0, 0.0), zero=1), rows=1).rel == 0.0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_masks_of_both_are_left_out_of_the_distance_of_stored_values(dtype: type) -> None:
+    draw = np.random.default_rng(0)
+    y = draw.normal(size=(64, 8)).astype(dtype)
+    x = (y * 1.01).astype(dtype)
+    rest = tensor_distance(x[:, :4], y[:, :4]).rel
+    x[:, 4:] = y[:, 4:] = np.finfo(dtype).min
+    assert tensor_distance(x, y).rel == pytest.approx(rest)
+    y[0, 4] = 0
+    assert (tensor_distance(x, y).rel or 0) >= 1
