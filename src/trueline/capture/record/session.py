@@ -138,8 +138,9 @@ class Session:
             frame = frame_of_update(sys._getframe(1))  # below it the stacks of all calls of the update are the same
             stack = None if frame is None else self._stack(frame)
             self._update = None if frame is None or stack is None else (frame, stack)
-            if is_initialised():
-                self._buffer.forget()  # a reduction in C++ does not change the version of a gradient
+            if is_initialised() or not self._functions_too:
+                # A reduction in C++, or a scaler that undoes its scale, does not change the version of a gradient.
+                self._buffer.forget()
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
                 if self._selection.enters("param", name):

@@ -26,13 +26,15 @@ from trueline.analyze.compare.expect.propagation import (
     size_of,
 )
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
+from trueline.analyze.compare.expect.unrecorded import Unrecorded
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
 
-Origin = Literal["call", "given", "param", "gradient", "wiring"]
+Origin = Literal["call", "given", "param", "gradient", "wiring", "unrecorded"]
 """Where a value comes from: a recorded call, no recorded call, the parameters, the backward of a call that is not
-recorded; or (``wiring``) it was seen before with another twin: the two runs connect their calls differently."""
+recorded; or (``wiring``) it was seen before with another twin: the two runs connect their calls differently. Where only
+calls of modules were recorded, the code between them (``unrecorded``)."""
 
 UNRELATED = math.sqrt(2)
 """The relative difference of two unrelated values of the same norm."""
@@ -46,7 +48,7 @@ class Expectation:
     the inputs, and ``tainted`` says that one of these differs by more than rounding explains. ``decided``: before it
     came a decision (an index, a comparison) that the two runs take differently, or random numbers that they do not
     share. ``explained`` is the difference to expect if those of tainted inputs had no effect on it; None where that is
-    not known.
+    not known. ``within`` is the innermost module whose unrecorded code computed the value, '' outside of the model.
     """
 
     rel: float
@@ -57,6 +59,7 @@ class Expectation:
     call: CallKey | None = None
     decided: bool = False
     explained: float | None = None
+    within: str | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class Expected:
         self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._by_param = {name: root for root, name in self._param_roots.items()}
         self._grad_roots: dict[str, int] = {}
+        self._unrecorded = Unrecorded(side)
         self._any_tainted = False
         self._worst = 0.0
         self._worst_backward = 0.0
@@ -126,6 +130,11 @@ class Expected:
     def param_of(self, root: int) -> str | None:
         """The name of the parameter that a value is, None where it is none."""
         return self._param_roots.get(root)
+
+    @property
+    def of_modules(self) -> bool:
+        """Whether only calls of modules were recorded."""
+        return self._unrecorded.applies
 
     def knows(self, root: int) -> bool:
         """Whether a value was seen before."""
@@ -202,6 +211,8 @@ class Expected:
             call.taken.append(root)
             call.slots.append(slot)
         rel = self._known[root].operand.rel
+        if self._unrecorded.applies:
+            self._unrecorded.note(value, self._known[root].explained if self._known[root].tainted else rel)
         if rel > 0:
             for open_call in self._open_modules(value):
                 if rel > open_call.worst_inside:
@@ -244,13 +255,41 @@ class Expected:
         cast = _cast(value, twin)
         if value.root in self._param_roots:
             return Expectation(cast, 0.0, "param")
+        if self._unrecorded.applies and value.site.phase == "fwd" and value.module:
+            return self._of_code(value, twin, value.site.name if value.returned else value.module)
         # Something that is not recorded may have made it from what is known.
         derived = self._worst if _is_float(value.dtype) else 0.0
         tainted = self._any_tainted and _is_float(value.dtype)
         return Expectation(math.hypot(cast, derived), 0.0, "given", tainted)
 
+    def _of_code(self, value: Value, twin: Value | None, module: str, call: _Called | None = None) -> Expectation:
+        """The expectation for what the unrecorded code of a module computed: for something that it calls, or for what
+        its ``call`` returns.
+        """
+        dtype = coarser(value.dtype, twin.dtype) if twin is not None else value.dtype
+        params = [root for root in self._unrecorded.params_of(module) if root in self._known]
+        had = [self._known[root].operand.rel for root in params]
+        rel = math.hypot(_cast(value, twin), self._unrecorded.forward_rel(value, module, had, dtype))
+        made = Expectation(
+            rel,
+            0.0,
+            "unrecorded",
+            self._any_tainted,
+            tuple(params),
+            decided=rel > 0 and not _is_float(value.dtype),
+            explained=rel,
+            within=module,
+        )
+        if not value.returned:
+            return made
+        sources = (*(() if call is None else call.taken), *params)
+        return replace(made, origin="call", sources=sources, call=key_of(value))
+
     def _of_call(self, value: Value, twin: Value | None, call: _Called, out: Operand, dtype: str) -> Expectation:
-        if value.kind == "module" and (call.worst_inside or value.site.name not in self._leaves):
+        if self._unrecorded.applies and self._unrecorded.is_code(value.site.name):
+            return self._of_code(value, twin, value.site.name, call)
+        by_inside = call.worst_inside or (value.site.name not in self._leaves and not self._unrecorded.applies)
+        if value.kind == "module" and by_inside:
             rel = math.hypot(
                 call.worst_inside, max((self._known[root].operand.rel for root in call.taken), default=0.0)
             )
@@ -258,8 +297,10 @@ class Expected:
             return self._made(rel, own, "call", tuple(call.taken), key_of(value))
         taken = list(call.taken)
         if value.kind == "module":
-            prefix = f"{value.site.name}."
-            taken += [root for name, root in self._by_param.items() if name.startswith(prefix) and root in self._known]
+            own = [root for _, root in self._params_in(value.site.name)]
+            if not own and self._unrecorded.applies and function_of(value.api) in ("linear", "embedding"):
+                own = self._unrecorded.tied
+            taken += [root for root in own if root in self._known]
         function = function_of(value.api)
         ins = [self._known[root].operand for root in taken]
         own = self._own_rounding(function, taken, out, dtype)
@@ -272,8 +313,14 @@ class Expected:
             made, explained=math.hypot(forward_rel(function, self._operands(taken, explained=True), out), own)
         )
 
+    def _params_in(self, module: str) -> Iterator[tuple[str, int]]:
+        """Names and roots of the parameters of a module and of those in it."""
+        return ((name, root) for name, root in self._by_param.items() if name.startswith(f"{module}."))
+
     def _of_gradient(self, value: Value, out: Operand, dtype: str) -> Expectation:
         key = key_of(value)
+        if self._unrecorded.applies and value.kind == "module":
+            return self._of_code_gradient(value, dtype)
         if not value.returned and value.kind != "param":
             return self._passed_back(key, value, out.in_slot(value.site.slot), dtype)
         sources = self._gradients.get(self._forward_root(value) or -1, [])
@@ -289,6 +336,18 @@ class Expected:
         return replace(
             made, explained=math.hypot(_summed_rel(self._operands(sources, explained=True), out), own, *of_hidden)
         )
+
+    def _of_code_gradient(self, value: Value, dtype: str) -> Expectation:
+        """The expectation for a gradient where only calls of modules were recorded: the sum over all uses of a value,
+        of which some may be in code between them.
+        """
+        root = self._forward_root(value)
+        if root is None:
+            return self._unseen(self._operand(value, None, 0.0), dtype, key_of(value))
+        rel = self._unrecorded.backward_rel(value, root, dtype)
+        within = self._unrecorded.within(value.site.micro, root)
+        origin: Origin = "gradient" if within is None else "unrecorded"
+        return Expectation(rel, 0.0, origin, self._any_tainted, call=key_of(value), explained=rel, within=within)
 
     def _hidden(self, value: Value, out: Operand, dtype: str) -> Iterator[Expectation]:
         """Expectations of terms of a gradient that were not seen by themselves: some calls only show the sum."""
@@ -312,13 +371,24 @@ class Expected:
         """The expectation for a parameter's gradient where calls were not recorded: a sum of the gradients that its
         module received, which may cancel.
         """
-        unseen = self._unseen(out, dtype, key_of(value))
-        call = self._calls.get((value.site.micro, "bwd", value.site.name.rpartition(".")[0], 0))
+        key = key_of(value)
+        unseen = self._unseen(out, dtype, key)
+        if self._unrecorded.applies and value.kind == "param":
+            rel = self._unrecorded.backward_rel(value, None, dtype)
+            unseen = replace(unseen, rel=rel, explained=rel)
+        module, micro = value.site.name.rpartition(".")[0], value.site.micro
+        call, forward = self._calls.get((micro, "bwd", module, 0)), self._calls.get((micro, "fwd", module, 0))
         if value.kind != "param" or call is None or not call.taken:
             return unseen
         given = self._given_to(call)
-        summed = math.hypot(backward_rel("add", given, [], out), _summed_rounding(given, out, dtype))
-        return replace(unseen, rel=math.hypot(unseen.rel, summed))
+        summed = [backward_rel("add", given, [], out), _summed_rounding(given, out, dtype)]
+        if self._unrecorded.applies and forward is not None and forward.taken and len(out.shape) > 1:
+            ins = [given, self._known[forward.taken[0]].operand]
+            length = max(given.numel // max(given.shape[-1:] or (1,)), 1)
+            own = op_rounding_rel("matmul", dtype, dtype, length, condition_of("matmul", ins, out))
+            summed = [forward_rel("matmul", ins, out), _both(own)]
+        rel = math.hypot(unseen.rel, *summed)
+        return replace(unseen, rel=rel, explained=None if unseen.explained is None else rel)
 
     def _passed_back(self, key: CallKey, value: Value, out: Operand, dtype: str) -> Expectation:
         """The expectation for the gradient that the backward of a call returns for the input in the slot of ``out``."""
@@ -326,6 +396,9 @@ class Expected:
         if call is None or not call.taken:
             return self._unseen(out, dtype, key)
         taken, slots = (forward.taken, forward.slots) if forward is not None else ([], [])
+        if value.kind == "module" and self._leaf(value):
+            own = [(root, name) for name, root in self._params_in(value.site.name) if root in self._known]
+            taken, slots = [*taken, *(root for root, _ in own)], [*slots, *(name for _, name in own)]
         inputs = [self._known[root].operand.in_slot(slot) for root, slot in zip(taken, slots, strict=True)]
         given = self._given_to(call)
         function = function_of(call.api)

@@ -12,6 +12,7 @@ that use it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,11 @@ from trueline.analyze.recorded.step_values import Value
 
 _TIGHT_REL = 1e-3
 """The expected difference of a result up to which it agrees for certain, unless it is equal."""
+
+_NOISE = 1e-5
+"""Norm of a gradient, over the largest one of any parameter, below which it is what rounding left of 0, as that of a
+bias of keys is.
+"""
 
 NO_CONSEQUENCE = "computed in another way, and nothing that follows from it differs"
 
@@ -46,7 +52,16 @@ def _is_harmless(rows: Sequence[Compared]) -> bool:
     params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]
     phase = "grad" if any(of == "grad" for _, of in params) else "bwd"
     gradients = [row for row, of in params if of == phase]
+    largest = max((_norm(row) for row in gradients), default=0.0)
+    gradients = [row for row in gradients if not (row.judgement == "within" and _norm(row) < _NOISE * largest)]
     return bool(results and gradients) and all(map(_certainly_agrees, [*results, *gradients]))
+
+
+def _norm(row: Compared) -> float:
+    """The larger norm of a value in either run; infinite where it was not measured."""
+    return max(
+        math.inf if value is None or value.stats is None else value.stats.norm for value in (row.mine, row.theirs)
+    )
 
 
 def _may_be_excused(row: Compared) -> bool:
@@ -56,7 +71,8 @@ def _may_be_excused(row: Compared) -> bool:
     if value.site.phase != "fwd" and not (value.site.phase == "bwd" and row.distance.reordered):
         return False
     writes = value.api.endswith("_") and not value.api.endswith("__")
-    if row.expectation.origin not in ("call", "gradient", "wiring") or value.kind != "op" or writes:
+    recorded = row.expectation.origin in ("call", "gradient", "wiring") and value.kind == "op" and not writes
+    if not recorded and row.expectation.origin != "unrecorded":
         return False
     return row.distance.nonfinite_differ or (row.distance.rel or 0.0) > COARSE_REL
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Structure, agrees
+from trueline.analyze.compare.judge.unrecorded_code import is_of_modules
 from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
-from trueline.analyze.recorded.step_values import Call
+from trueline.analyze.recorded.step_values import Call, Value
 
 _PASSING_ON = frozenset({"detach", "view_as", "alias", "clone", "requires_grad"})
 """Functions that return the numbers they are given; a custom autograd function shows as one of them."""
@@ -47,12 +48,42 @@ def cut_gradient(step: Step) -> CutGradient | None:
         found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
         if found is not None:
             return CutGradient(*found, row, [value_of(each).site.name for each in params], _is_of_run(params))
-    if not params or first is not None:
+    lost = _first_lost(step) if params else None
+    if not params or (first is not None and (lost is None or lost.place > first.place)):
         return None
-    after = params[0]
+    after = lost or params[0]
     return CutGradient(
         GraphDifference((), ()), after, after, [value_of(each).site.name for each in params], _is_of_run(params)
     )
+
+
+def _first_lost(step: Step) -> Compared | None:
+    """The gradient to name where only calls of modules were recorded: of what the module returned whose code made the
+    first value without a gradient, in the order of the backward pass. Where that is a function of torch, it is the
+    module of the first parameter without one, or the module around both.
+    """
+    if not is_of_modules(step):
+        return None
+    rows = [row for row in step.rows if row.unmatched and value_of(row).site.phase == "bwd"]
+    rows = [row for row in rows if (row.mine is None) == (rows[0].mine is None)]
+    values = {value_of(row).site.name: row for row in reversed(rows) if value_of(row).kind == "module"}
+    if not values:
+        return None
+    side = step.alignment.sides[rows[0].mine is None].values
+    first = value_of(next(row for row in rows if value_of(row).kind == "module"))
+    param = next((value_of(row).site.name.rpartition(".")[0] for row in rows if value_of(row).kind == "param"), "")
+    made = next((value for value in side if value.site.phase == "fwd" and _is_of(value, first)), first)
+    maker = side[made.root]
+    named = (maker.site.name, param, maker.module)
+    around = {value.module for value in side}
+    no_code = {value.site.name for value in side if value.api.startswith("torch.nn.modules.")} - around
+    return next((values[name] for name in named if name in values and name not in no_code), values[first.site.name])
+
+
+def _is_of(value: Value, gradient: Value) -> bool:
+    """Whether ``gradient`` is that of ``value``."""
+    one, other = value.site, gradient.site
+    return (one.micro, one.name, one.call, one.slot) == (other.micro, other.name, other.call, other.slot)
 
 
 def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] | None:

@@ -18,6 +18,7 @@ from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Cause as StructureCause
 from trueline.analyze.compare.judge.structure import Structure, innermost
 from trueline.analyze.compare.judge.structure_text import difference_in_words
+from trueline.analyze.compare.judge.unrecorded_code import call_around, is_of_modules, lonely_calls, module_of
 from trueline.analyze.compare.judge.value_judgement import LIMIT, NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call, Value
@@ -90,7 +91,8 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
     concerned = [step for step in steps if step.step == at]
     weights = list(_all(concerned, "param"))
     others = sorted(
-        _all(concerned, "given", "call", "gradient"), key=lambda found: (found[1].place, found[0].rank or 0)
+        _all(concerned, "given", "call", "gradient", "unrecorded"),
+        key=lambda found: (found[1].place, found[0].rank or 0),
     )
     if any(step.before is not None for step, _ in weights):
         # What calls make of parameters that were updated otherwise is a consequence.
@@ -98,11 +100,13 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
         findings = [] if others else [_update_result_differs(weights)]
     else:
         findings = _weights_differ(weights)
-    structure = _first_structure(concerned)
+    structure = _first_structure(concerned) or _lonely_inside(others)
     if structure is not None:
         return [*findings, _structure_differs(*structure)], (structure[0], structure[1].row)
-    cut = next(((step, found) for step in concerned or steps if (found := cut_gradient(step)) is not None), None)
+    so_far = [step for step in steps if at is None or step.step <= at]
+    cut = next(((step, found) for step in so_far if (found := cut_gradient(step)) is not None), None)
     if cut is not None:
+        findings = findings if cut[0].step == at else []
         return [*findings, _gradients_cut(*cut)], (cut[0], cut[1].row)
     if others:
         finding = _FINDING_OF[_origin(others[0][1])](others)
@@ -129,6 +133,21 @@ def _first_structure(steps: Sequence[Step]) -> tuple[Step, StructureCause] | Non
     return min(found, key=lambda each: each[1].place, default=None)
 
 
+def _lonely_inside(found: Sequence[First]) -> tuple[Step, StructureCause] | None:
+    """Calls that only one run makes, of the module whose unrecorded code the first difference comes from."""
+    if not found:
+        return None
+    step, first = found[0]
+    if not is_of_modules(step) or value_of(first).site.phase != "fwd":
+        return None
+    value = value_of(first)
+    module = value.site.name if value.returned else value.module
+    difference = lonely_calls(step, module)
+    calls = [call.first for call in (*difference.mine, *difference.theirs)]
+    row = next((row for row in step.rows if any(each in (row.mine, row.theirs) for each in calls)), None)
+    return None if row is None else (step, StructureCause(difference, first.place, row, first))
+
+
 def _structure_differs(step: Step, cause: StructureCause) -> Finding:
     """A difference of the call graphs, and the first value that it changes."""
     words = difference_in_words(step, cause.difference)
@@ -150,6 +169,9 @@ def _structure_differs(step: Step, cause: StructureCause) -> Finding:
         },
         next=("Compare the code of both runs at these lines.", command_for(step.run.path, after.site)),
     )
+    seam = cause.difference.seam
+    if is_of_modules(step) and seam is not None and not (cause.difference.mine or cause.difference.theirs):
+        finding = _at_call_around(finding, step, cause.row, seam.mine.module)
     return replace(finding, measured=cause.after.distance and cause.after.distance.rel, unit="relative L2 difference")
 
 
@@ -163,6 +185,8 @@ def _gradients_cut(step: Step, cut: CutGradient) -> Finding:
             f"{counted(len(cut.params), 'parameter')} {verb} only in {'RUN' if cut.of_run else 'REF'}: "
             f"{named_some(cut.params)}."
         )
+        if is_of_modules(step) and value_of(cut.row).kind == "module":
+            claim += f" They end in code of {value_of(cut.row).site.name} that was not recorded."
     else:
         claim += f"The values agree, and gradients do not, first {value_of(cut.after).site}."
     evidence = {"difference": words, "parameters": cut.params[:100]}
@@ -371,6 +395,38 @@ def _first_divergence(found: Sequence[First]) -> Finding:
     )
 
 
+def _unrecorded_differs(found: Sequence[First]) -> Finding:
+    """The finding on a value that code between calls of modules computed, which was not recorded: it names the module
+    that the code belongs to, the innermost one that can be told.
+    """
+    step, first = found[0]
+    value, module = value_of(first), module_of(first) or ""
+    whose = f"code of {module}" if module else "code outside of the model"
+    had = "the gradients that it was given agree" if value.site.phase == "bwd" else "what it was given agrees"
+    by = _by(first)
+    claim = (
+        f"The first difference that rounding does not explain is made by {whose}, which was not recorded, at "
+        f"{value.site}: {by}; {had} as far as it was recorded."
+    )
+    finding = _at_call_around(_finding("first-divergence", "error", claim, found[:1]), step, first, module)
+    names = f', names = ["{module}*"]' if module else ""
+    record = f'Record all calls in both runs, with preset = "mix"{names} in the Plan: they show which one differs.'
+    return replace(finding, next=(record, command_for(step.run.path, value.site)))
+
+
+def _at_call_around(finding: Finding, step: Step, first: Compared, module: str) -> Finding:
+    """``finding``, its first site that of the call whose code was not recorded, and which computed ``first``."""
+    around = call_around(step, first, module)
+    if around is None:
+        return finding
+    at = step.frame(value_of(around))
+    return replace(
+        finding,
+        sites=(str(value_of(around).site), *finding.sites),
+        evidence={**finding.evidence, **({"where": at} if at else {})},
+    )
+
+
 def _takes_parameter(step: Step, row: Compared) -> bool:
     """Whether the call of a value takes a parameter."""
     sources = set[int]() if row.expectation is None else set(row.expectation.sources)
@@ -575,5 +631,6 @@ _FINDING_OF = {
     "call": _first_divergence,
     "gradient": _first_divergence,
     "update": _update_differs,
+    "unrecorded": _unrecorded_differs,
 }
 """The finding on the first difference, by its origin."""

@@ -187,11 +187,11 @@ class _Past:
 
 def _added(step: Step) -> Iterator[_Added]:
     """What each call of the forward and backward pass added, value by value, in the order of execution."""
-    measured = {row.root: _rel(row) for row in step.rows if _is_first_sighting(row) and row.distance is not None}
+    measured = {row.root: row for row in step.rows if _is_first_sighting(row) and row.distance is not None}
     for row in step.rows:
         if not _is_judged(row) or row.mine is None or row.theirs is None or row.expectation is None:
             continue
-        taken = [rel for root in row.expectation.sources if (rel := measured.get(root)) is not None]
+        taken = [rel for root in row.expectation.sources if (rel := _taken(measured.get(root), row)) is not None]
         m = _rel(row)
         if m is None or not taken:
             continue
@@ -201,6 +201,19 @@ def _added(step: Step) -> Iterator[_Added]:
         site = value_of(row).site
         key = site.micro, site.phase, site.name, site.call, site.slot, row.expectation.decided
         yield _Added(key, row.place, math.log(math.hypot(m, u) / before), before)
+
+
+def _taken(source: Compared | None, row: Compared) -> float | None:
+    """The relative difference of what a call took; of a term of a sum in which terms cancel, relative to the sum."""
+    rel = None if source is None else _rel(source)
+    value, term = value_of(row), None if source is None else value_of(source)
+    if rel is None or term is None or function_of(value.api) not in _SUMS:
+        return rel
+    sizes = [None if each.stats is None else each.stats.rms for each in (term, value)]
+    return rel if sizes[0] is None or not sizes[1] else rel * max(1.0, sizes[0] / sizes[1])
+
+
+_SUMS = frozenset({"add", "sub", "radd", "rsub"})
 
 
 def _is_first_sighting(row: Compared) -> bool:
@@ -223,6 +236,8 @@ def _is_judged(row: Compared) -> bool:
     """Whether a value is made by a call of the forward or backward pass that does more than move numbers."""
     if not _is_first_sighting(row) or row.expectation is None or row.expectation.origin not in ("call", "gradient"):
         return False
+    if row.expectation.within is not None:
+        return False  # of code that was not recorded it is not known what it had
     value = value_of(row)
     if value.site.phase not in _PASSES or value.dtype not in UNIT_ROUNDOFF or value.stats is None:
         return False

@@ -201,6 +201,8 @@ class Divergence:
                 outcome = self._compared(value, twin, expectation)
                 if value.root in self._unmeasured:
                     self._learn(value, twin, expectation, outcome)
+                if outcome.rewired and self.expected.of_modules:
+                    outcome = self._of_module(value, twin, outcome)
             elif outcome.rewired:
                 outcome = self._of_module(value, twin, outcome)
         if twin is not None and outcome is not None:
@@ -250,7 +252,7 @@ class Divergence:
         elif distance.how != "tensor":
             most = math.inf if distance.most_rel is None else distance.most_rel
             rel = max(rel, min(expectation.rel, most))
-        if distance.how != "tensor" and is_swamped(value):
+        if is_swamped(value):
             # Equal beside masks is not equal: what the inputs say holds.
             rel, judgement = max(rel, expectation.rel), "propagated" if expectation.tainted else judgement
         if expectation.origin == "param" and judgement == "beyond":
@@ -308,7 +310,9 @@ class Divergence:
         if judgement == "beyond" and expectation.origin == "given" and PART in value.flags | twin.flags:
             own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
             return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
-        if judgement == "beyond" and _draws_in_another_dtype(value, twin):
+        if judgement == "beyond" and (
+            _draws_in_another_dtype(value, twin) or _may_draw_in_another_dtype(value, twin, expectation, distance)
+        ):
             return _Outcome("within", distance, replace(expectation, rel=UNRELATED, decided=True), DRAWN)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
@@ -395,6 +399,13 @@ def _draws_in_another_dtype(value: Value, twin: Value) -> bool:
     if not value.returned or value.kind != "op" or function_of(value.api) not in RANDOM:
         return False
     return value.dtype != twin.dtype and value.args == twin.args
+
+
+def _may_draw_in_another_dtype(value: Value, twin: Value, expectation: Expectation, distance: Distance) -> bool:
+    """Whether code that was not recorded made the values, of two dtypes, so differently that random numbers may do."""
+    unseen = expectation.origin == "unrecorded" and value.site.phase == "fwd"
+    floats = value.dtype in UNIT_ROUNDOFF and twin.dtype in UNIT_ROUNDOFF
+    return unseen and floats and value.dtype != twin.dtype and (distance.rel or 0.0) > COARSE_REL
 
 
 def _written_over(value: Value) -> bool:

@@ -1,7 +1,8 @@
 """Brings gradients to one scale where only one run scales its loss for the backward pass, and undoes it before the
 update, as gradient scalers do.
 
-The factor is read off the gradient of the first single number that both runs have one of: the loss. That it is undone
+The factor is read off the gradient of the first single number that both runs have one of, the loss; where only calls of
+modules were recorded, off the norms of the first gradient. That it is undone
 shows in the gradients of parameters as the update has them; where these differ by the factor, nothing is changed, and
 the difference is judged.
 """
@@ -55,15 +56,44 @@ def _is_nearer(mine: Value, theirs: Value | None, scale: float) -> bool:
 
 def _scale_of(alignment: Alignment) -> float | None:
     """The gradient of the loss in the run over that in the reference; None where they are equal or not comparable."""
+    of_modules = all(value.kind != "op" for side in alignment.sides for value in side.values)
     for mine, theirs, _ in alignment.pairs:
         if mine is None or theirs is None or mine.site.phase != "bwd" or mine.stats is None or theirs.stats is None:
             continue
-        if mine.stats.numel != 1 or theirs.stats.numel != 1:
+        if of_modules:
+            ratio = _log_ratio(mine, theirs)
+            scale = 1.0 if ratio is None or _is_clipped(alignment) else _rounded(math.exp(ratio))
+        elif mine.stats.numel != 1 or theirs.stats.numel != 1:
             return None
-        one, other = number_of(mine.stats), number_of(theirs.stats)
-        scale = one / other if other else 0.0
+        else:
+            one, other = number_of(mine.stats), number_of(theirs.stats)
+            scale = one / other if other else 0.0
         return scale if math.isfinite(scale) and scale > 0 and scale != 1.0 else None
     return None
+
+
+def _rounded(scale: float) -> float:
+    """The power of two or the whole number that a quotient of two norms stands for, where there is one."""
+    near = (2.0 ** round(math.log2(scale)), float(round(scale)))
+    return next((each for each in near if abs(scale - each) <= _NORM_ERROR * each), scale)
+
+
+_NORM_ERROR = 1e-5
+"""The relative error of a quotient of two norms of gradients that rounding alone set apart."""
+
+
+def _is_clipped(alignment: Alignment) -> bool:
+    """Whether the update of either run has gradients of a norm that somebody chose: clipping undoes any factor."""
+    for side in alignment.sides:
+        grads = [value for value in side.values if value.site.phase == "grad" and value.stats is not None]
+        norm = math.sqrt(sum(value.stats.sum_sq for value in grads if value.stats is not None))
+        if 0 < norm < math.inf and abs(norm - float(f"{norm:.1g}")) <= _CHOSEN * norm:
+            return True
+    return False
+
+
+_CHOSEN = 1e-5
+"""The relative distance of the norm of clipped gradients from a number of one digit."""
 
 
 def _is_undone(alignment: Alignment, scale: float) -> bool:

@@ -1,0 +1,177 @@
+"""Where only calls of modules are recorded, what differs between them is found in its module, and rounding is not.
+
+Letters: B batch, L positions, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import trueline
+from trueline.analyze.compare.compare import compare
+from trueline.schema.finding import Finding
+
+
+def attended(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor) -> Tensor:
+    return (q_BLD @ k_BLD.mT / math.sqrt(q_BLD.shape[-1])).softmax(-1) @ v_BLD
+
+
+def sharper(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor) -> Tensor:
+    return attended(q_BLD * 1.001, k_BLD, v_BLD)
+
+
+def in_bfloat16(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor) -> Tensor:
+    return attended(q_BLD.bfloat16(), k_BLD.bfloat16(), v_BLD.bfloat16()).float()
+
+
+def keys_detached(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor) -> Tensor:
+    return attended(q_BLD, k_BLD.detach(), v_BLD)
+
+
+def halved_gradient(q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor) -> Tensor:
+    if q_BLD.requires_grad:
+        q_BLD.register_hook(lambda gradient: gradient / 2)
+    return attended(q_BLD, k_BLD, v_BLD)
+
+
+class Attention(nn.Module):
+    """Code between a module for the projections and one for the result."""
+
+    def __init__(self, attend: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.out, self.attend = nn.Linear(8, 24), nn.Linear(8, 8), attend
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.out(self.attend(*self.qkv(x_BLD).chunk(3, dim=-1)))
+
+
+class Model(nn.Module):
+    """Two branches, each added to what it takes."""
+
+    def __init__(
+        self, attend: Callable[..., Tensor] = attended, inner: Callable[[nn.Module], nn.Module] = nn.Sequential
+    ) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Linear(6, 8), nn.LayerNorm(8)
+        self.attn, self.inner, self.head = Attention(attend), inner(nn.Linear(8, 8)), nn.Linear(8, 3)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        x_BLD = self.embed(x_BLD)
+        x_BLD = x_BLD + self.attn(self.norm(x_BLD))
+        return self.head((x_BLD + self.inner(x_BLD)).mean(1))
+
+
+def record(
+    out: Path,
+    made: Callable[[], nn.Module] = Model,
+    *,
+    loss_of: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    scaler: torch.amp.GradScaler | None = None,
+    clip: float | None = None,
+) -> Path:
+    torch.manual_seed(0)
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "modules"})
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        x_BLD, y_B = torch.randn(4, 5, 6, generator=draw), torch.randint(3, (4,), generator=draw)
+        with watch.step():
+            loss = loss_of(model(x_BLD), y_B)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if scaler is not None:
+                scaler.update()
+            optimizer.zero_grad()
+    watch.close()
+    return out
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("modules") / "reference")
+
+
+def leading(run: Path, reference: Path) -> Finding:
+    found = compare(run, reference)
+    assert found.exit_code == 1
+    return found.findings[0]
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"made": lambda: Model(F.scaled_dot_product_attention)},
+        {"made": lambda: Model(lambda q, k, v: attended(q.double(), k.double(), v.double()).float())},
+        {"loss_of": lambda logits, y: -logits.log_softmax(-1).gather(-1, y[:, None]).mean()},
+    ],
+)
+def test_another_way_to_compute_the_same_is_rounding(reference: Path, tmp_path: Path, different: Any) -> None:
+    found = compare(record(tmp_path / "run", **different), reference)
+    assert found.exit_code == 0, found.findings
+
+
+@pytest.mark.parametrize("attend", [sharper, in_bfloat16])
+def test_wrong_code_is_found_in_its_module(reference: Path, tmp_path: Path, attend: Callable[..., Tensor]) -> None:
+    finding = leading(record(tmp_path / "run", lambda: Model(attend)), reference)
+    assert (finding.code, finding.sites) == (
+        "first-divergence",
+        ("0.0/r0/fwd/attn#0:out0", "0.0/r0/fwd/attn.out#0:in0"),
+    )
+    assert "made by code of attn, which was not recorded, at 0.0/r0/fwd/attn.out#0:in0" in finding.claim
+    assert 'preset = "mix", names = ["attn*"]' in finding.next[0]
+
+
+@pytest.mark.parametrize("attend", [keys_detached, halved_gradient])
+def test_a_wrong_backward_of_code_is_found_in_its_module(
+    reference: Path, tmp_path: Path, attend: Callable[..., Tensor]
+) -> None:
+    finding = leading(record(tmp_path / "run", lambda: Model(attend)), reference)
+    assert finding.sites == ("0.0/r0/bwd/attn#0:out0", "0.0/r0/bwd/attn.qkv#0:out0")
+
+
+def test_a_wrong_loss_is_found_after_the_model(reference: Path, tmp_path: Path) -> None:
+    finding = leading(record(tmp_path / "run", loss_of=lambda x, y: F.cross_entropy(x, y) / 1.1), reference)
+    assert finding.sites[0] == "0.0/r0/fwd/Model#0:out0"
+    assert "code outside of the model" in finding.claim
+
+
+class Detached(nn.Sequential):
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return super().forward(x_BLD).detach() * 1.0
+
+
+def test_the_module_in_which_gradients_end_is_named(reference: Path, tmp_path: Path) -> None:
+    finding = leading(record(tmp_path / "run", lambda: Model(inner=Detached)), reference)
+    assert "2 parameters have a gradient only in REF: inner.0.weight and inner.0.bias." in finding.claim
+    assert finding.sites == ("0.0/r0/bwd/inner#0:out0",)
+
+
+def test_a_module_that_only_one_run_calls_is_named(reference: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "run", lambda: Model(inner=lambda linear: nn.Sequential(linear, nn.ReLU())))
+    finding = leading(run, reference)
+    assert finding.code == "structure-differs"
+    assert "only in RUN: module `inner.1`" in finding.claim
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_a_scale_that_the_update_undoes_is_no_difference_unless_clipping_may_hide_it(
+    tmp_path: Path, clip: float | None
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    run, ref = record(tmp_path / "run", scaler=scaler, clip=clip), record(tmp_path / "ref", clip=clip)
+    found = compare(run, ref)
+    assert found.exit_code == (0 if clip is None else 1)
+    assert any("1024 times those of the reference" in note for note in found.notes) is (clip is None)
