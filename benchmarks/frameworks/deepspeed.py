@@ -16,8 +16,6 @@ MODES = (
     *(f"ZeRO {stage}, bf16, 2 micro-batches" for stage in range(4)),
 )
 
-LAUNCHERS = (["deepspeed", "--num_accelerators", "3", "--module"],)
-
 
 def train(job: Job) -> None:
     """Train as DeepSpeed's own examples do."""

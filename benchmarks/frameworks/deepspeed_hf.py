@@ -89,7 +89,7 @@ def with_trainer(job: Job) -> None:
         logging_strategy="no",
     )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(_tiny())
+    model = LlamaForCausalLM(tiny())
     trainer = Own(model, settings, train_dataset=job.dataset(), callbacks=[Keeping()])
     trainer.train()
     job.end(plain.whole(model))
@@ -103,7 +103,7 @@ def truth(weights: dict[str, torch.Tensor], batches: list[dict[str, torch.Tensor
         return slow.plain(weights, batches)
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM(_tiny()).double()
+    model = LlamaForCausalLM(tiny()).double()
     model.load_state_dict({name: weight.double() for name, weight in weights.items()}, strict=False)
     return slow.measured(model, [model(**batch).loss for batch in batches], batches)
 
@@ -127,7 +127,8 @@ class _Loader:
             self.sampler.set_epoch(epoch)
 
 
-def _tiny() -> Any:
+def tiny() -> Any:
+    """The configuration of a Llama of 20k parameters."""
     from transformers import LlamaConfig
 
     return LlamaConfig(

@@ -10,14 +10,17 @@ from typing import Any
 from benchmarks.frameworks.job import FAULTS
 from benchmarks.page import table
 
-FRAMEWORKS = ("ddp", "fsdp", "trainer", "accelerate", "lightning", "deepspeed", "deepspeed_hf", "megatron")
+FRAMEWORKS = (
+    *("launchers", "ddp", "fsdp", "trainer", "trl", "accelerate", "lightning", "ray"),
+    *("deepspeed", "deepspeed_hf", "megatron"),
+)
 
 TITLE = "Frameworks, with the real package"
 
 ABOUT = """\
 Three ranks on a CPU train a small language model. Columns:
 
-- **zero-edit**: `trueline run --` in front of `torchrun` (and of the framework's own launcher, for its first mode): \
+- **zero-edit**: `trueline run --` in front of the launcher, `python -m torch.distributed.run` if a row names none: \
 the command ends as without it, with the same weights, and every step of every rank is in the Run.
 - **bitwise**: the same weights on all ranks, watched or not.
 - **truth**: of the first steps and all ranks, loss, gradient norm before the reduction, cosine between two ranks' \

@@ -52,13 +52,8 @@ class Keeping(Trainer):
 
 def train(job: Job) -> None:
     """Train with the usual arguments."""
-    model, cut = WithLoss(job), {}
-    if "FSDP" in job.mode:
-        layer = type(model.model.blocks[0]).__name__  # type: ignore[index, union-attr]
-        version = int(job.mode.split("FSDP")[1][0])
-        settings = {"version": version, "transformer_layer_cls_to_wrap": [layer], "sync_module_states": False}
-        cut = {"fsdp": True, "fsdp_config": settings}
-    with sharding_on_cpu() if cut else contextlib.nullcontext():
+    model = WithLoss(job)
+    with sharding_on_cpu() if "FSDP" in job.mode else contextlib.nullcontext():
         arguments = TrainingArguments(
             output_dir=f"{job.out}-trainer",
             use_cpu=True,
@@ -71,11 +66,20 @@ def train(job: Job) -> None:
             report_to=[],
             disable_tqdm=True,
             logging_strategy="no",
-            **cut,
+            **cut(job, type(model.model.blocks[0]).__name__),  # type: ignore[index, union-attr]
         )
         trainer = Keeping(job, model=model, args=arguments, train_dataset=job.dataset())
         trainer.train()
     job.end(_inner(trainer.model_wrapped))
+
+
+def cut(job: Job, layer: str) -> dict[str, Any]:
+    """Arguments for FSDP of the mode's version, if any, which wraps each ``layer``."""
+    if "FSDP" not in job.mode:
+        return {}
+    version = int(job.mode.split("FSDP")[1][0])
+    settings = {"version": version, "transformer_layer_cls_to_wrap": [layer], "sync_module_states": False}
+    return {"fsdp": True, "fsdp_config": settings}
 
 
 def _inner(model: Any) -> Mapping[str, Tensor]:

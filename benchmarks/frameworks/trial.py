@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.frameworks import truth
 from benchmarks.frameworks.job import BAD, FAULTS, WORLD
-from benchmarks.frameworks.ranks import trained
+from benchmarks.frameworks.ranks import launched, trained
 
 CHECKED_STEPS = 4
 ALL = {"every": 1, "exact": True}
@@ -34,7 +32,7 @@ def cells(trial: Trial, *, part: str = "") -> Iterator[tuple[str, str]]:
         "record, compare": trial.compared,
     }
     for what, show in parts.items():
-        if part and part != what:
+        if (part and part != what) or what not in getattr(trial.module, "PARTS", parts):
             continue
         try:
             yield what, show()
@@ -52,21 +50,11 @@ class Trial:
         """Of the healthy training: the manifest's notes, and which checks ran."""
 
     def zero_edit(self) -> str:
-        """Under each launcher, ``trueline run --`` ends as without, and has watched all steps of all ranks."""
-        words = ["-m", "benchmarks.frameworks.train"]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD), *words]
-        first = self.mode == self.module.MODES[0]
-        others = getattr(self.module, "LAUNCHERS", ()) if first else ()
-        launchers = [torchrun, *([*words_of, words[1]] for words_of in others)]
-        return "; ".join(filter(None, (self._launched(number, each) for number, each in enumerate(launchers))))
-
-    def _launched(self, number: int, launcher: list[str]) -> str:
+        """``trueline run --`` before the launcher ends as without, and has watched all steps of all ranks."""
         import trueline
 
-        run, out = self.place / f"launched-{number}", self.place / f"launched-{number}-out"
-        command = [*launcher, self.name, self.mode, str(out), "8"]
-        watched = [sys.executable, "-m", "trueline", "run", "--out", str(run), "--", *command]
-        done = subprocess.run(watched, capture_output=True, text=True, timeout=600, check=False)
+        run, out = self.place / "launched", self.place / "launched-out"
+        done = launched(self.name, self.mode, out, {"steps": 8}, watching=["--out", str(run)])
         said = done.stderr.strip().splitlines()[-1:]
         if done.returncode:
             return f"exit code {done.returncode}: {done.stderr[-1500:]}"
@@ -77,7 +65,7 @@ class Trial:
         if steps != [(rank, step) for rank in range(WORLD) for step in range(8)]:
             return f"(rank, step) seen: {steps}"
         ends = [json.loads((out / f"end-{rank}.json").read_text()) for rank in range(WORLD)]
-        bare = trained(self.name, self.mode, self.place / f"unlaunched-{number}", steps=8)
+        bare = trained(self.name, self.mode, self.place / "unlaunched", steps=8)
         return "" if ends == bare else f"not the weights of an unwatched training: {ends}, {bare}"
 
     def bitwise(self) -> str:
