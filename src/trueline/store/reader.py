@@ -198,6 +198,11 @@ class Run(RecordedSteps, Shown):
         measured_TN[at] = True
         return values_TNK, measured_TN
 
+    def texts(self, column: str) -> dict[tuple[int, int], str]:
+        """The values of a column of texts by (step, rank), where they were measured."""
+        rows = zip(self._rows.steps.tolist(), self._rows.ranks.tolist(), self.column(column).to_pylist(), strict=True)
+        return {(step, rank): text for step, rank, text in rows if text is not None}
+
     def lists(
         self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
     ) -> dict[tuple[int, int], np.ndarray]:

@@ -33,8 +33,9 @@ def bounded_updates(run: Run) -> tuple[tuple[Slice, Array], ...]:
 
 def _excess(of: Slice) -> Array | None:
     bound = BOUNDS.get(of.law)
-    usable = bound is not None and of.has_gradient and PARAM in of.after
-    if not usable or not finite_numbers(of.settings, "lr", "weight_decay") or of.settings.get("lr") is None:
+    if bound is None or not of.has_gradient or PARAM not in of.after:
+        return None
+    if not finite_numbers(of.settings, "lr", "weight_decay"):
         return None
     try:
         with np.errstate(all="ignore"):

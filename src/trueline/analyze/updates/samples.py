@@ -97,18 +97,16 @@ class Sampled:
 @memoized
 def sampled_updates(run: Run) -> Sampled:
     """All of them, by step, then rank. Raises ``CannotTell`` where there are none."""
-    texts = run.column("update_facts")
     values = run.lists("update_values")
-    steps, ranks = run.column("step").to_pylist(), run.column("rank").to_pylist()
     slices: list[Slice] = []
     held: dict[tuple[int, int], int] = {}
     outside: dict[tuple[int, int], Sequence[str]] = {}
     optimizers: dict[str, None] = {}
     pairs: list[Pair] = []
-    for key, text in zip(zip(steps, ranks, strict=True), texts, strict=True):
-        if not text.is_valid or key not in values:
+    for key, text in run.texts("update_facts").items():
+        if key not in values:
             continue
-        facts = json.loads(text.as_py())
+        facts = json.loads(text)
         slices += slices_of(key, facts, values[key])
         pairs += _pairs(key, facts, values[key])
         held[key], outside[key] = facts["num_held"], facts["outside"]
