@@ -1,5 +1,5 @@
-"""Callbacks of frameworks watch every rank, change nothing, and close the Run: two real ranks under torchrun, which
-train once without and once with the callback.
+"""Callbacks of frameworks watch every rank, change nothing, and close the Run: two real ranks, under torchrun or
+started by Ray, which train once without and once with the callback.
 """
 
 from __future__ import annotations
@@ -91,6 +91,55 @@ def train(watched):
         accelerator.end_training()
     return total(model)
 """,
+    "deepspeed": """
+import deepspeed
+from trueline.integrations.deepspeed import watched as watching
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles that
+
+def train(watched):
+    from contextlib import nullcontext
+    model = net()
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    config["zero_allow_untested_optimizer"] = True
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    engine, _, loader, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, training_data=rows())
+    with watching(engine, out) if watched else nullcontext():
+        for epoch in range(2):
+            loader.data_sampler.set_epoch(epoch)
+            for (x,) in loader:
+                engine.backward(engine(x.bfloat16()).square().mean())
+                engine.step()
+    return total(engine.module)
+""",
+    "ray": """
+import ray
+from pathlib import Path
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+from trueline.integrations.ray import watched as watching
+
+def loop(config):
+    model = prepare_model(net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    loader = prepare_data_loader(torch.utils.data.DataLoader(rows(), batch_size=4, shuffle=True))
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for (x,) in loader:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    Path(config["file"] + str(ray.train.get_context().get_world_rank())).write_text(str(total(model)))
+
+def train(watched):
+    file = out + "-weights-"
+    run, two = RunConfig(storage_path=out + "-ray"), ScalingConfig(num_workers=2)
+    function = watching(loop, out) if watched else loop
+    TorchTrainer(function, train_loop_config={"file": file}, scaling_config=two, run_config=run).fit()
+    return [Path(file + rank).read_text() for rank in "01"]
+
+if __name__ == "__main__":
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+""",
 }
 
 TAIL = """
@@ -103,6 +152,9 @@ if __name__ == "__main__":
 """
 
 
+ADAPTERS = {"deepspeed": "deepspeed"}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, name):
     import trueline
@@ -112,14 +164,15 @@ def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, name):
         pytest.skip(f"{needed} is not installed")
     script = tmp_path / "train.py"
     script.write_text(HEAD + SCRIPTS[name] + TAIL, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = os.environ | {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *(torchrun if name != "ray" else [])]
+    env = os.environ | {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [*command, str(script), str(tmp_path / "run")], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     run = trueline.open_run(tmp_path / "run")
-    assert (run.manifest.adapter, run.ranks, run.unclosed) == ("ddp", [0, 1], [])
+    assert (run.manifest.adapter, run.ranks, run.unclosed) == (ADAPTERS.get(name, "ddp"), [0, 1], [])
     assert run.steps.tolist() == list(range(16))
     for column in ("loss", "grad_norm", "epoch"):
         assert run.pivot(column)[1].all(), column

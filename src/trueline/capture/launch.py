@@ -12,7 +12,7 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +82,19 @@ class Attachment:
         register_optimizer_step_pre_hook(Hook(self._at_update))
         atexit.register(self._at_exit)
 
-    def know(self, optimizer: Any) -> None:
-        """Note an optimizer that may have been made before ``wait``, inside of what a framework wraps around it."""
+    def know(self, optimizer: Any, *, trains: Sequence[torch.Tensor] = ()) -> None:
+        """Note an optimizer that may have been made before ``wait``, inside of what a framework wraps around it, and
+        what it ``trains`` where it holds something else.
+        """
         inner = innermost(optimizer)
         if isinstance(inner, torch.optim.Optimizer) and all(one.optimizer() is not inner for one in self._optimizers):
-            self._at_optimizer(inner)
+            self._note(inner, trains or _held_by(inner))
 
     def _at_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        made = _Made(weakref.ref(optimizer), tuple(weakref.ref(param) for param in _held_by(optimizer)))
+        self._note(optimizer, _held_by(optimizer))
+
+    def _note(self, optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> None:
+        made = _Made(weakref.ref(optimizer), tuple(weakref.ref(param) for param in params))
         self._optimizers = [one for one in self._optimizers if one.optimizer() not in (None, optimizer)] + [made]
         for watch in self.watches:
             if made.trains(watch.param_ids):

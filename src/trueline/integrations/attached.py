@@ -46,16 +46,17 @@ class Attached:
             self._attachment = Attachment(start, given=lambda: dict(self._given))
             self._attachment.wait()
 
-    def begins(self, optimizers: Iterable[Any] = (), *, step: int = 0) -> None:
+    def begins(self, optimizers: Iterable[Any] = (), *, step: int = 0, trains: Sequence[Any] = ()) -> None:
         """Training is about to begin with these ``optimizers``, which may have been made long ago, at this ``step``:
-        not 0 where it goes on from a checkpoint, and so with its Run.
+        not 0 where it goes on from a checkpoint, and so with its Run. ``trains`` are the parameters where optimizers
+        hold copies.
         """
         if self._attachment is None:
             return
         if step:
             self._given |= {"step": step, "resume": True, "overwrite": False}
         for optimizer in optimizers:
-            self._attachment.know(optimizer)
+            self._attachment.know(optimizer, trains=trains)
 
     def ends(self) -> None:
         """Training has ended: close the Run, and report what was found."""
