@@ -189,6 +189,48 @@ def test_an_optimizer_with_a_rule_of_its_own_cannot_be_judged(tmp_path):
     assert "how tests.unit.analyze.checks.test_update_laws.Own updates is not known" in reasons["update-magnitude"].why
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Moves back by half of every third update of the optimizer inside."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer, self.count = optimizer, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        held = [param for group in self.param_groups for param in group["params"]]
+        before = [param.clone() for param in held]
+        self.optimizer.step()
+        self.count += 1
+        if self.count % 3 == 0:
+            for param, old in zip(held, before, strict=True):
+                param.lerp_(old, 0.5)
+
+
+def test_what_wraps_an_optimizer_is_looked_inside_of(tmp_path):
+    trained(tmp_path / "run", lambda model: Lookahead(adamw(model)))
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    assert "update-magnitude" in report.checks_run
+
+
+def test_a_device_that_flushes_subnormal_numbers_is_healthy(tmp_path):
+    """Gradients of 1e-21, whose squares are below the normal numbers of float32."""
+
+    def shrink(step, model, optimizer):
+        if step == 0:
+            for param in model.parameters():
+                param.register_hook(lambda gradient: gradient * 1e-20)
+
+    plain = torch.set_flush_denormal(True)
+    try:
+        trained(tmp_path / "run", lambda model: adamw(model, eps=1e-15), before=shrink)
+    finally:
+        torch.set_flush_denormal(False)
+    assert plain, "this processor can"
+    assert findings(tmp_path / "run") == {}
+
+
 def test_steps_that_are_sampled_grow_rare(tmp_path):
     trained(tmp_path / "run", steps=60)
     run = trueline.open_run(tmp_path / "run")
