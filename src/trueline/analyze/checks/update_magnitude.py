@@ -13,9 +13,9 @@ hyper-parameter: the loss still falls, only slower. All ranks share it, so that 
 
 How it decides
 --------------
-By arithmetic. At the first 16 steps and at every 20th or so after them, 16 neighbouring elements at a random place of
-each of 32 parameters (in rotation, other ones on each rank) are copied just before and just after the update, with
-their gradients and optimizer states. The update is predicted in float64 from the hyper-parameters that the parameter's
+By arithmetic. At the first 16 steps, and then at every 20th, later every 100th, 16 neighbouring elements at a random
+place of each of 32 parameters (in rotation, other ones on each rank) are copied just before and just after the update,
+with their gradients and optimizer states. The update is predicted in float64 from the hyper-parameters that the parameter's
 group declares, from the parameter before, and from the states *after* the update, so that a wrong state is not counted
 here (`optimizer-state-stale`). A difference of more than 8 u times the sum of the magnitudes of the terms that the new
 value is made of cannot be rounding, where u is the unit roundoff of the coarsest number involved: the worst of 83

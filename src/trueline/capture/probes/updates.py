@@ -16,9 +16,10 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.update_slices import NUM_SLICES, UpdateSample, law_of, places_of, sampled_copies
 from trueline.capture.step.updates import is_compiled
 
-EARLY, EVERY = 16, 20
+EARLY, EVERY, RAREST = 16, 20, 100
 """Updates are sampled in each of the first steps, as most faults of optimizers show at once, and then, of the steps in
-which gradients are, at most every so many."""
+which gradients are, at gaps of a fiftieth of the steps gone by, at least and at most so many: a Run of a million steps
+has 11,000 samples of some kilobytes."""
 
 MAX_WAITING = 64
 """Samples whose values are on their way to the host; older ones are given up."""
@@ -45,7 +46,7 @@ class UpdateProbe:
         self._forget()
         due = step.watched and step.sampled and (step.age < EARLY or step.number >= self._next_step)
         if due:
-            self._next_step = step.number + EVERY
+            self._next_step = step.number + gap(step.age)
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -113,6 +114,11 @@ class UpdateProbe:
         self._done = False
         self._depth = 0
         self._step: Any = None
+
+
+def gap(age: int) -> int:
+    """Steps until the next sample, ``age`` steps after the first."""
+    return max(EVERY, min(age // 50, RAREST))
 
 
 def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:

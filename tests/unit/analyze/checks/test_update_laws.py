@@ -7,6 +7,7 @@ import torch
 from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
 
 import trueline
+from trueline.capture.probes.updates import gap
 
 AT = 6
 """The first update that is faulty."""
@@ -194,13 +195,13 @@ class Lookahead(torch.optim.Optimizer):
 
     def __init__(self, optimizer):
         super().__init__(optimizer.param_groups, {})
-        self.optimizer, self.count = optimizer, 0
+        self.optim, self.count = optimizer, 0
 
     @torch.no_grad()
     def step(self, closure=None):
         held = [param for group in self.param_groups for param in group["params"]]
         before = [param.clone() for param in held]
-        self.optimizer.step()
+        self.optim.step()
         self.count += 1
         if self.count % 3 == 0:
             for param, old in zip(held, before, strict=True):
@@ -237,3 +238,4 @@ def test_steps_that_are_sampled_grow_rare(tmp_path):
     sampled = run.steps[run.measured("update_values")[:, 0]].tolist()
     assert sampled == [*range(16), 35, 55]
     assert STEPS > 16
+    assert [gap(age) for age in (0, 999, 2_500, 1_000_000)] == [20, 20, 50, 100]

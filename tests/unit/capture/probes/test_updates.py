@@ -58,13 +58,12 @@ class Sparse(nn.Module):
         return self.table((x.abs() * 3).long().clamp(max=7))
 
 
-def lbfgs(optimizer):
-    model_loss = optimizer.loss
-    optimizer.step(model_loss)
+def with_loss(optimizer):
+    optimizer.step(optimizer.loss)
 
 
-def with_closure(model):
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+def with_closure(model, make=lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=3)):
+    optimizer = make(model.parameters())
     x = torch.randn(8, 16)
 
     def loss():
@@ -114,7 +113,8 @@ STRANGE = {
     "plain": {},
     "a rate on a tensor": {"make": lambda model: adamw(model, lr=torch.tensor(1e-3))},
     "bfloat16, fused": {"make": lambda model: adamw(model, foreach=None, fused=True), "dtype": torch.bfloat16},
-    "a closure": {"make": with_closure, "step": lbfgs},
+    "a closure": {"make": with_closure, "step": with_loss},
+    "a closure of AdamW": {"make": lambda model: with_closure(model, torch.optim.AdamW), "step": with_loss},
     "sparse": {"model": Sparse, "make": lambda model: torch.optim.SparseAdam(model.parameters())},
     "odd parameters": {"model": Odd},
     "groups added": {"make": lambda model: adamw(model[0]), "before": added},
