@@ -15,11 +15,11 @@ How it decides
 --------------
 By arithmetic. At the first 16 steps, and then at every 20th, later every 100th, 16 neighbouring elements at a random
 place of each of 32 parameters (in rotation, other ones on each rank) are copied just before and just after the update,
-with their gradients and optimizer states. The update is predicted in float64 from the hyper-parameters that the parameter's
-group declares, from the parameter before, and from the states *after* the update, so that a wrong state is not counted
-here (`optimizer-state-stale`). A difference of more than 8 u times the sum of the magnitudes of the terms that the new
-value is made of cannot be rounding, where u is the unit roundoff of the coarsest number involved: the worst of 83
-healthy settings is 4.2 (`benchmarks/laws`). There are no statistics and so no false alarms.
+with their gradients and optimizer states. The update is predicted in float64 from the hyper-parameters that the group
+of the parameter declares, from the parameter before, and from the states *after* the update, so that a wrong state is
+not counted here (`optimizer-state-stale`). A difference of more than 8 u times the sum of the magnitudes of the terms
+that the new value is made of cannot be rounding, where u is the unit roundoff of the coarsest number involved: the
+worst of 83 healthy settings is 4.2 (`benchmarks/laws`). There are no statistics and so no false alarms.
 
 Adam, AdamW, AMSGrad, SGD, Adagrad, RMSprop, Adamax and NAdam of `torch.optim` are predicted, in all of their forms. A
 subclass is, too, as long as its `step` is torch's. Of others there are bounds: Lion (lion-pytorch) moves by its rate or
