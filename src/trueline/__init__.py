@@ -44,7 +44,7 @@ def watch(
     """Watch ``model`` while it trains and write a Run to ``out`` (one directory, shared by all ranks).
 
     Where groups of ranks average apart from each other, the group of rank 0 writes to ``out`` and every other one to
-    ``out`` with ``.ranks-<its first rank>`` behind.
+    ``out`` with ``.ranks-<its first rank>`` behind; ``check`` and ``report`` of ``out`` cover them all.
 
     A further model of this process with the same ``out`` (a discriminator, a critic) writes a Run of its own, under
     ``out/models/`` and its ``name`` (by default that of its class), which ``check`` and ``report`` cover.

@@ -17,7 +17,7 @@ from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
-from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of
+from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
 from trueline.schema.text.reading import why
 from trueline.schema.text.shown import Shown
 from trueline.store.reader import Run
@@ -119,7 +119,8 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given. Raises
     ``RunError`` where there is no Run to read.
 
-    Findings that live checks left while the job ran are included.
+    Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
+    further models.
     """
     opened = run if isinstance(run, Run) else Run(run)
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
@@ -155,11 +156,25 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
             continue
         findings += [replace(finding, claim=f"Model {name}: {finding.claim}") for finding in report.findings]
         notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
-    return CheckReport(
+    own = CheckReport(
         run=os.fspath(opened.path),
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
+    )
+    return _with_groups(own, [check(path) for path in opened.groups])
+
+
+def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:
+    """What is said of all groups of ranks that average apart from each other, as of one Run."""
+    if not others:
+        return own
+    every = [own, *others]
+    return replace(
+        own,
+        findings=tuple(sorted((finding for each in every for finding in each.findings), key=by_weight)),
+        judged=judged_together([each.judged for each in every]),
+        notes=tuple(dict.fromkeys(note for each in every for note in each.notes)),
     )
 
 

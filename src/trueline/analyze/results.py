@@ -44,7 +44,8 @@ class RunResults:
 
 
 def results_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[RunResults]:
-    """Every Run of ``paths`` (one may stand alone) and those of its further models, checked and measured. Raises
+    """Every Run of ``paths`` (one may stand alone) and those of its further groups of ranks and models, checked and
+    measured. Raises
     ``RunError``, ``InputError``.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -52,7 +53,8 @@ def results_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         raise InputError(
             "A report needs at least one Run. Pass a directory that trueline.watch or `trueline run` wrote."
         )
-    return [_results(each) for run in map(Run, several) for each in (run, *map(Run, run.models.values()))]
+    opened = ([run, *map(Run, [*run.groups, *run.models.values()])] for run in map(Run, several))
+    return [_results(each) for runs in opened for each in runs]
 
 
 def _results(run: Run) -> RunResults:

@@ -11,15 +11,17 @@ import torch.distributed as dist
 from torch import nn
 
 from trueline.capture.adapters import choose_adapter
-from trueline.capture.adapters.base import Adapter
-from trueline.capture.adapters.sharded import StagesAdapter
+from trueline.capture.adapters.base import Adapter, uncompiled
+from trueline.capture.adapters.sharded import SamePart, ShardedAdapter, StagesAdapter
 from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import watched_parameters
-from trueline.capture.model.world import world_size
+from trueline.capture.model.mesh import replicas
+from trueline.capture.model.peers import holders
+from trueline.capture.model.world import start_id, world_size
 from trueline.capture.probes.standard import StandardProbes
 from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns
-from trueline.capture.step.exchange import Team, make_team
+from trueline.capture.step.exchange import COMING_S, Team, make_team
 from trueline.capture.step.recorder import Recorder
 from trueline.capture.step.working_parts import Watching, WorkingParts
 from trueline.schema.errors import InputError, TruelineError
@@ -59,11 +61,16 @@ def begin(
     watched_parameters(model, patterns=plan.param_names)
     require_fitting(model, plan)
     adapter = choose_adapter(model, process_group)
+    if process_group is None and isinstance(adapter, ShardedAdapter):
+        adapter = _among_holders(adapter, model)
     compared = adapter.name if adapter.mesh.compares and adapter.name != "fsdp1" else ""  # its shards have other shapes
     team = make_team(adapter.mesh, model=model, adapter=compared, replicas=adapter.name in REDUCING)
     if team.apart is None:
         adapter.detach()
         adapter = StagesAdapter(process_group)
+        if process_group is None:
+            adapter = _among_holders(adapter, model)
+            team = make_team(adapter.mesh, model=model, adapter=adapter.name if adapter.mesh.compares else "")
     elif own := getattr(adapter, "own", None):
         team.apart = dataclasses.replace(team.apart, shape=team.apart.shape | own)
     adapter.notes += _notes(team)
@@ -88,6 +95,14 @@ def begin(
             leave()
         raise
     return recorder, probes
+
+
+def _among_holders(adapter: Adapter, model: nn.Module) -> Adapter:
+    """The adapter of the ranks that hold the same part of ``model`` as this one; ``adapter``, of all that hold one
+    together, where no other rank does.
+    """
+    ranks = holders(model, adapter.mesh.members, patience_s=COMING_S)
+    return SamePart(uncompiled(model), replicas(ranks)) if len(ranks) > 1 else adapter
 
 
 def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, updates: int | None) -> Job:
@@ -155,7 +170,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         model=model,
         command=list(sys.argv),
         plan=job.plan,
-        attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan)],
+        attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan, id=start_id())],
         notes=list(adapter.notes),
     )
     earlier = start.manifest

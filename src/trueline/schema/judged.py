@@ -166,6 +166,28 @@ def asked_of(
     return tuple(each for each in asked if each.checks_run or each.checks_not_run)
 
 
+def judged_together(groups: Sequence[Judged]) -> Judged:
+    """What was judged of all groups of ranks of one job; a check counts as run where it ran in each group."""
+    ran = [{code for asked in judged.questions for code in asked.checks_run} for judged in groups]
+    question_of = {
+        code: asked.question
+        for judged in groups
+        for asked in judged.questions
+        for code in (*asked.checks_run, *(entry.check for entry in asked.checks_not_run))
+    }
+    lacking = {entry.check: entry for judged in groups for asked in judged.questions for entry in asked.checks_not_run}
+    everywhere = sorted(set.intersection(*ran) - set(lacking))
+    spans = [judged.steps for judged in groups if judged.steps is not None]
+    return Judged(
+        questions=asked_of(everywhere, list(lacking.values()), question_of),
+        ranks=tuple(sorted(rank for judged in groups for rank in judged.ranks)),
+        world_size=groups[0].world_size,
+        num_steps=min(judged.num_steps for judged in groups),
+        steps=(min(first for first, _ in spans), max(last for _, last in spans)) if spans else None,
+        unclosed=tuple(sorted(rank for judged in groups for rank in judged.unclosed)),
+    )
+
+
 Status = Literal["out", "suspect", "clear", "unknown"]
 WORDS: dict[Status, str] = {
     "out": "Fault found",

@@ -50,7 +50,7 @@ class PlanRevision(BaseModel):
 
 class Attempt(BaseModel):
     """A start of the job. Steps from ``step`` on are its own, as soon as it has finished one: what an earlier start
-    recorded of them is left out. ``plan`` is what it was given.
+    recorded of them is left out. ``plan`` is what it was given; ``id`` is the same in the Runs of all groups of ranks.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -59,6 +59,7 @@ class Attempt(BaseModel):
     started_at: str = Field(default="", description="ISO 8601, UTC")
     updates: int | None = Field(default=None, description="updates that the optimizer's state had counted before")
     plan: dict[str, Any] = Field(default_factory=dict)
+    id: str = ""
 
 
 class Manifest(BaseModel):
@@ -159,6 +160,15 @@ class ParamLists(BaseModel):
         return {name: getattr(self, name) for name in type(self).model_fields if name != "step"}
 
 
+class HeldAlike(BaseModel):
+    """Parameters that these ``ranks``, which hold one model together, have copies of."""
+
+    model_config = ConfigDict(extra="allow")
+
+    ranks: list[int]
+    params: list[str]
+
+
 class RankEnv(BaseModel):
     """`env/rank-00003.json`: what one rank is, and the names behind the list columns of its rows."""
 
@@ -178,6 +188,10 @@ class RankEnv(BaseModel):
     frozen: list[str] = Field(default_factory=list, description="parameters without gradient; digested after params")
     whole: list[str] = Field(
         default_factory=list, description="parameters that every rank holds whole, where others are in shards"
+    )
+    alike: list[HeldAlike] = Field(
+        default_factory=list[HeldAlike],
+        description="copies that this rank and others have, with which it holds one model together",
     )
     buffers: list[str] = Field(default_factory=list)
     raised: str = Field(default="", description="the exception that ended the training, and where it was raised")

@@ -5,6 +5,7 @@ T steps, N ranks, K values of a list column, R rows.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import posixpath
@@ -108,7 +109,29 @@ class Run(RecordedSteps, Shown):
         root = posixpath.join(self._root, file_names.MODELS_DIR)
         names = names_in(self._fs, root)
         names = [name for name in names if self._fs.exists(posixpath.join(root, name, file_names.MANIFEST))]
+        names = [name for name in names if name.partition(file_names.OF_GROUP)[0] == name]
         return {name: posixpath.join(self.path, file_names.MODELS_DIR, name) for name in names}
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Paths of the Runs beside this one, of the first group of ranks, which the further groups of the same start of
+        the job wrote: their ranks average apart from these.
+        """
+        return [] if file_names.OF_GROUP in posixpath.basename(self._root) else self._beside
+
+    @cached_property
+    def _beside(self) -> list[str]:
+        """Paths of the Runs of all other groups, the first group's first."""
+        start = self.manifest.attempts[-1].id if self.manifest.attempts else ""
+        base, separator, lead = self.path.rstrip("/").rpartition(file_names.OF_GROUP)
+        first = base if separator and lead.isdecimal() else self.path.rstrip("/")
+        if not start or len(self.ranks) == self.world_size:
+            return []
+        names = names_in(self._fs, posixpath.dirname(self._root.rstrip("/")))
+        own = posixpath.basename(first) + file_names.OF_GROUP
+        leads = sorted(int(name[len(own) :]) for name in names if name.startswith(own) and name[len(own) :].isdecimal())
+        paths = [first, *(f"{first}{file_names.OF_GROUP}{lead}" for lead in leads)]
+        return [path for path in paths if path != self.path.rstrip("/") and _start_of(path) == start]
 
     @property
     def world_size(self) -> int:
@@ -332,11 +355,29 @@ class Run(RecordedSteps, Shown):
         return np.maximum(np.searchsorted(self._lists_since, steps, side="right") - 1, 0)
 
     def _name_missing_ranks(self) -> None:
+        elsewhere = {rank for path in self._beside for rank in _wrote_env(path)}
         for rank in range(self.world_size):
+            if rank in elsewhere:
+                continue
             if rank not in self.ranks:
                 self.problems.append(Problem(f"rank {rank}: it wrote nothing in this Run of {self.world_size} ranks"))
             elif rank not in self.env:
                 self.problems.append(Problem(f"rank {rank}: it wrote rows but no environment file"))
+
+
+def _start_of(path: str) -> str:
+    """Which start of a job the Run at ``path`` is of; '' where that is not known."""
+    with contextlib.suppress(RunError):
+        attempts = open_manifest(*filesystem_of(path), path).attempts
+        return attempts[-1].id if attempts else ""
+    return ""
+
+
+def _wrote_env(path: str) -> set[int]:
+    """The ranks that are in the Run at ``path``."""
+    fs, root = filesystem_of(path)
+    ranks = map(file_names.env_rank, names_in(fs, posixpath.join(root, file_names.ENV_DIR)))
+    return {rank for rank in ranks if rank is not None}
 
 
 def _flat(lists: pa.Array) -> np.ndarray:

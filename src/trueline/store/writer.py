@@ -263,7 +263,7 @@ class Destination:
             raise InputError("overwrite and resume contradict each other. Pass one of them.")
         if job.step is not None and job.step < 0:
             raise InputError(f"step={job.step} is given for the first step, which must be 0 or more.")
-        path = os.fspath(self.out) if lead == 0 else f"{os.fspath(self.out)}.ranks-{lead}"
+        path = os.fspath(self.out) if lead == 0 else f"{os.fspath(self.out)}{file_names.OF_GROUP}{lead}"
         if start is None:
             start = next_start(path, job, rank=rank) if self.resume else Start(step=job.step or 0)
         leads = rank == lead

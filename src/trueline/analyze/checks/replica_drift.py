@@ -31,6 +31,13 @@ A parameter that is not sharded where others are, or of a model that exchanges t
 no adapter knows, counts as each rank's own if it was not equal on all ranks from the start and its gradient never is:
 an expert among FSDP's `ignored_params`, or a shard. It is named with severity info and not compared.
 
+Ranks that hold one model together (tensor parallelism) have copies of what is not cut, such as norms. These are
+compared between them too, also where they are in other data-parallel groups and so in the Runs beside this one; a
+difference is a warning, since a kernel that is not deterministic may round the gradients of two copies differently.
+
+Experts, as far as they are known by beginning with other values, are compared between the ranks that began with equal
+ones, where there are as many of each.
+
 Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or declared
 in the plan) are not compared.
 
@@ -67,7 +74,7 @@ for tensor in model.state_dict().values():
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -75,7 +82,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
-from trueline.analyze.workers.whole_parameters import held_by_one, param_names
+from trueline.analyze.workers.parts_alike import held_alike
+from trueline.analyze.workers.whole_parameters import held_by_one, param_names, sharers
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
@@ -107,6 +115,10 @@ _AT_THE_END = (
     "look at the updates since: findings on reduction and configuration, clipping, a skipped step. Closing the watch "
     "right after the last step distinguishes the two."
 )
+_ON_PARTS = (
+    "These ranks hold one model together, and this of it in copies. Sum the gradients of such parameters over those "
+    "ranks where each computes a part of them (sequence parallelism does in its norms), and start all copies equal."
+)
 _BUFFERS = (
     "Keep DDP's broadcast_buffers=True (FSDP2 has no such option), use SyncBatchNorm, or broadcast buffers before "
     "evaluating and saving."
@@ -128,8 +140,23 @@ class _Drift:
 
 
 def check(run: Run) -> list[Finding]:
-    """A Finding for parameters and one for buffers, where they differ; raises ``CannotTell`` without replicas."""
+    """A Finding for parameters and one for buffers, where they differ, and one for copies on parts of one model; raises
+    ``CannotTell`` without replicas.
+    """
     require_equal_replicas(run)
+    alike = held_alike(run)
+    if alike is None:
+        return _between_replicas(run)
+    sets = [_Replicas(*each) for each in alike.sets]
+    drifts = [one for each in sets if (one := _drift(alike.env, "parameter", each, alike.by_step)) is not None]
+    apart = [replace(_finding("parameter", drifts), severity="warning", next=(_ON_PARTS,))] if drifts else []
+    try:
+        return [*_between_replicas(run), *apart]
+    except CannotTell:
+        return apart
+
+
+def _between_replicas(run: Run) -> list[Finding]:
     replicas: dict[Kind, list[_Replicas]] = {kind: _replicas(run, kind) for kind in _KINDS}
     measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
     own = [_own(run, names)] if (names := sorted(held_by_one(run))) else []
@@ -175,6 +202,7 @@ def _replicas(run: Run, kind: Kind) -> list[_Replicas]:
     own: frozenset[str] = held_by_one(run) if kind == "parameter" else frozenset()
     if own and len(by_key) == 1:
         found = [replace(each, names=frozenset(param_names(run.env[each.ranks[0]])) - own) for each in found]
+    found += [_Replicas(ranks, own) for ranks in (sharers(run, own) if own else ())]
     if kind == "parameter" and len(by_key) > 1:
         found = [replace(each, names=_cut(run.env[each.ranks[0]])) for each in found]
         found += [_Replicas(tuple(ranks), frozenset(names) - own) for names, ranks in whole.items() if set(names) - own]
@@ -195,7 +223,7 @@ def _measured_together(run: Run, column: str, replicas: Sequence[_Replicas]) -> 
 
 def _drifts(run: Run, kind: Kind, replicas: Sequence[_Replicas]) -> list[_Drift]:
     by_step = _by_step(run, _COLUMN[kind])
-    return [drift for each in replicas if (drift := _drift(run, kind, each, by_step)) is not None]
+    return [drift for each in replicas if (drift := _drift(run.env, kind, each, by_step)) is not None]
 
 
 def _by_step(run: Run, column: str) -> dict[int, dict[int, NDArray[Any]]]:
@@ -205,20 +233,22 @@ def _by_step(run: Run, column: str) -> dict[int, dict[int, NDArray[Any]]]:
     return by_step
 
 
-def _drift(run: Run, kind: Kind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]) -> _Drift | None:
+def _drift(
+    env: Mapping[int, RankEnv], kind: Kind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]
+) -> _Drift | None:
     first: _Drift | None = None
     step_last = -1
     equal: dict[int, set[int]] = {}
     for step in sorted(by_step):
         held = {rank: by_step[step][rank] for rank in replicas.ranks if rank in by_step[step]}
         if replicas.names is not None:
-            held = {rank: _only(run.env[rank], replicas.names, digests) for rank, digests in held.items()}
+            held = {rank: _only(env[rank], replicas.names, digests) for rank, digests in held.items()}
         if not _apart(list(held.values())):
             equal[step] = set(held)
             continue
         step_last = step
         if first is None:
-            odd, names = _who_and_what(run, kind, held)
+            odd, names = _who_and_what(env, kind, held)
             equal_at = max((before for before, those in equal.items() if those >= set(held)), default=None)
             first = _Drift(step, step, equal_at, odd, names, all_named=len(odd) == len(held))
     return None if first is None else replace(first, step_last=step_last)
@@ -237,7 +267,7 @@ def _at_the_end(run: Run, replicas: Sequence[_Replicas]) -> list[Finding]:
     ends = [
         replace(drift, equal_at=max((step for step in looks if step <= drift.step), default=None))
         for each in replicas
-        if (drift := _drift(run, "parameter", each, by_step)) is not None
+        if (drift := _drift(run.env, "parameter", each, by_step)) is not None
     ]
     return [replace(_finding("parameter", ends, ended=True), severity="info", next=(_AT_THE_END,))] if ends else []
 
@@ -255,14 +285,16 @@ def _differing(digests_NP: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(np.where(held_NP, digests_NP, 0).max(axis=0) > low, dtype=np.bool_)
 
 
-def _who_and_what(run: Run, kind: Kind, held: dict[int, NDArray[Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _who_and_what(
+    env: Mapping[int, RankEnv], kind: Kind, held: dict[int, NDArray[Any]]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The ranks that differ in the first of the parameters that do, and the names of all that do."""
     if len({len(digests) for digests in held.values()}) > 1:
         return odd_ranks({rank: len(digests) for rank, digests in held.items()}), ("(their number)",)
     digests_NP = np.stack(list(held.values()))
     different = np.flatnonzero(_differing(digests_NP))
-    env = run.env[next(iter(held))]
-    names = param_names(env) if kind == "parameter" else env.buffers
+    first = env[next(iter(held))]
+    names = param_names(first) if kind == "parameter" else first.buffers
     odd = odd_ranks({rank: int(one) for rank, digests in held.items() if (one := digests[different[0]]) != NOT_HELD})
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 
@@ -305,7 +337,7 @@ def _own(run: Run, names: list[str]) -> Finding:
         code=CODE,
         severity="info",
         claim=f"{capitalized(ranks_text(ranks))} each hold values of their own of {counted(len(names), 'parameter')} "
-        f"since the first step, and never reduced their gradients: {named_some(names)}.",
+        f"since the first step, and never all had the same gradient of them: {named_some(names)}.",
         ranks=ranks,
         step_first=step,
         step_last=int(run.steps[-1]),
@@ -316,8 +348,8 @@ def _own(run: Run, names: list[str]) -> Finding:
         false_alarm_rate=0.0,
         evidence={"names": names[:100]},
         next=(
-            "If these are shards or experts, that is as it should be. If not, broadcast them and reduce their "
-            "gradients.",
+            "If these are shards or experts, that is as it should be: ranks that began with equal values are compared "
+            "with each other. If not, broadcast them and reduce their gradients.",
         ),
     )
 

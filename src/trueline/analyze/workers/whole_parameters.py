@@ -4,6 +4,9 @@ exchanges tensors within the forward pass.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
+
 import numpy as np
 
 from trueline.schema.run_manifest import RankEnv
@@ -20,8 +23,8 @@ def param_names(env: RankEnv) -> list[str]:
 
 def held_by_one(run: Run) -> frozenset[str]:
     """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
-    no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
-    on all ranks.
+    no adapter knows): they, or others of the same module, were not equal at the first step with digests, and no
+    gradient of theirs was ever the same on all ranks.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     if len(ranks) < 2:
@@ -35,8 +38,31 @@ def held_by_one(run: Run) -> frozenset[str]:
     if any(run.env[rank].whole != env.whole for rank in ranks) or any(len(own) != len(held[0]) for own in held):
         return frozenset()
     differ = dict(zip(param_names(env), np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
-    doubt = [(index, name) for index, name in enumerate(env.params) if name in _in_doubt(env) and differ.get(name)]
-    return frozenset(name for index, name in doubt if _never_reduced(run, ranks, index))
+    modules = {_module(name) for name in _in_doubt(env) if differ.get(name)}
+    doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env) and _module(name) in modules]
+    return frozenset(name for at, name in doubt if _never_reduced(run, ranks, at))
+
+
+def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
+    """The ranks that began with equal values of all parameters of these ``names``, each rank's own, as replicas of one
+    expert do: sets of two or more, all as large; none where they are not.
+    """
+    digests = run.lists("param_digests")
+    ranks = [rank for rank in run.ranks if rank in run.env]
+    step = min((step for step, _ in digests if all((step, rank) in digests for rank in ranks)), default=None)
+    if step is None:
+        return []
+    by_values: defaultdict[bytes, list[int]] = defaultdict(list)
+    for rank in ranks:
+        chosen = np.isin(param_names(run.env[rank]), sorted(names))
+        by_values[digests[step, rank][: len(chosen)][chosen].tobytes()].append(rank)
+    sets = [tuple(each) for each in by_values.values()]
+    return sets if len({len(each) for each in sets}) == 1 < len(sets[0]) else []
+
+
+def _module(name: str) -> str:
+    """What holds the parameter's own module: a bias may be zero everywhere when the weight beside it is not equal."""
+    return ".".join(name.split(".")[:-2])
 
 
 def _in_doubt(env: RankEnv) -> list[str]:

@@ -72,6 +72,8 @@ class HookingAdapter:
         self.own: frozenset[str] = frozenset()
         """Names of parameters that ranks hold alike in name and shape only: experts. They are left out."""
         self.handles: list[Any] = []
+        self.reduces_by_hand = False
+        """Whether the user's own code reduces gradients, or some of them."""
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Nothing to hook."""

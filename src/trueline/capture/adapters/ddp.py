@@ -151,6 +151,7 @@ class DdpAdapter(HookingAdapter):
     ) -> None:
         super().__init__(workers_in(process_group or ddp.process_group))
         self._ddp = ddp
+        self.reduces_by_hand = bool(ddp.parameters_to_ignore)  # experts, most often
         self._called = called if called is not None else ddp
         self._end: BackwardEnd | None = None
         self._hook: CommHook | None = None

@@ -43,12 +43,16 @@ class Fsdp2Adapter(HookingAdapter):
         super().__init__(workers_in(process_group))
         self._probe: GradientProbe | None = None
         self._guard: Guard | None = None
-        self._groups = list(fsdp2_groups(model))
-        if not self._groups:
+        groups = list(fsdp2_groups(model))
+        size = max((group.mesh_info.mesh.size() for group in groups), default=0)
+        self._groups = [group for group in groups if group.mesh_info.mesh.size() == size]
+        if len(groups) > len(self._groups):
+            self._leave_out(model, [group for group in groups if group not in self._groups])
+        if not groups:
             self.notes.append(
                 "this version of torch keeps FSDP2's parameter groups elsewhere: gradients are not watched."
             )
-        self.mesh = self._laid_out(model, process_group)
+        self.mesh = self._laid_out(model, process_group, [group.mesh_info.mesh for group in groups])
         self._dtype = "torch.float32"
         for group in self._groups:
             self._take_over(group)
@@ -91,15 +95,25 @@ class Fsdp2Adapter(HookingAdapter):
                 if partial or held or (unsharded is not None and unsharded.grad is not None):
                     yield fsdp_param.sharded_param
 
-    def _laid_out(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> Mesh:
+    def _leave_out(self, model: nn.Module, groups: list[Any]) -> None:
+        """Leave out what fewer ranks shard: experts, of which other ranks hold others."""
+        sharded = {id(each.sharded_param) for group in groups for each in group.fsdp_params}
+        self.own = frozenset(name for name, param in named_parameters(model) if id(param) in sharded)
+        names = sorted(self.own)
+        self.notes.append(
+            f"{len(names)} of the parameters are sharded among fewer ranks than the others, as experts are "
+            f"({names[0]} for one): their gradients are not watched."
+        )
+
+    def _laid_out(self, model: nn.Module, process_group: dist.ProcessGroup | None, meshes: list[Any]) -> Mesh:
         """FSDP's mesh. Where parameters are cut by tensor parallelism besides, that of the ranks that hold the same
         cut, or, where these are not known, of all ranks, as parts of one model.
         """
-        meshes = list(dict.fromkeys(group.mesh_info.mesh for group in self._groups))
+        meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         if not meshes:
             return workers_in(process_group)
         own, *others = (on_device_mesh(mesh, *("replica", "shard")[-mesh.ndim :]) for mesh in meshes)
-        group = own.members if own.ranks.ndim == 1 and process_group is None else ranks_of(process_group)
+        group = own.members if process_group is None else ranks_of(process_group)
         own = replace(own, members=group, others=tuple(others))
         axes = own.ranks.ndim
         params = (param for _, param in named_parameters(model))
@@ -107,13 +121,6 @@ class Fsdp2Adapter(HookingAdapter):
         if cut is None:
             return own
         whole = on_device_mesh(cut, *own.roles, *("part" for _ in range(cut.ndim - axes)))
-        if axes > 1 and process_group is None:
-            self.notes.append(
-                f"parameters are cut by tensor parallelism too (mesh {whole.text()}), so not all ranks "
-                "are workers: none are compared and gradients are not watched. Pass the process_group of ranks that "
-                "hold the same cut."
-            )
-            return replace(whole, members=group, others=own.others)
         compared = (
             f"{ranks_text(group)}, which hold the same cut, are compared with each other"
             if len(group) > 1

@@ -62,9 +62,10 @@ class ManualAdapter(HookingAdapter):
 
     name = "manual"
 
-    def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__(workers_in(process_group))
         self._model = model
+        self.reduces_by_hand = True
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let accumulation hooks report to ``probe``."""

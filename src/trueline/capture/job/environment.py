@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.model.layout import Layout, local, named_buffers
+from trueline.capture.model.layout import Layout, copies, local, named_buffers
 from trueline.capture.model.mesh import is_piece
-from trueline.schema.run_manifest import ParamLists, RankEnv
+from trueline.schema.run_manifest import HeldAlike, ParamLists, RankEnv
 
 _KNOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torch_npu", "triton", "trueline")
 
@@ -29,6 +29,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, world_size: int) -> RankE
         pid=os.getpid(),
         device=str(layout.device),
         replica_key=layout.mesh.replica_key,
+        alike=[HeldAlike(ranks=list(ranks), params=names) for ranks, names in copies(layout).items()],
         buffer_key="all",  # FSDP2 shards parameters and leaves buffers whole
         buffers=[name for name, _ in named_buffers(model)],
         **param_lists(layout).named(),

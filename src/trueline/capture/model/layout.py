@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trueline.capture.model.mesh import Mesh, is_piece, workers_in
+from trueline.capture.model.mesh import Mesh, is_dtensor, is_piece, workers_in
 from trueline.schema.errors import CaptureError
 from trueline.schema.run_manifest import GroupSpec
 from trueline.tensor.sketch import Sketcher, sketch_length
@@ -264,6 +264,28 @@ def make_layout(
         whole=tuple(index for index, param in enumerate(params) if shards > 1 and not is_piece(param)),
     )
     return layout.held_by(model)
+
+
+def copies(layout: Layout) -> dict[tuple[int, ...], list[str]]:
+    """By ranks among which this one's part of the model is cut by tensor parallelism, the names of the parameters that
+    these hold in copies instead.
+    """
+    named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
+    meshes = {name: layout.mesh.of(param) for name, param in named if is_dtensor(param)}
+    cuts = {
+        mesh.group(axis)
+        for mesh in meshes.values()
+        for axis, role in zip(mesh.names, mesh.roles, strict=True)
+        if role == "part"
+    }
+    found: dict[tuple[int, ...], list[str]] = {}
+    for ranks in sorted(each for each in cuts if len(each) > 1):
+        for name, _ in named:
+            mesh = meshes.get(name)
+            beyond = mesh is None or set(ranks).isdisjoint(set(mesh.members) - {mesh.rank})
+            if beyond or (mesh is not None and set(ranks) <= set(mesh.replicas)):
+                found.setdefault(ranks, []).append(name)
+    return found
 
 
 def local(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -152,6 +153,11 @@ def is_piece(param: Tensor) -> bool:
     marks of the latter two are private: ``torch.distributed.fsdp._common_utils``, ``deepspeed.zero``.)
     """
     return any(hasattr(param, mark) for mark in ("to_local", "_fsdp_flattened", "ds_tensor"))
+
+
+def replicas(ranks: Sequence[int]) -> Mesh:
+    """Replicas: these ``ranks``."""
+    return _line(tuple(ranks), "replica")
 
 
 def _line(ranks: tuple[int, ...], role: Role) -> Mesh:

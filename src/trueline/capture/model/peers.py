@@ -4,13 +4,16 @@ one.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import Apart, local, named_parameters
+from trueline.capture.model.mesh import is_dtensor
+from trueline.capture.model.world import meet
 from trueline.tensor.digest import digest_tensor
 
 SHARED = 0.5
@@ -48,6 +51,46 @@ def holdings(model: nn.Module) -> dict[str, Param]:
         name: Param(tuple(param.shape), param.requires_grad, _digest(local(param).detach()))
         for name, param in named_parameters(model)
     }
+
+
+def holders(model: nn.Module, ranks: Sequence[int], *, patience_s: float) -> tuple[int, ...]:
+    """Those of ``ranks`` that hold the same part of one model as this one, itself included: workers that can be
+    compared. All of ``ranks`` must call it, and one that never does is waited for a while.
+
+    The same part are the same names and pieces. Stages of a pipeline may have those, too: where the ranks that have
+    them begin with several sets of weights, each on as many ranks, these are parts of their own. One rank that begins
+    with weights of its own, as where a seed differs, is no such part.
+    """
+    message = _digest_of(_places(model)) + _digest_of([(name, one.digest) for name, one in holdings(model).items()])
+    met = meet(ranks, purpose="part", message=message, patience_s=patience_s)
+    by_weights: defaultdict[bytes, list[int]] = defaultdict(list)
+    for rank in sorted(met.messages):
+        place, weights = met.messages[rank][:32], met.messages[rank][32:]
+        if place == message[:32]:
+            by_weights[weights].append(rank)
+    if len({len(each) for each in by_weights.values()}) == 1:
+        return tuple(by_weights[message[32:]])
+    return tuple(sorted(rank for each in by_weights.values() for rank in each))
+
+
+def _places(model: nn.Module) -> list[object]:
+    """Of each parameter its name, own shape, whether it trains, and which piece this rank has along each axis on which
+    it is cut.
+    """
+    return [
+        (name, tuple(local(param).shape), param.requires_grad, _piece(param)) for name, param in named_parameters(model)
+    ]
+
+
+def _piece(param: Tensor) -> list[int]:
+    if not is_dtensor(param):
+        return []
+    at = param.device_mesh.get_coordinate() or []
+    return [here for here, placement in zip(at, param.placements, strict=False) if not placement.is_replicate()]
+
+
+def _digest_of(said: object) -> bytes:
+    return hashlib.sha256(repr(said).encode()).digest()
 
 
 def apart(held: Mapping[int, Held], *, replicas: bool) -> Apart | None:

@@ -6,6 +6,8 @@ import contextlib
 import datetime
 import hashlib
 import json
+import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +46,23 @@ def collectives_started(ranks: Sequence[int] | None = None) -> int:
             if ranks is None or tuple(dist.get_process_group_ranks(group)) == tuple(ranks):
                 started += group._get_sequence_number_for_group()
     return started
+
+
+def in_pipeline() -> bool:
+    """Whether this is called from a stage of ``torch.distributed.pipelining``: another rank may wait for its result."""
+    stages = sys.modules.get("torch.distributed.pipelining.stage")
+    frame = sys._getframe() if stages is not None else None
+    while frame is not None and frame.f_code.co_filename != getattr(stages, "__file__", None):
+        frame = frame.f_back
+    return frame is not None
+
+
+def start_id() -> str:
+    """A text that all ranks of this start of the job have in common, and no other start has; '' for one process."""
+    if world_size() == 1:
+        return ""
+    store = dist.distributed_c10d._get_default_store()
+    return bytes(store.compare_set("trueline/start", "", uuid.uuid4().hex)).decode()
 
 
 @dataclass(frozen=True)

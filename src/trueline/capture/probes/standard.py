@@ -31,7 +31,7 @@ class StandardProbes:
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
-            SurroundingsProbe(by_hand=adapter.name == "manual"),
+            SurroundingsProbe(by_hand=getattr(adapter, "reduces_by_hand", False)),
             self._averaging,
             BatchProbe(contributions),
             self.loss,
