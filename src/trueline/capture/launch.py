@@ -20,13 +20,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from trueline.capture.adapters.base import uncompiled
 from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.child_env import place_of_restart, settings, tell_unseen
 from trueline.capture.model import patches
 from trueline.capture.model.layout import unwrap
 from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.untraced import Hook
-from trueline.capture.model.world import all_come, world_size
+from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch, innermost
@@ -68,6 +69,10 @@ class Attachment:
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
         self._listens_for = 0
+        self._stage: weakref.ref[nn.Module] | None = None
+        """A stage of a pipeline that was called. The stage before it waits for none, so all ranks can meet only as they
+        update.
+        """
 
     @property
     def watch(self) -> Watch | None:
@@ -119,6 +124,12 @@ class Attachment:
                 self._fruitless.add(id(module))
             return
         patches.module_call.remove(self._at_call)
+        if in_pipeline() and not _meets_replicas_only(model):
+            self._stage = weakref.ref(model)
+            return
+        self._take(model)
+
+    def _take(self, model: nn.Module) -> None:
         try:
             watch = self._begin(model) if not self.watches else self._begin_another(model)
         except (TruelineError, OSError, RuntimeError) as error:
@@ -137,6 +148,9 @@ class Attachment:
         """An optimizer is about to update. One whose parameters no watched model has may be that of another model; one
         that holds copies of parameters shows by this what it trains.
         """
+        stage, self._stage = self._stage, None
+        if stage is not None and (model := stage()) is not None:
+            self._take(model)
         if self._failed:
             return
         self._updated, self._outermost = self._outermost, None
@@ -236,6 +250,13 @@ class Attachment:
         watched = set().union(*(watch.param_ids for watch in self.watches))
         params = [ref() for ref in made.params]
         return made.optimizer() is not None and any(one is not None and id(one) not in watched for one in params)
+
+
+def _meets_replicas_only(model: nn.Module) -> bool:
+    """Whether those that begin to watch ``model`` together are replicas of one stage of a pipeline."""
+    wrapped = uncompiled(model)
+    is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
+    return is_ddp or any(hasattr(module, "_get_fsdp_state") for module in wrapped.modules())
 
 
 @dataclass

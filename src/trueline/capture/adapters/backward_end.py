@@ -21,6 +21,7 @@ from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, in_backward
+from trueline.capture.model.world import in_pipeline
 from trueline.capture.probes.gradients import GradientProbe
 
 _engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
@@ -68,21 +69,29 @@ class BackwardEnd:
     def _await_gradient(self, output: Any) -> None:
         """Be called at the first gradient of ``output``, or of a parameter where nothing can come through that."""
         probe, guard = self.probe, self.guard
-        if probe is None or guard is None or not (probe.active and torch.is_grad_enabled() and self._due()):
+        if probe is None or guard is None or not (probe.active and torch.is_grad_enabled()):
+            return
+        staged = in_pipeline()  # which decides only at each backward whether that reduces
+        if not (staged or self._due()):
             return
         with guard("gradients"):
             self._queued = False
             self._forget_parameters()
             tensors = list(differentiable(output))
+            look = Hook(self._at_last_micro_batch if staged else self._at_first_gradient)
             for tensor in tensors:
-                tensor.register_hook(Hook(self._at_first_gradient))
+                tensor.register_hook(look)
             if not tensors:
-                self._at_params = [param.register_hook(Hook(self._at_first_gradient)) for param in self._reduced]
+                self._at_params = [param.register_hook(look) for param in self._reduced]
 
     def _forget_parameters(self) -> None:
         for handle in self._at_params:
             handle.remove()
         self._at_params = []
+
+    def _at_last_micro_batch(self, gradient: Tensor) -> None:
+        if self._due():
+            self._at_first_gradient(gradient)
 
     def _at_first_gradient(self, gradient: Tensor) -> None:
         if not self._queued:
