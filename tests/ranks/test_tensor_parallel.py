@@ -120,13 +120,14 @@ PAIRS = (("run", [0, 2]), ("run.ranks-1", [1, 3]))
 """A mesh of 2 workers x 2 shards: who is compared in which Run."""
 
 
-def test_workers_that_hold_the_same_shards_are_compared_where_their_group_is_passed(four, tmp_path):
+@pytest.mark.parametrize("group", ["none", "dp"])
+def test_workers_that_hold_the_same_shards_are_compared(four, tmp_path, group):
     plan = {"every": 1, "params_every": 1, "matrix_every": 1, "exact": True}
-    watched = four.run(train, str(tmp_path / "run"), plan, 2, "dp")
+    watched = four.run(train, str(tmp_path / "run"), plan, 2, group)
     assert_same_training(four.run(train, None, {}, 2), watched)
     for name, members in PAIRS:
         run = compared(tmp_path / name, members, norms=[watched[rank][2] for rank in members])
-        assert "hold the same shards of a model (mesh tp = 2)" in run.manifest.notes[0]
+        assert "hold the same part of a model (mesh tp = 2)" in run.manifest.notes[0]
 
 
 def test_fsdp2_over_tensor_parallelism_is_compared_within_each_cut(four, tmp_path):
@@ -160,13 +161,3 @@ def compared(path, members, *, norms):
     assert [finding.claim for finding in report.findings if finding.severity != "info"] == []
     assert {"replica-drift", "reduction-mismatch"} & set(report.checks_run)
     return run
-
-
-def test_without_the_group_workers_and_shards_share_a_run_that_compares_nothing(four, tmp_path):
-    import trueline
-
-    four.run(train, str(tmp_path / "run"), {"every": 1}, 2)
-    run = trueline.open_run(tmp_path / "run")
-    assert run.ranks == [0, 1, 2, 3]
-    assert run.manifest.notes[0].endswith("To compare workers that hold the same shards, pass their process_group.")
-    assert trueline.check(tmp_path / "run").findings == ()

@@ -1,0 +1,108 @@
+"""Ranks on meshes of several axes, attached as by `trueline run`: replicas are compared within their groups, one check
+covers all groups, and copies are compared wherever they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from benchmarks.layouts import train
+from benchmarks.layouts.ranks import trained, watched
+
+import trueline
+from trueline.analyze.results import results_of
+from trueline.cli.run_end import _run as last_line
+
+HEALTHY = {
+    "hand_tp": ("sharded", [[0, 2], [1, 3]]),
+    "fsdp2_tp": ("fsdp2", [[0, 2], [1, 3]]),
+    "pp_ddp": ("ddp", [[0, 1], [2, 3]]),
+    "pp": ("sharded", [[0, 1, 2, 3]]),
+    "ep_ddp": ("ddp", [[0, 1, 2, 3]]),
+    "ep_fsdp2": ("fsdp2", [[0, 1, 2, 3]]),
+}
+"""By mode, the adapter and the ranks of each Run."""
+STEPS = 10
+
+
+def groups(path):
+    run = trueline.open_run(path)
+    return [run, *map(trueline.open_run, run.groups)]
+
+
+def serious(report):
+    return [(finding.code, finding.ranks) for finding in report.findings if finding.severity != "info"]
+
+
+@pytest.mark.parametrize("mode", HEALTHY)
+def test_a_healthy_training_is_bitwise_equal_seen_on_all_ranks_and_without_a_finding(four, tmp_path, mode):
+    weights = watched(mode, tmp_path / "run", world=4, steps=STEPS)
+    assert weights == trained(four, mode, steps=STEPS)
+    runs = groups(tmp_path / "run")
+    assert (runs[0].manifest.adapter, [run.ranks for run in runs]) == HEALTHY[mode]
+    assert [run.problems for run in runs] == [[]] * len(runs)
+    assert all(run.live_findings == [] for run in runs)
+    report = trueline.check(tmp_path / "run")
+    assert (report.findings and serious(report) == []) or mode == "pp"
+    if mode != "pp":
+        assert report.judged.ranks == (0, 1, 2, 3)
+        assert all(run.pivot("grad_norm")[1].all() for run in runs)
+
+
+def test_stages_begin_together_at_their_first_update_and_only_the_last_has_a_loss(tmp_path):
+    watched("pp", tmp_path / "run", world=3, steps=STEPS)
+    (run,) = groups(tmp_path / "run")
+    assert run.ranks == [0, 1, 2]
+    assert not any("did not come" in note for note in run.manifest.notes)
+    assert run.pivot("loss")[1].any(axis=0).tolist() == [False, False, True]
+
+
+def test_the_gradient_of_a_stage_of_ddp_is_that_of_all_its_micro_batches(tmp_path):
+    watched("pp_ddp", tmp_path / "run", world=2, steps=2)
+    job, model = train.Job(1), train.plain()
+    inputs, labels = next(job.batches(1, 0))
+    (4 * job.loss(model(inputs), labels)).backward()  # the schedule divides by its micro-batches at the end
+    first = ("embed", "layers.0")
+    norms = [
+        sum(float(p.grad.square().sum()) for name, p in model.named_parameters() if name.startswith(first) is is_first)
+        for is_first in (True, False)
+    ]
+    for run, norm2 in zip(groups(tmp_path / "run"), norms, strict=True):
+        assert run.pivot("grad_norm")[0][0, 0] == pytest.approx(norm2**0.5, rel=1e-5)  # rounding of float32
+
+
+@pytest.fixture(scope="module")
+def drifting(tmp_path_factory):
+    """A norm that changes on the second of two ranks which hold one model together, in both replicas of the model."""
+    path = tmp_path_factory.mktemp("drift") / "run"
+    watched("fsdp2_tp", path, world=4, steps=26, fault="weight drifts", bad=(1, 3))
+    return path
+
+
+def test_copies_on_parts_of_a_model_that_part_are_found_in_the_groups_together(drifting):
+    (finding,) = [one for one in trueline.check(drifting).findings if one.severity != "info"]
+    assert (finding.code, finding.severity, finding.ranks) == ("replica-drift", "warning", (0, 1, 2, 3))
+    assert finding.evidence["names"] == ["layers.0.norm.weight"]
+    assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (20, 22)  # it changed after 20; every second is looked at
+
+
+def test_one_line_and_one_page_cover_all_groups(drifting):
+    assert "(fsdp2, 4 ranks in 2 groups)" in last_line(str(drifting))
+    assert [result.run.ranks for result in results_of(str(drifting))] == [[0, 2], [1, 3]]
+
+
+def test_a_run_beside_it_of_another_start_is_not_taken_for_a_group(drifting, tmp_path):
+    watched("hand_tp", tmp_path / "run", world=4, steps=2)
+    shutil.rmtree(tmp_path / "run.ranks-1")
+    shutil.copytree(f"{drifting}.ranks-1", tmp_path / "run.ranks-1")
+    run = trueline.open_run(tmp_path / "run")
+    assert run.groups == []
+    assert run.problems == [f"rank {rank}: it wrote nothing in this Run of 4 ranks" for rank in (1, 3)]
+
+
+def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(tmp_path):
+    watched("ep_hand", tmp_path / "run", world=6, steps=STEPS, fault="expert not reduced", bad=(2,))
+    (finding,) = [one for one in trueline.check(tmp_path / "run").findings if one.severity != "info"]
+    assert (finding.code, finding.ranks) == ("replica-drift", (2,))
+    assert all(".expert." in name for name in finding.evidence["names"])
