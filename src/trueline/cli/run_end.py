@@ -84,7 +84,7 @@ def _model(run: Run) -> str:
 
     groups = [run, *map(Run, run.groups)]
     how = f"{run.manifest.adapter or 'unknown adapter'}, {counted(sum(len(each.ranks) for each in groups), 'rank')}"
-    how += f" in {len(groups)} groups" if len(groups) > 1 else ""
+    how += f" in {counted(len(groups), 'group')}" if len(groups) > 1 else ""
     sampled = int(run.pivot("grad_norm")[1].any(axis=1).sum()) if len(run.steps) else 0
     gradients = f"gradients at {sampled}" if sampled else "no gradients"
     return f"{run.manifest.model or 'a model'} ({how}): {counted(len(run.steps), 'step')}, {gradients}"

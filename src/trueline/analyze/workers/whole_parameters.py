@@ -23,8 +23,8 @@ def param_names(env: RankEnv) -> list[str]:
 
 def held_by_one(run: Run) -> frozenset[str]:
     """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
-    no adapter knows): they, or others of the same module, were not equal at the first step with digests, and no
-    gradient of theirs was ever the same on all ranks.
+    no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
+    on all ranks. Beside an expert that several ranks hold, also what is equal at first, such as a bias of zeros.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     if len(ranks) < 2:
@@ -38,9 +38,13 @@ def held_by_one(run: Run) -> frozenset[str]:
     if any(run.env[rank].whole != env.whole for rank in ranks) or any(len(own) != len(held[0]) for own in held):
         return frozenset()
     differ = dict(zip(param_names(env), np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
-    modules = {_module(name) for name in _in_doubt(env) if differ.get(name)}
-    doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env) and _module(name) in modules]
-    return frozenset(name for at, name in doubt if _never_reduced(run, ranks, at))
+    doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
+    own = frozenset(name for at, name in doubt if differ.get(name) and _never_reduced(run, ranks, at))
+    if not own or not sharers(run, own):
+        return own
+    modules = {_module(name) for name in own}
+    beside = {name for at, name in doubt if _module(name) in modules and _never_reduced(run, ranks, at)}
+    return own | beside
 
 
 def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:

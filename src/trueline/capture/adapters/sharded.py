@@ -49,9 +49,10 @@ class ShardedAdapter(HookingAdapter):
 
     def __init__(self, process_group: dist.ProcessGroup | None, meshes: list[DeviceMesh]) -> None:
         mesh_of_all = parts_in(process_group)
+        size = len(mesh_of_all.members)
         super().__init__(
             mesh_of_all,
-            f"{len(mesh_of_all.members)} ranks hold one model together ({_text(meshes)}) and are not compared with "
+            f"{size} ranks hold one model together ({_text(meshes)}) and are not compared with "
             "each other; their gradients are not watched, their steps can be recorded.",
         )
 
