@@ -13,27 +13,30 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for torch's loader once, and attaches when torch has been imported."""
-
-    def __init__(self):
-        self._loader = None
+class _BeforeTorch(importlib.abc.MetaPathFinder):
+    """Lets torch be loaded by a loader of ours. Asking whether there is a torch (``find_spec``) loads nothing."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch" or self._loader is not None:
+        if name != "torch":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None:
-            return None
-        self._loader = spec.loader
-        spec.loader = self
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Attaching(self, spec.loader)
         return spec
+
+
+class _Attaching(importlib.abc.Loader):
+    """Loads torch as its own loader does, and then attaches."""
+
+    def __init__(self, finder, loader):
+        self._finder = finder
+        self._loader = loader
 
     def create_module(self, spec):
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self._finder)
         module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
@@ -55,5 +58,5 @@ def _chain():
 
 
 if os.environ.get("TRUELINE_RUN"):
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _BeforeTorch())
 _chain()
