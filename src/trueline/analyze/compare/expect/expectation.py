@@ -49,6 +49,8 @@ class Expectation:
     came a decision (an index, a comparison) that the two runs take differently, or random numbers that they do not
     share. ``explained`` is the difference to expect if those of tainted inputs had no effect on it; None where that is
     not known. ``within`` is the innermost module whose unrecorded code computed the value, '' outside of the model.
+    ``carried`` is what to expect if the differences of inputs that the two runs make in different ways reach it; 0.0
+    where it has none of them.
     """
 
     rel: float
@@ -60,6 +62,7 @@ class Expectation:
     decided: bool = False
     explained: float | None = None
     within: str | None = None
+    carried: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class _Known:
     decided: bool = False
     explained: float = 0.0
     """The relative difference that rounding explains, at most that of ``operand``."""
+    carried: float = 0.0
+    """The measured one, of a value that the two runs make in different ways; else 0.0."""
 
 
 @dataclass(slots=True)
@@ -156,11 +161,12 @@ class Expected:
         tainted: bool,
         decided: bool = False,
         explained: float | None = None,
+        carried: float = 0.0,
     ) -> None:
         """Note that a value that was seen for the first time differs by ``rel``."""
         decided |= rel > 0 and not _is_float(value.dtype)
         explained = rel if explained is None else min(explained, rel)
-        self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted, decided, explained)
+        self._known[value.root] = _Known(self._operand(value, twin, rel), dtype, tainted, decided, explained, carried)
         self._any_tainted |= tainted
         if not tainted and value.kind != "param":
             self._worst = max(self._worst, rel)
@@ -307,6 +313,10 @@ class Expected:
         own = max(own, _cast(value, twin))  # numbers among the arguments are rounded to the dtype, whatever is done
         rel = max(forward_rel(function, ins, out), self._decided(value, taken))
         made = self._made(rel, own, "call", tuple(taken), key_of(value))
+        known = self._all(taken)
+        if any(each.carried for each in known):
+            carried = [replace(each.operand, rel=max(each.operand.rel, each.carried)) for each in known]
+            made = replace(made, carried=forward_rel(function, carried, out))
         if not made.tainted:
             return made
         return replace(
@@ -410,8 +420,7 @@ class Expected:
         own = self._own_rounding(function, [*call.taken, *taken], out, dtype)
         made_in = self._made_in(call, dtype)
         own = max(own, _both(rounding_rel(_unit(made_in))))
-        in_products = op_class_of(function) in ("matmul", "matvec")
-        own = math.hypot(own, _summed_rounding(given, out, dtype, added_in=dtype if in_products else made_in))
+        own = math.hypot(own, _summed_rounding(given, out, dtype, function, made_in))
         made = self._made(rel, own, "call", (*call.taken, *taken), key)
         if not made.tainted or as_module:
             return made
@@ -532,10 +541,11 @@ def _both(rel: float) -> float:
     return math.sqrt(2) * rel
 
 
-def _summed_rounding(given: Operand, out: Operand, dtype: str, added_in: str = "") -> float:
+def _summed_rounding(given: Operand, out: Operand, dtype: str, function: str = "add", made_in: str = "") -> float:
     """The rounding of a gradient that is summed over the dims that its input was broadcast to; else one rounding.
 
-    ``added_in`` is the dtype of partial sums, where they may be coarser than the result.
+    Partial sums are float32 or finer in products, whatever the dtype, and in other calls where ``made_in``, the dtype
+    that the backward computes in, is that of the result; norms add up in 16 bits where that is their dtype.
     """
     terms = given.numel // max(out.numel, 1)
     if terms <= 1 or not given.rms or not out.rms:
@@ -544,8 +554,10 @@ def _summed_rounding(given: Operand, out: Operand, dtype: str, added_in: str = "
     condition = max(given.rms * math.sqrt(terms) / out.rms, 1e-3)
     if not _is_float(dtype):
         return 0.0
-    if added_in and added_in != dtype:
-        return _both(op_rounding_rel("scatter", added_in, added_in, terms, condition))
+    op_class, made_in = op_class_of(function), made_in or dtype
+    in_16_bits = op_class == "normalization" and _unit(made_in) > _unit("float32")
+    if op_class not in ("matmul", "matvec") and (made_in != dtype or in_16_bits):
+        return _both(op_rounding_rel("scatter", made_in, made_in, terms, condition))
     return _both(op_rounding_rel("sum", dtype, dtype, terms, condition))
 
 

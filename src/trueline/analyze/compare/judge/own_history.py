@@ -191,13 +191,16 @@ def _added(step: Step) -> Iterator[_Added]:
     for row in step.rows:
         if not _is_judged(row) or row.mine is None or row.theirs is None or row.expectation is None:
             continue
-        taken = [rel for root in row.expectation.sources if (rel := _taken(measured.get(root), row)) is not None]
+        taken = [_taken(measured.get(root), row) for root in row.expectation.sources]
+        known = [rel for rel in taken if rel is not None]
         m = _rel(row)
-        if m is None or not taken:
+        if m is None or not known or len(known) < len(taken):  # it is not known how far off all is that it takes
+            continue
+        if not any((m, *known)):  # equal, of equal inputs: nothing was there to be passed on
             continue
         unit = UNIT_ROUNDOFF[coarser(row.mine.dtype, row.theirs.dtype)]
         u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
-        before = math.hypot(u, *taken)
+        before = math.hypot(u, *known)
         site = value_of(row).site
         key = site.micro, site.phase, site.name, site.call, site.slot, row.expectation.decided
         yield _Added(key, row.place, math.log(math.hypot(m, u) / before), before)

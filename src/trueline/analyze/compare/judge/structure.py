@@ -48,9 +48,11 @@ class Structure:
     step: Step
 
     def cause(self) -> Cause | None:
-        """The difference that the first value beyond rounding, or the loss, comes from; None where there is none."""
+        """The difference that the first value beyond rounding, the loss, or what another module returns comes from;
+        None where there is none.
+        """
         first = self.step.first
-        rows = [*self._results, *([] if first is None else [first])]
+        rows = [*self._results, *self._handed_on, *([] if first is None else [first])]
         found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
         if found is None or (first is not None and found.place > first.place):
             return None
@@ -89,6 +91,21 @@ class Structure:
         measured = (row for row in self.step.rows if row.mine is not None and row.distance is not None)
         last = {value_of(row).site.micro: row for row in measured if value_of(row).site.phase == "fwd"}
         return [row for row in last.values() if not _agrees(row)]
+
+    @cached_property
+    def _handed_on(self) -> list[Compared]:
+        """Results of modules that took nothing but what a difference of the graphs outside of them changed."""
+        results = (row for row, mine, _ in self._matched if row.rewired and mine.kind == "module" and mine.returned)
+        return [row for row in results if self._is_outside(row)]
+
+    def _is_outside(self, row: Compared) -> bool:
+        """Whether the difference that reaches the result of a module is of calls outside of it."""
+        reach = self._reached.get(row.place)
+        if reach is None:
+            return False
+        name = value_of(row).site.name
+        calls = [*reach.difference.mine, *reach.difference.theirs]
+        return bool(calls) and not any(f"{call.module}.".startswith(f"{name}.") for call in calls)
 
     @cached_property
     def _matched(self) -> list[tuple[Compared, Value, Seam | None]]:

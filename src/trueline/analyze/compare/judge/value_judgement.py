@@ -35,6 +35,15 @@ COARSE_REL = 0.3
 gradient of which nine tenths of the elements are zeroed, or that points elsewhere, differs by about 1, and the limit is
 a multiple of what is expected."""
 
+CARRIED = 1.5
+"""Times the expected difference from which on one may come from inputs that the runs make in different ways; errors of
+an op are rarely larger (``expect.ops.LAWS``)."""
+
+SURE = 2.0
+"""Times ``Distance.most_rel``, which one value in twenty exceeds: what hardly any of thousands of values does. Three
+projections seem smaller than a sixth of the distance once in 160 values, and what comes of the value must then be off by
+``LIMIT`` of that."""
+
 NONFINITE = "NaN or infinities in one run where the other has none"
 
 ALIASED = "the gradient of a tensor that has more uses than in the other run"
@@ -239,8 +248,15 @@ class Divergence:
         ):
             self._unmeasured[value.root] = expectation
             self._without_twin.add(value.root)
+            apart = outcome.distance.rel if outcome is not None and outcome.rewired and outcome.distance else None
             self.expected.learn(
-                value, twin, expectation.rel, dtype=dtype, tainted=expectation.tainted, decided=expectation.decided
+                value,
+                twin,
+                expectation.rel,
+                dtype=dtype,
+                tainted=expectation.tainted,
+                decided=expectation.decided,
+                carried=apart or 0.0,
             )
             return
         self._unmeasured.pop(value.root, None)
@@ -250,7 +266,7 @@ class Divergence:
         if distance.equal:
             rel = self._hidden_rel(distance, expectation, dtype)
         elif distance.how != "tensor":
-            most = math.inf if distance.most_rel is None else distance.most_rel
+            most = math.inf if distance.most_rel is None else SURE * distance.most_rel
             rel = max(rel, min(expectation.rel, most))
         if is_swamped(value):
             # Equal beside masks is not equal: what the inputs say holds.
@@ -318,7 +334,8 @@ class Divergence:
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
         if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and _place_of(value) in self._aliased:
             return _Outcome("not-comparable", distance, expectation, ALIASED)
-        if judgement == "beyond" and self._is_incomparable(expectation):
+        apart = judgement == "beyond" or (judgement == "within" and _is_carried(distance, expectation))
+        if apart and self._is_incomparable(expectation):
             note = "its call takes different inputs than in the reference"
             return _Outcome("not-comparable", distance, expectation, note, rewired=True)
         return _Outcome(judgement, distance, expectation)
@@ -365,6 +382,14 @@ class Divergence:
             # A difference that a wrong input explains is not explained by rounding.
             return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
         return "beyond"
+
+
+def _is_carried(distance: Distance, expectation: Expectation) -> bool:
+    """Whether a difference that rounding might explain is rather that of inputs which the runs make in different ways:
+    as a ratio it is nearer to what these amount to than to rounding.
+    """
+    measured, rounding, carried = distance.rel or 0.0, expectation.rel, expectation.carried
+    return carried > 0 and math.inf > measured > max(CARRIED * rounding, math.sqrt(rounding * carried))
 
 
 def _place_of(value: Value) -> _Place:

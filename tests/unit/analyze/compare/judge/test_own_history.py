@@ -36,12 +36,14 @@ def value(step: int, call: int, *, api: str = "torch.nn.functional.linear", nume
     return SimpleNamespace(site=site, api=api, dtype="float32", stats=stats, kind="op", ranks=(0,))
 
 
-def step_of(step: int, rels: Any, *, rank: int | None = 0, **told: Any) -> Step:
-    """A chain of calls, each made from what the one before returned; the first value is a given one."""
+def step_of(step: int, rels: Any, *, rank: int | None = 0, unmeasured: tuple[int, ...] = (), **told: Any) -> Step:
+    """A chain of calls, each made from what the one before returned, and of the values ``unmeasured``; the first value
+    is a given one.
+    """
     rows: list[Compared] = []
     for place, rel in enumerate(rels):
         origin = "call" if place else "given"
-        sources = (place - 1,) if place else ()
+        sources = (place - 1, *unmeasured) if place else ()
         expectation = Expectation(1.0, OWN, cast(Any, origin), sources=sources)
         side = value(step, place, **told)
         rows.append(Compared(place, place, side, side, "within", Distance(False, float(rel), "tensor"), expectation))
@@ -106,6 +108,18 @@ def test_what_rounds_is_the_least_that_counts() -> None:
 def test_small_values_moved_values_and_updates_are_not_judged(of: dict[str, Any]) -> None:
     assert told(faulty()) != []
     assert told(faulty(), **of) == []
+
+
+def test_calls_of_which_not_all_inputs_were_measured_are_not_judged() -> None:
+    assert told(faulty(), unmeasured=(1000,)) == []
+
+
+def test_steps_at_which_all_was_equal_are_no_history() -> None:
+    """A sum that cancels makes much of the first difference that it is given."""
+    rels_SK = healthy(0)
+    rels_SK[:4] = 0.0
+    rels_SK[4:, 20] = 0.9
+    assert [each for each in told(rels_SK) if each.at == 4] == []
 
 
 def test_values_that_are_seen_again_are_not_judged_again() -> None:
