@@ -97,11 +97,17 @@ def arguments_in_words(different: Arguments) -> str:
 
 
 _NOT_GIVEN = "not given"
+_DTYPES_AND_DEVICES = ('"torch.', '"cpu', '"cuda', '"npu', '"xpu', '"hpu', '"mps', '"meta')
 
 
 def is_fraction(argument: Argument) -> bool:
     """Whether JSON is a number with a fraction or an exponent."""
     return argument is not None and argument.lstrip("-")[:1].isdigit() and any(mark in argument for mark in ".e")
+
+
+def is_word(argument: Argument) -> bool:
+    """Whether JSON is a text, and neither a dtype nor a device."""
+    return argument is not None and argument.startswith('"') and not argument.startswith(_DTYPES_AND_DEVICES)
 
 
 def _flat_arguments(call: Call) -> dict[str, str]:

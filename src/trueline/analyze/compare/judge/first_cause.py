@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trueline.analyze.compare.judge.argument_differences import different_arguments, is_fraction, shown_arguments
+from trueline.analyze.compare.judge.argument_differences import (
+    arguments_in_words,
+    different_arguments,
+    is_fraction,
+    is_word,
+    shown_arguments,
+)
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.cut_gradients import CutGradient, calls_behind, cut_gradient
 from trueline.analyze.compare.judge.over_time import LateFault, execution_order
@@ -61,7 +67,7 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
         first = (part.step, part.row) if leads else first
     if not findings:
         findings += _explained(steps)
-    findings += [*_sites_missing(steps), *([] if part else _dtype_differs(steps)), *_numbers_differ(steps)]
+    findings += [*_sites_missing(steps), *([] if part else _dtype_differs(steps)), *_arguments_differ(steps)]
     return Conclusion(in_causal_order(findings), first, marked)
 
 
@@ -438,19 +444,21 @@ def _by_checksum(row: Compared) -> bool:
     return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
 
 
-def _numbers_differ(steps: Sequence[Step]) -> list[Finding]:
-    """Calls whose fractional arguments (an epsilon) differ: worth knowing even where rounding hides the effect."""
+def _arguments_differ(steps: Sequence[Step]) -> list[Finding]:
+    """Calls whose fractional arguments (an epsilon) or words (an approximation) differ: worth knowing even where
+    rounding hides the effect.
+    """
     differing: list[str] = []
     for mine, theirs in steps[0].alignment.calls if steps else ():
         if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
             continue
         for name, (one, other) in different_arguments(mine, theirs).items():
-            if is_fraction(one) and is_fraction(other):
-                differing.append(f"at {mine.first.site} {name} is {one} and not {other}")
+            if (is_fraction(one) and is_fraction(other)) or is_word(one) or is_word(other):
+                differing.append(f"at {mine.first.site} {arguments_in_words({name: (one, other)})}")
     if not differing:
         return []
     more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
-    claim = f"Calls have different numeric arguments than in the reference: {'; '.join(differing[:3])}{more}."
+    claim = f"Calls have different arguments than in the reference: {'; '.join(differing[:3])}{more}."
     return [_finding("structure-differs", "info", claim, [], evidence={"arguments": differing[:100]})]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -225,3 +226,20 @@ def test_a_difference_that_rounding_might_explain_is_rather_that_of_other_inputs
 
 def test_a_difference_as_rounding_makes_it_is_not_that_of_other_inputs() -> None:
     assert concluded(positions(rolled=True, off=3e-4), positions(rolled=False, off=0.0)) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"), [("tanh", "none", True), ("torch.float16", "torch.float32", False)]
+)
+def test_words_among_arguments_that_differ_are_told_where_they_change_nothing(
+    mine: str, theirs: str, *, said: bool
+) -> None:
+    def made(word: str) -> Making:
+        args = json.dumps({"args": [], "kwargs": {"way": word}})
+        making, x = Making(), array(0)
+        making.put("fwd", "m.sub.gelu", "in0", x, api=f"{API}gelu", args=args)
+        return making.put("fwd", "m.sub.gelu", "out0", array(1), api=f"{API}gelu")
+
+    claims = [finding.claim for finding in all_findings(made(mine), made(theirs))]
+    claim = 'than in the reference: at 0.0/r0/fwd/m.sub.gelu#0:in0 way is "tanh" and not "none".'
+    assert [each.endswith(claim) for each in claims] == [True] * said
