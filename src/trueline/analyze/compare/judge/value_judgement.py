@@ -18,7 +18,7 @@ from trueline.analyze.compare.judge.distance import Distance
 from trueline.analyze.compare.judge.floors import floor_of
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.fused_modules import PART
-from trueline.analyze.compare.op_names import RANDOM, function_of
+from trueline.analyze.compare.op_names import RANDOM, function_of, op_class_of
 from trueline.analyze.compare.result import Judgement
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
@@ -39,10 +39,9 @@ CARRIED = 1.5
 """Times the expected difference from which on one may come from inputs that the runs make in different ways; errors of
 an op are rarely larger (``expect.ops.LAWS``)."""
 
-SURE = 2.0
-"""Times ``Distance.most_rel``, which one value in twenty exceeds: what hardly any of thousands of values does. Three
-projections seem smaller than a sixth of the distance once in 160 values, and what comes of the value must then be off by
-``LIMIT`` of that."""
+MOVED = 2.0
+"""Times the limit for what a call returns that only moves numbers, where statistics measure it: before and after it
+three projections estimate one distance, and seem smaller than a sixth of it once in 160 values."""
 
 NONFINITE = "NaN or infinities in one run where the other has none"
 
@@ -266,7 +265,7 @@ class Divergence:
         if distance.equal:
             rel = self._hidden_rel(distance, expectation, dtype)
         elif distance.how != "tensor":
-            most = math.inf if distance.most_rel is None else SURE * distance.most_rel
+            most = math.inf if distance.most_rel is None else distance.most_rel
             rel = max(rel, min(expectation.rel, most))
         if is_swamped(value):
             # Equal beside masks is not equal: what the inputs say holds.
@@ -360,6 +359,8 @@ class Divergence:
         """The expectation and its limit in times: those of the Tolerance, where it has this site or kind."""
         fair = distance.most_rel is not None and expectation.rel < COARSE_REL
         limit = LIMIT["tensor" if fair else distance.how]
+        if fair and op_class_of(function_of(value.api)) == "exact":
+            limit *= MOVED
         if self._tolerance is None or expectation.tainted:
             return expectation, limit
         mine, theirs = (value, twin) if self._run_is_guide else (twin, value)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.made_steps import ROUNDING, Making, by_statistics, chain, judged, judgements
 
-from trueline.analyze.recorded.step_values import StepValues
+from trueline.analyze.compare.judge.distance import Distance
+from trueline.analyze.recorded.step_values import StepValues, Value
 
 SMALL = 2 * ROUNDING
 
@@ -111,3 +113,23 @@ def test_what_a_call_writes_over_may_have_held_anything(api: str, judgement: str
     rows = judged(made("run", 1e9), made("ref", 3.0))
     assert rows["fwd/f:in0"].judgement == judgement
     assert rows["fwd/f:out0"].judgement == "equal"
+
+
+@pytest.mark.parametrize(("times", "judgement"), [(12, "within"), (24, "beyond")])
+def test_a_distance_that_seemed_small_before_numbers_moved_is_not_that_of_the_move(times: int, judgement: str) -> None:
+    """Three projections before a call and three after it estimate one distance."""
+
+    def by_projections(mine: Value, theirs: Value) -> Distance:
+        distance = by_statistics(mine, theirs)
+        return replace(distance, most_rel=3 * (distance.rel or 0.0))
+
+    def made(label: str, ulps: int) -> StepValues:
+        x = np.ones((8, 8), np.float32)
+        seems, moved = x.copy(), x.copy()
+        seems[0, 0] += ulps * ROUNDING  # an eighth of a rounding, of the norm
+        moved += np.float32(ulps * 3 * times / 8 * ROUNDING)
+        making = Making(label).call("m.sub.sin", "torch.sin", (x,), seems)
+        return making.call("m.sub.t", "torch.Tensor.transpose", (seems,), moved).done
+
+    rows = judged(made("run", 2), made("ref", 0), measure=by_projections)
+    assert rows["fwd/t:out0"].judgement == judgement
