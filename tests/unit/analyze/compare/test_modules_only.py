@@ -76,9 +76,10 @@ def record(
     loss_of: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     scaler: torch.amp.GradScaler | None = None,
     clip: float | None = None,
+    compiled: bool = False,
 ) -> Path:
     torch.manual_seed(0)
-    model = made()
+    model = torch.compile(made(), backend="eager") if compiled else made()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "modules"})
     draw = torch.Generator().manual_seed(1)
@@ -175,3 +176,12 @@ def test_a_scale_that_the_update_undoes_is_no_difference_unless_clipping_may_hid
     found = compare(run, ref)
     assert found.exit_code == (0 if clip is None else 1)
     assert any("1024 times those of the reference" in note for note in found.notes) is (clip is None)
+
+
+def test_gradients_of_a_compiled_model_are_rounding_or_its_code(tmp_path: Path) -> None:
+    ref = record(tmp_path / "ref", compiled=True)
+    healthy = record(tmp_path / "healthy", lambda: Model(F.scaled_dot_product_attention), compiled=True)
+    assert compare(healthy, ref).exit_code == 0
+    finding = leading(record(tmp_path / "wrong", lambda: Model(keys_detached), compiled=True), ref)
+    assert finding.sites[0] == "0.0/r0/bwd/Model#0:out0"
+    assert "made by code of Model, which was not recorded, at 0.0/r0/bwd/" in finding.claim

@@ -26,7 +26,7 @@ from trueline.analyze.compare.expect.propagation import (
     size_of,
 )
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
-from trueline.analyze.compare.expect.unrecorded import Unrecorded
+from trueline.analyze.compare.expect.unrecorded import Unrecorded, rounding_of_code
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
@@ -386,6 +386,10 @@ class Expected:
         if self._unrecorded.applies and value.kind == "param":
             rel = self._unrecorded.backward_rel(value, None, dtype)
             unseen = replace(unseen, rel=rel, explained=rel)
+        compiled = self._unrecorded.compiled_around(value.site.name) if value.kind == "param" else None
+        if compiled is not None:
+            rel = math.hypot(unseen.rel, rounding_of_code(value, dtype))
+            unseen = replace(unseen, rel=rel, explained=rel, origin="unrecorded", within=compiled)
         module, micro = value.site.name.rpartition(".")[0], value.site.micro
         call, forward = self._calls.get((micro, "bwd", module, 0)), self._calls.get((micro, "fwd", module, 0))
         if value.kind != "param" or call is None or not call.taken:

@@ -43,10 +43,11 @@ class Unrecorded:
         self._inside: defaultdict[tuple[int, str], _Inside] = defaultdict(_Inside)
         self._users: defaultdict[int, set[str]] = defaultdict(set)
         self._last_made: dict[tuple[int, str], int] = {}
+        self._compiled = side.compiled
         self._worst = 0.0
+        self._models = {value.site.name for value in forward if value.kind == "module" and not value.module}
         if not self.applies:
             return
-        self._models = {value.site.name for value in forward if not value.module}
         around = {value.module for value in forward}
         self._no_code = {each.site.name for each in forward if _is_of_torch(each) and each.site.name not in around}
         self._called = {value.site.name for value in forward}
@@ -110,13 +111,19 @@ class Unrecorded:
         places = [self._inside[value.site.micro, name] for name in names]
         seen = [each.backward for each in places if each.any_backward] or [self._worst]
         had = math.hypot(max(seen), max((each.forward for each in places), default=0.0))
-        return AMPLIFIED * math.hypot(had, _rounding(dtype)) * (_CANCELLED if value.numel == 1 else 1.0)
+        return math.hypot(AMPLIFIED * had * (_CANCELLED if value.numel == 1 else 1.0), rounding_of_code(value, dtype))
 
     def _around_param(self, value: Value) -> list[str]:
         """The innermost module around a parameter that is called, in a list; none where no such is."""
         parts = value.site.name.split(".")[:-1]
         around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return [name for name in around if name in self._called][:1]
+
+    def compiled_around(self, param: str) -> str | None:
+        """The compiled module that a parameter is in, of which only what goes in and comes out was recorded."""
+        models = self._models & self._compiled
+        inside = [name for name in self._compiled if param.startswith(f"{name}.")]
+        return max(inside, key=len, default=None) or next(iter(models), None)
 
     def within(self, micro: int, root: int) -> str | None:
         """The innermost module whose code may have used the value ``root``; None where recorded calls alone did."""
@@ -138,6 +145,11 @@ _CANCELLED = 16.0
 
 def _is_of_torch(value: Value) -> bool:
     return value.api.startswith("torch.nn.modules.")
+
+
+def rounding_of_code(value: Value, dtype: str) -> float:
+    """The relative difference to expect of a gradient from the rounding of the code that it came through."""
+    return AMPLIFIED * _rounding(dtype) * (_CANCELLED if value.numel == 1 else 1.0)
 
 
 def _rounding(dtype: str) -> float:
