@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.nn.functional import all_gather
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
@@ -45,6 +44,23 @@ class Block(nn.Module):
         return x_BLD + self.down(torch.tanh(self.up(self.norm(x_BLD))))
 
 
+class Gathered(torch.autograd.Function):
+    """The pieces [B, L / N, D] of all ranks of a group, as one sequence; backwards the sum of what each has of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        pieces = [torch.empty_like(x).contiguous() for _ in range(dist.get_world_size(group))]
+        dist.all_gather(pieces, x.contiguous(), group=group)
+        return torch.cat(pieces, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        total = grads[0].clone().contiguous()
+        dist.all_reduce(total, group=ctx.group)
+        return total.chunk(dist.get_world_size(ctx.group), dim=1)[dist.get_rank(ctx.group)], None
+
+
 class Causal(nn.Module):
     """x + attention(x), in which a position sees those before it; the ranks of ``group`` have equal pieces of the
     sequence, in order, and gather keys and values.
@@ -57,7 +73,7 @@ class Causal(nn.Module):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         q, k, v = self.qkv(x_BLD).chunk(3, dim=-1)
-        k, v = (torch.cat(all_gather(each.contiguous(), group=self.group), dim=1) for each in (k, v))
+        k, v = (Gathered.apply(each, self.group) for each in (k, v))
         start, size = dist.get_rank(self.group) * q.shape[1], q.shape[1]
         seen = torch.arange(k.shape[1])[None] <= torch.arange(start, start + size)[:, None]
         scores = (q @ k.transpose(1, 2) / D**0.5).masked_fill(~seen, float("-inf"))

@@ -161,3 +161,21 @@ def compared(path, members, *, norms):
     assert [finding.claim for finding in report.findings if finding.severity != "info"] == []
     assert {"replica-drift", "reduction-mismatch"} & set(report.checks_run)
     return run
+
+
+def samples_of_parts(rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from trueline.capture.probes.batch import read_batch
+
+    mesh = init_device_mesh("cpu", (world,))
+    x = torch.arange(12).view(4, 3)
+    batches = [read_batch(x), *(read_batch(distribute_tensor(x, mesh, [how])) for how in (Replicate(), Shard(0)))]
+    return [batch.samples.tolist() for batch in batches]
+
+
+def test_the_samples_of_a_distributed_batch_are_this_ranks_own(two):
+    for rank, (plain, replicated, cut) in enumerate(two.run(samples_of_parts)):
+        assert replicated == plain
+        assert cut == plain[2 * rank : 2 * rank + 2]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.model.layout import local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
 from trueline.capture.step.passes import Contributions, Pass
@@ -77,11 +78,11 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
 
     The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a
-    sample's identity; an attention mask takes padding out of it. A pair of positional tensors is read as (inputs,
-    targets).
+    sample's identity; an attention mask takes padding out of it. Of a DTensor it is this rank's own part. A pair of
+    positional tensors is read as (inputs, targets).
     """
     items = list(_tensors(inputs, named))
-    items = [(name, x) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
+    items = [(name, local(x)) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
     if not items:
         return None
     rows = items[0][1].shape[0]
