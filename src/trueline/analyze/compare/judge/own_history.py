@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.compare.expect.propagation import is_masked
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import Compared
@@ -210,7 +211,9 @@ def _taken(source: Compared | None, row: Compared) -> float | None:
     """The relative difference of what a call took; of a term of a sum in which terms cancel, relative to the sum."""
     rel = None if source is None else _rel(source)
     value, term = value_of(row), None if source is None else value_of(source)
-    if rel is None or term is None or function_of(value.api) not in _SUMS:
+    if rel is None or term is None or value.site.phase != "fwd" or function_of(value.api) not in _SUMS:
+        return rel
+    if is_masked(term) or is_masked(value):
         return rel
     sizes = [None if each.stats is None else each.stats.rms for each in (term, value)]
     return rel if sizes[0] is None or not sizes[1] else rel * max(1.0, sizes[0] / sizes[1])
