@@ -169,14 +169,14 @@ def asked_of(
 def judged_together(groups: Sequence[Judged]) -> Judged:
     """What was judged of all groups of ranks of one job; a check counts as run where it ran in each group."""
     ran = [{code for asked in judged.questions for code in asked.checks_run} for judged in groups]
-    question_of = {
+    question_of: dict[str, Question] = {
         code: asked.question
         for judged in groups
         for asked in judged.questions
         for code in (*asked.checks_run, *(entry.check for entry in asked.checks_not_run))
     }
     lacking = {entry.check: entry for judged in groups for asked in judged.questions for entry in asked.checks_not_run}
-    everywhere = sorted(set.intersection(*ran) - set(lacking))
+    everywhere = sorted(ran[0].intersection(*ran[1:]) - set(lacking))
     spans = [judged.steps for judged in groups if judged.steps is not None]
     return Judged(
         questions=asked_of(everywhere, list(lacking.values()), question_of),

@@ -321,7 +321,7 @@ def _clusters(named: Sequence[Outlier]) -> list[list[Outlier]]:
 
 def _settled(each: _Field, together: Sequence[Outlier]) -> list[Outlier]:
     """The outliers of one cluster by themselves where they are a minority, else one finding that workers differ."""
-    workers = tuple(sorted(worker for outlier in together for worker in outlier.workers))
+    workers = tuple(sorted({worker for outlier in together for worker in outlier.workers}))
     others = tuple(member for member in each.members if member not in workers)
     if 2 * len(workers) < len(each.members):
         return [replace(outlier, others=others) for outlier in together]

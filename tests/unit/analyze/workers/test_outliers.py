@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tests.unit.noisy_workers import SPREAD, in_one_group, noisy_workers, shifte
 from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.intervals import Estimate, estimate, mean_difference, t_quantile, t_two_sided
-from trueline.analyze.workers.outliers import effect_of, find_outliers
+from trueline.analyze.workers.outliers import _settled, effect_of, find_outliers
 from trueline.analyze.workers.series import WorkerSeries, shard_allowance
 from trueline.schema.errors import CannotTell
 
@@ -52,6 +53,13 @@ def test_two_outliers_of_five_are_named_one_by_one():
     series = shifted(noisy_workers(5, 600), 4, since=100, loss=2 * SPREAD)
     series = shifted(series, 1, since=300, loss=-3 * SPREAD)
     assert workers_named(series) == [(4,), (1,)]
+
+
+def test_a_worker_that_stands_out_twice_counts_once():
+    series = shifted(noisy_workers(5, 600), 4, since=100, loss=2 * SPREAD)
+    four, one = find_outliers(shifted(series, 1, since=300, loss=-3 * SPREAD), BUDGET, "loss")
+    field = SimpleNamespace(members=(0, 1, 2, 3, 4))
+    assert [outlier.workers for outlier in _settled(field, [four, one, one])] == [(4,), (1,), (1,)]
 
 
 def test_two_halves_leave_it_undecided():
