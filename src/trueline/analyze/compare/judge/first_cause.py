@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from trueline.analyze.compare.judge.argument_differences import (
     arguments_in_words,
@@ -33,6 +33,8 @@ from trueline.schema.text.words import capitalized, counted, named_some
 from trueline.store.reader import Run
 
 First = tuple[Step, Compared]
+Told = Mapping[str, Sequence[str]]
+"""Arguments that differ, as a finding has them: of the run and of the reference."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,11 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
         first = (part.step, part.row) if leads else first
     if not findings:
         findings += _explained(steps)
-    findings += [*_sites_missing(steps), *([] if part else _dtype_differs(steps)), *_arguments_differ(steps)]
+    findings += [
+        *_sites_missing(steps),
+        *([] if part else _dtype_differs(steps)),
+        *_arguments_differ(steps, told=findings),
+    ]
     return Conclusion(in_causal_order(findings), first, marked)
 
 
@@ -444,16 +450,19 @@ def _by_checksum(row: Compared) -> bool:
     return row.distance is not None and row.distance.how == "fingerprint" and row.distance.rel is None
 
 
-def _arguments_differ(steps: Sequence[Step]) -> list[Finding]:
+def _arguments_differ(steps: Sequence[Step], *, told: Sequence[Finding]) -> list[Finding]:
     """Calls whose fractional arguments (an epsilon) or words (an approximation) differ: worth knowing even where
-    rounding hides the effect.
+    rounding hides the effect. Those that findings have ``told`` of already are left out.
     """
+    known: list[Any] = [finding.evidence.get("arguments") for finding in told]
+    names = {(name, *pair) for each in known if isinstance(each, dict) for name, pair in cast(Told, each).items()}
     differing: list[str] = []
     for mine, theirs in steps[0].alignment.calls if steps else ():
         if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
             continue
         for name, (one, other) in different_arguments(mine, theirs).items():
-            if (is_fraction(one) and is_fraction(other)) or is_word(one) or is_word(other):
+            new = (name, *shown_arguments({name: (one, other)})[name]) not in names
+            if new and ((is_fraction(one) and is_fraction(other)) or is_word(one) or is_word(other)):
                 differing.append(f"at {mine.first.site} {arguments_in_words({name: (one, other)})}")
     if not differing:
         return []
