@@ -124,7 +124,7 @@ def _measure_step(
             distance = known[roots] = measure(pair.mine, pair.theirs)
         if first:
             _require_equal_start(pair.mine, distance, labels, is_input=begins)
-        begins = begins and not (pair.mine.site.phase == "fwd" and (pair.mine.kind == "module" or pair.mine.module))
+        begins = begins and not pair.mine.in_model
         _note(seen, pair.mine, pair.theirs, distance)
 
 

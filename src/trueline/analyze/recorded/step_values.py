@@ -73,6 +73,11 @@ class Value:
         return is_returned(self.site.slot)
 
     @property
+    def in_model(self) -> bool:
+        """Whether its call is of the model's forward pass: that of a module, or inside of one."""
+        return self.site.phase == "fwd" and (self.kind == "module" or bool(self.module))
+
+    @property
     def numel(self) -> int:
         """Numbers measured; 0 where none were."""
         return 0 if self.stats is None else self.stats.numel

@@ -303,10 +303,10 @@ class Expected:
             return self._made(rel, own, "call", tuple(call.taken), key_of(value))
         taken = list(call.taken)
         if value.kind == "module":
-            own = [root for _, root in self._params_in(value.site.name)]
-            if not own and self._unrecorded.applies and function_of(value.api) in ("linear", "embedding"):
-                own = self._unrecorded.tied
-            taken += [root for root in own if root in self._known]
+            params = [root for _, root in self._params_in(value.site.name)]
+            if not params and self._unrecorded.applies and function_of(value.api) in ("linear", "embedding"):
+                params = self._unrecorded.tied
+            taken += [root for root in params if root in self._known]
         function = function_of(value.api)
         ins = [self._known[root].operand for root in taken]
         own = self._own_rounding(function, taken, out, dtype)

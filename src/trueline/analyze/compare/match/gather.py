@@ -176,7 +176,7 @@ def _without_preparation(values: Sequence[Value]) -> Iterator[Value]:
     """
     begins: dict[int, int] = {}
     for value in values:
-        if value.site.phase == "fwd" and (value.kind == "module" or value.module):
+        if value.in_model:
             begins.setdefault(value.site.micro, value.index)
     left_out: set[int] = set()
     seen: dict[int, int] = {}
