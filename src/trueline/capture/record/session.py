@@ -217,13 +217,13 @@ class Session:
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._open:
             return
-        self._begin_pass(module)
+        compiled = name in self._modules.compiled  # asking the module itself costs an exception
+        made = unwrap(module) if compiled else module
+        self._begin_pass(made)
         pushed = not self._running and self._push()
         call = None
         stack = self._stack(sys._getframe(3))  # that of nn.Module, which also calls forward
-        compiled = name in self._modules.compiled  # asking the module itself costs an exception
         if self._modules_too and not self._is_unseen() and self._selection.enters("fwd", name):
-            made = unwrap(module) if compiled else module
             call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
         self._running.append(_Running(name, call, pushed))
 

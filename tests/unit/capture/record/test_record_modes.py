@@ -195,3 +195,24 @@ def test_a_compiled_function_that_raises_passes_its_error_on_and_recording_goes_
     names = {row["name"] for row in rows}
     assert {"Calling.refuses", "last.linear", "sum"} <= names
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_micro_batches_of_a_compiled_model_are_told_apart(in_place):
+    torch._dynamo.reset()
+    model = Bending()
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def accumulated():
+        for part in torch.ones(4, 3).split(2):
+            (model(part) * 2).sum().backward()
+        optimizer.step()
+
+    rows = Recording(model, {"preset": "mix"}, optimizer).step(0, accumulated)
+    seen = {row["micro"] for row in rows if row["phase"] == "fwd"}, {row["call"] for row in rows if row["flags"]}
+    assert seen == ({0, 1}, {0})
+    assert [row["micro"] for row in rows if row["phase"] == "fwd" and row["name"] == "mul"] == [0, 0, 1, 1]
