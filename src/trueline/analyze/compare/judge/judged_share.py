@@ -16,7 +16,7 @@ from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import COARSE_REL, DRAWN, LEFT_BY_UPDATE, Compared
 from trueline.analyze.compare.result import ComparedRow, Judged, JudgedPass, OneSidedCall, Pass
-from trueline.analyze.recorded.step_values import Call
+from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.formats import FORMATS
 
 COARSE = f"rounding may explain a difference of more than {COARSE_REL:g} of the norm"
@@ -30,6 +30,8 @@ _PASSES: dict[str, Pass] = {
     "param": "update",
     "comm": "communication",
 }
+"""By phase. Calls between the backward pass and the optimizer (phase grad), as those that clip, count as update: the
+gradients of parameters that they leave count as backward."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
     counts: defaultdict[Pass, _Count] = defaultdict(_Count)
     for step in steps:
         for row in step.rows:
-            count, why = counts[_PASSES[value_of(row).site.phase]], _not_judged(row)
+            count, why = counts[_pass_of(value_of(row))], _not_judged(row)
             count.values += 1
             count.of_run += row.mine is not None
             count.of_ref += row.theirs is not None
@@ -71,7 +73,7 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
         for mine, theirs in step.alignment.calls:
             call = mine if theirs is None else theirs if mine is None else None
             if call is not None:
-                count = counts[_PASSES[call.phase]]
+                count = counts[_pass_of(call.first)]
                 count.run_only += theirs is None
                 count.ref_only += mine is None
     return tuple(
@@ -85,6 +87,10 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
         for name in dict.fromkeys(_PASSES.values())
         if (count := counts.get(name)) is not None
     )
+
+
+def _pass_of(value: Value) -> Pass:
+    return "update" if value.site.phase == "grad" and value.kind == "op" else _PASSES[value.site.phase]
 
 
 def _not_judged(row: Compared) -> str:

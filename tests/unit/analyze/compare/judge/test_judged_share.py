@@ -95,3 +95,13 @@ def test_the_first_step_decides_and_parameters_after_an_update_are_not_judged() 
     assert {why for each in found.passes for why in each.not_judged} == {LEFT_BY_UPDATE}
     assert (found.lacking, found.first_step, found.num_steps) == ("", 0, 2)
     assert found.to_json()["first_step"]["judged"] == found.to_json()["first_step"]["values"]
+
+
+def test_calls_between_backward_and_the_optimizer_are_no_part_of_the_backward_pass() -> None:
+    """Two ways to clip: what each computes is not compared, and the gradients are."""
+    mine, theirs = chain("run", backward=True), chain("ref", backward=True)
+    for each, num in ((mine, 9), (theirs, 7)):
+        each.call("foreach_norm", "torch._foreach_norm", [np.ones(num, np.float32)] * num, np.ones(num), phase="grad")
+    found = judged_share([judged_step(mine, theirs)])
+    backward = next(each for each in found.passes if each.name == "backward")
+    assert (backward.judged, backward.values, found.lacking) == (4, 4, "")
