@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trueline.schema.descriptor import Descriptor
 from trueline.schema.errors import RunExistsError
 
 FOLDER = "journal"
@@ -67,12 +68,12 @@ class Hold:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)
         # Kept open: the file system gives its number to no other file as long as that is so.
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        own = os.fstat(self._fd)
+        self._file = Descriptor(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        own = os.fstat(self._file.number)
         self._own = own.st_dev, own.st_ino
         self._looks_at = self._beats_at = 0.0
         with contextlib.suppress(OSError):  # who it is, no other needs to know as long as the file is new enough
-            os.write(self._fd, json.dumps(asdict(this_process())).encode())
+            os.write(self._file.number, json.dumps(asdict(this_process())).encode())
 
     def beat(self) -> None:
         """Update the time of the file, and now and then ``require`` that it is there."""
@@ -83,7 +84,7 @@ class Hold:
         if now >= self._beats_at:
             self._beats_at = now + BEAT_S
             with contextlib.suppress(OSError):
-                os.utime(self._fd)
+                os.utime(self._file.number)
 
     def require(self) -> None:
         """Raise ``OSError`` where the share is another's now, or the Run was removed: nothing may be written there."""
@@ -104,7 +105,7 @@ class Hold:
             self.require()
             os.remove(self._path)
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            self._file.close()
 
 
 def owner_left(run: str | os.PathLike[str], rank: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 
+from trueline.schema.descriptor import Descriptor
 from trueline.store.log.durable import append, sync
 
 SIZE_BYTES = 4096
@@ -25,13 +26,13 @@ class FindingsFile:
     def __init__(self, path: str, *, reserve_path: str) -> None:
         self._path = path
         self._reserve_path = reserve_path
-        self._fd = -1
-        self._spare: list[int] = []
+        self._file: Descriptor | None = None
+        self._spare: list[Descriptor] = []
         with contextlib.suppress(OSError):
-            self._spare.append(os.open(reserve_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
-            os.write(self._spare[0], os.urandom(SIZE_BYTES))  # zeros may be stored as nothing
+            self._spare.append(Descriptor(os.open(reserve_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)))
+            os.write(self._spare[0].number, os.urandom(SIZE_BYTES))  # zeros may be stored as nothing
             while len(self._spare) < NUM_DESCRIPTORS:
-                self._spare.append(os.dup(self._spare[0]))
+                self._spare.append(Descriptor(os.dup(self._spare[0].number)))
 
     def add(self, line: bytes) -> None:
         """Take a line, which survives a power cut from the moment this returns."""
@@ -46,22 +47,23 @@ class FindingsFile:
     def close(self, *, removes_reserve: bool = True) -> None:
         """Give up the file handles and, unless its path is another's now, the reserve; the lines stay."""
         self._give_up(removes=removes_reserve)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _append(self, line: bytes) -> None:
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        if self._file is None:
+            self._file = Descriptor(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
             sync(os.path.dirname(self._path))
-        append(self._fd, line, os.fstat(self._fd).st_size)
-        os.fsync(self._fd)
+        fd = self._file.number
+        append(fd, line, os.fstat(fd).st_size)
+        os.fsync(fd)
 
     def _give_up(self, *, removes: bool = True) -> None:
         spare, self._spare = self._spare, []
-        for fd in spare:
+        for file in spare:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                file.close()
         if spare and removes:
             with contextlib.suppress(OSError):
                 os.remove(self._reserve_path)

@@ -280,6 +280,38 @@ def test_a_disk_that_refuses_to_close_leaves_the_journal(tmp_path, monkeypatch):
     assert Run(tmp_path).unclosed == [0]
 
 
+def num_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_writer_that_nobody_closes_gives_its_descriptors_back(tmp_path):
+    """Its files stay as those of a process that was killed."""
+    before = num_descriptors()
+    writer = RunWriter(tmp_path, rank=0)
+    writer.write({"step": 0})
+    writer.write(Finding("loss-spike", "warning", "The loss jumped."))
+    assert num_descriptors() > before
+    del writer
+    assert num_descriptors() == before
+    assert Run(tmp_path).unclosed == [0]
+
+
+def test_a_writer_that_cannot_begin_keeps_no_descriptor(tmp_path, monkeypatch):
+    """Whichever call the disk refuses."""
+    began = 0
+    for fatal in range(1, 200):
+        before = num_descriptors()
+        with monkeypatch.context() as patch:
+            fail_at(patch, fatal, code=errno.ENOSPC, whole_disk=True)
+            with contextlib.suppress(OSError):
+                RunWriter(tmp_path / str(fatal), rank=0)
+                began = fatal
+        assert num_descriptors() == before, fatal
+        if began:
+            break
+    assert began > 10
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 256 KiB."""

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 
+from trueline.schema.descriptor import Descriptor
 from trueline.store.file_names import TEMPORARY_SUFFIX
 
 
@@ -43,9 +44,9 @@ def put_file(path: str, data: bytes) -> None:
     """As ``replace_file``, but the name survives a power cut only once its directory is synced. On an ``OSError``
     whatever was there before stays.
     """
-    fd = _open_replacement(path, data, settle=lambda fd: os.fsync(fd))
+    file = _open_replacement(path, data, settle=lambda fd: os.fsync(fd))
     with contextlib.suppress(OSError):  # which could say nothing new of what is fsynced
-        os.close(fd)
+        file.close()
 
 
 def make_folder(path: str) -> None:
@@ -58,7 +59,7 @@ def make_folder(path: str) -> None:
         sync(parent)
 
 
-def open_replacement(path: str, data: bytes) -> int:
+def open_replacement(path: str, data: bytes) -> Descriptor:
     """The descriptor, for appending, of a file with ``data`` that is put at ``path``; as ``replace_file``, no fsync.
 
     A process that dies leaves either file whole; a power cut may leave an empty one.
@@ -66,19 +67,19 @@ def open_replacement(path: str, data: bytes) -> int:
     return _open_replacement(path, data, settle=_leave)
 
 
-def _open_replacement(path: str, data: bytes, *, settle: Callable[[int], None]) -> int:
+def _open_replacement(path: str, data: bytes, *, settle: Callable[[int], None]) -> Descriptor:
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}{TEMPORARY_SUFFIX}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    file = Descriptor(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666))
     try:
-        append(fd, data, 0)
-        settle(fd)
+        append(file.number, data, 0)
+        settle(file.number)
         os.replace(temporary, path)
     except OSError:
-        os.close(fd)
+        file.close()
         with contextlib.suppress(OSError):
             os.remove(temporary)
         raise
-    return fd
+    return file
 
 
 def _leave(fd: int) -> None:

@@ -11,7 +11,6 @@ also where the file's header is damaged and the reader has to try its own.
 from __future__ import annotations
 
 import contextlib
-import os
 import reprlib
 import struct
 import zlib
@@ -123,16 +122,16 @@ class JournalWriter:
 
     def __init__(self, path: str, *, sequence: int, codec: FrameCodec) -> None:
         header = _file_header(codec.schema_bytes, sequence)
-        self._fd = open_replacement(path, header)
+        self._file = open_replacement(path, header)
         self._size_bytes = len(header)
 
     def append(self, frame: bytes) -> None:
         """Add a frame: once this returns, a SIGKILL does not lose it; where it raises, the frame is not there."""
-        self._size_bytes = append(self._fd, frame, self._size_bytes)
+        self._size_bytes = append(self._file.number, frame, self._size_bytes)
 
     def close(self) -> None:
         """Close the file handle; the file stays."""
-        os.close(self._fd)
+        self._file.close()
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from trueline.schema.descriptor import Descriptor
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.records import TensorRecord
 from trueline.schema.text.documents import parsed
@@ -87,7 +88,7 @@ class TensorFile:
     def __init__(self, path: str, *, reserve_bytes: int = RESERVE_BYTES) -> None:
         self._path = path
         self._temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}{TEMPORARY_SUFFIX}")
-        self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._file = Descriptor(os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
         self._start = _LENGTH.size + reserve_bytes
         self._size_bytes = 0
         self._entries: dict[str, Any] = {}
@@ -99,7 +100,7 @@ class TensorFile:
             raise InputError(f"Tensor '{record.key}' came twice in step {record.step}. Expected distinct keys.")
         begin, end = self._size_bytes, self._size_bytes + record.data.nbytes
         if end > begin:
-            write_at(self._fd, record.data, self._start + begin)
+            write_at(self._file.number, record.data, self._start + begin)
         self._hashes[record.key] = xxhash.xxh3_64_hexdigest(record.data)
         self._entries[record.key] = {
             "dtype": record.dtype,
@@ -120,7 +121,7 @@ class TensorFile:
         header = json.dumps({"__metadata__": metadata} | self._entries).encode()
         self._make_room(len(header))
         header += b" " * (self._start - _LENGTH.size - len(header))
-        write_at(self._fd, _LENGTH.pack(len(header)) + header, 0)
+        write_at(self._file.number, _LENGTH.pack(len(header)) + header, 0)
         os.replace(self._temporary, path or self._path)
         self._close()
         return _room_for(len(header.rstrip()))
@@ -132,10 +133,8 @@ class TensorFile:
             os.remove(self._temporary)
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _make_room(self, header_bytes: int) -> None:
         """Move the values back where the header needs more than was reserved; the last bytes go first."""
@@ -146,7 +145,7 @@ class TensorFile:
         end = self._start + self._size_bytes
         while end > self._start:
             begin = max(self._start, end - _MOVED_AT_ONCE)
-            write_at(self._fd, os.pread(self._fd, end - begin, begin), begin + shift)
+            write_at(self._file.number, os.pread(self._file.number, end - begin, begin), begin + shift)
             end = begin
         self._start += shift
 
