@@ -65,6 +65,8 @@ class _Chromium:
         self._listeners: dict[str, Callable[[str, dict[str, Any]], None]] = {}
         self._profile = tempfile.TemporaryDirectory(prefix="trueline-chromium-", ignore_cleanup_errors=True)
         self._process, self._to, self._from = _start(executable, self._profile.name)
+        self._arrives = select.poll()  # select.select takes no descriptor of 1,024 or more
+        self._arrives.register(self._from, select.POLLIN)
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -104,7 +106,7 @@ class _Chromium:
     def receive(self, end_s: float) -> None:
         """Take one message, an answer or an event."""
         while b"\0" not in self._unread:
-            ready, _, _ = select.select([self._from], [], [], max(0.0, end_s - time.monotonic()))
+            ready = self._arrives.poll(1000 * max(0.0, end_s - time.monotonic()))
             read = os.read(self._from, 1 << 16) if ready else b""
             if not read:
                 raise TimeoutError(f"Chromium gave no answer within {TIMEOUT_S:.0f} s, or it ended.")
