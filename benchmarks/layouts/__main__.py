@@ -45,6 +45,7 @@ _DRIFT = {"weight drifts": (1, 3, 5)}
 _OF_STAGE = {"loss x 1.5": (4,), "frozen": (4,), "weight drifts": (1,)}
 _OF_RANK = {"loss x 1.5": (2,), "another data seed": (2,), "frozen": (2,)}
 _OF_EXPERT = _OF_RANK | {"expert not reduced": (2,)}
+_OF_PIECE = {"loss x 1.5": (2,), "another data seed": (2, 3)}
 LAYOUTS = {
     "tp": Layout(4, [[0, 1, 2, 3]], {"weight drifts": (1,)}),
     "hand_tp": Layout(6, _BY_TP, _OF_REPLICA | _DRIFT),
@@ -57,7 +58,8 @@ LAYOUTS = {
     "ep_hand": Layout(6, _ALL, _OF_EXPERT),
     "ep_ddp": Layout(6, _ALL, _OF_EXPERT),
     "ep_fsdp2": Layout(6, _ALL, _OF_RANK),
-    "cp_ddp": Layout(6, _ALL, {"loss x 1.5": (2,)}),
+    "cp_ddp": Layout(6, _ALL, _OF_PIECE),
+    "cp_fsdp2": Layout(6, _ALL, _OF_PIECE),
 }
 
 

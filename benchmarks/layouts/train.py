@@ -387,10 +387,10 @@ def ep_fsdp2(job: Job) -> str:
     return train(job, model, dist.get_world_size(), dist.get_rank(), norm=expert)
 
 
-def cp_ddp(job: Job) -> str:
-    """Context parallelism: pairs of ranks hold halves of the same sequences, and DDP averages over all."""
+def _in_pieces(job: Job, wrap: Callable[[nn.Module, DeviceMesh], nn.Module]) -> str:
+    """Pairs of ranks hold halves of the same sequences; ``wrap`` averages gradients over all of the mesh."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "cp"))
-    model = DistributedDataParallel(plain(lambda: Causal(mesh.get_group("cp"))))
+    model = wrap(plain(lambda: Causal(mesh.get_group("cp"))), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.lr)
     half = slice(mesh.get_local_rank("cp") * L // 2, (mesh.get_local_rank("cp") + 1) * L // 2)
     for inputs, labels in job.batches(mesh["dp"].size(), mesh.get_local_rank("dp")):
@@ -398,3 +398,20 @@ def cp_ddp(job: Job) -> str:
         optimizer.step()
         optimizer.zero_grad()
     return digest(model)
+
+
+def cp_ddp(job: Job) -> str:
+    """Context parallelism: pairs of ranks hold halves of the same sequences, and DDP averages over all."""
+    return _in_pieces(job, lambda model, mesh: DistributedDataParallel(model))
+
+
+def cp_fsdp2(job: Job) -> str:
+    """The same with FSDP2 over both axes as one, as Accelerate and torchtitan do."""
+
+    def wrap(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        every = mesh["dp", "cp"]._flatten("dp_cp")
+        for each in (*model.layers.values(), model):  # type: ignore[union-attr, operator]
+            fully_shard(each, mesh=every)
+        return model
+
+    return _in_pieces(job, wrap)

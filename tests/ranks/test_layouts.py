@@ -7,12 +7,16 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch.distributed as dist
 from benchmarks.layouts import train
 from benchmarks.layouts.ranks import trained, watched
+from torch.distributed.device_mesh import init_device_mesh
 
 import trueline
 from trueline.analyze.results import results_of
+from trueline.capture.model.mesh import piece_of_sequence
 from trueline.cli.run_end import _run as last_line
+from trueline.testing.ranks import Ranks
 
 HEALTHY = {
     "hand_tp": ("sharded", [[0, 2], [1, 3]]),
@@ -106,3 +110,34 @@ def test_a_replica_of_an_expert_that_is_not_reduced_is_found_among_its_replicas(
     (finding,) = [one for one in trueline.check(tmp_path / "run").findings if one.severity != "info"]
     assert (finding.code, finding.ranks) == ("replica-drift", (2,))
     assert all(".expert." in name for name in finding.evidence["names"])
+
+
+@pytest.mark.parametrize("mode", ["cp_ddp", "cp_fsdp2"])
+def test_ranks_are_compared_with_those_that_hold_the_same_piece_of_their_sequences(tmp_path, mode):
+    watched(mode, tmp_path / "run", world=6, steps=30, fault="loss x 1.5", bad=(2,))
+    (run,) = groups(tmp_path / "run")
+    assert run.manifest.pieces == [[0, 2, 4], [1, 3, 5]]
+    found = serious(trueline.check(tmp_path / "run"))
+    assert {ranks for _, ranks in found} == {(2,)}
+
+
+def _places(rank, world):
+    """Of no mesh, of one that has all ranks on its axis, of two axes in torch's words, of Megatron-core's group."""
+    del rank, world
+    found = [piece_of_sequence()]
+    whole = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "cp"))
+    found.append(piece_of_sequence())
+    init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    megatron = [dist.new_group(ranks, group_desc="CONTEXT_PARALLEL_GROUP") for ranks in ([0, 2], [1, 3])]
+    found.append(piece_of_sequence())
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "ulysses"))
+    found.append(piece_of_sequence())
+    del whole, megatron, both
+    return found
+
+
+def test_the_piece_of_a_rank_is_its_place_on_every_axis_that_is_called_so():
+    with Ranks(4) as ranks:
+        found = ranks.run(_places)
+    assert [places[:3] for places in found] == [[(), (rank,), (rank // 2,)] for rank in range(4)]
+    assert len({places[3] for places in found}) == 4

@@ -29,6 +29,7 @@ from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
 from trueline.schema.run_manifest import Attempt, Manifest
 from trueline.schema.start import Job, Start
+from trueline.schema.text.words import ranks_text
 
 REDUCING = ("ddp", "deepspeed", "fsdp1", "fsdp2")
 """Adapters of frameworks whose backward pass reduces: whoever trains comes to it."""
@@ -124,6 +125,12 @@ def _notes(team: Team) -> list[str]:
             f"rank{'s' if len(team.missing) > 1 else ''} {', '.join(map(str, team.missing))} did not come to train "
             f"this model in time: only {', '.join(map(str, team.ranks))} of its ranks are in this Run."
         )
+    if team.pieces and team.apart is not None:
+        alike = "; ".join(ranks_text(ranks) for ranks in team.pieces)
+        notes.append(
+            f"Ranks hold pieces of the same sequences (context parallelism): losses and gradients are compared among "
+            f"those with the same piece ({alike})."
+        )
     if team.apart:
         names = sorted(team.apart.shape | team.apart.frozen)
         if names:
@@ -166,6 +173,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         started_at=now,
         world_size=job.world_size,
         data_parallel_ranks=list(team.ranks) if adapter.mesh.compares else [team.ranks[0]],
+        pieces=[list(ranks) for ranks in team.pieces if adapter.mesh.compares],
         adapter=adapter.name,
         model=model,
         command=list(sys.argv),

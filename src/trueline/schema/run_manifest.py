@@ -74,6 +74,11 @@ class Manifest(BaseModel):
     started_at: str = Field(default="", description="ISO 8601, UTC")
     world_size: int = 1
     data_parallel_ranks: list[int] = Field(default_factory=lambda: [0])
+    pieces: list[list[int]] = Field(
+        default_factory=list[list[int]],
+        description="of these the ranks that hold the same piece of their sequences, by piece (context parallelism); "
+        "empty: whole sequences",
+    )
     adapter: str = Field(default="", description="ddp, fsdp1, fsdp2, sharded, manual or single")
     model: str = Field(default="", description="what the model is called; further models have Runs under models/")
     command: list[str] = Field(default_factory=list)

@@ -7,7 +7,8 @@ where no epoch was seen; it ends where the job was started again. n slots, T ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,9 @@ from trueline.analyze.compared_ranks import Bools, Ints, columns_of, several_wor
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
+
+_STEPS_LOOKED_AT = 20
+"""Steps at the start by which it is known whether ranks were given whole sequences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +127,7 @@ def consumed_samples(run: Run) -> Samples:
     position = np.arange(int(lengths_R.sum())) - np.repeat(offsets_R, lengths_R)
     _, first, block = np.unique(blocks_R[order_R], return_index=True, return_inverse=True)
     start_of_block = starts_R[order_R][first]
-    return Samples(
+    samples = Samples(
         ranks=tuple(ranks),
         digest=digests[np.repeat(begins_R[order_R], lengths_R) + position],
         step=np.repeat(steps_R[order_R], lengths_R),
@@ -133,6 +137,24 @@ def consumed_samples(run: Run) -> Samples:
         block_known=known,
         cut=frozenset(np.flatnonzero(np.diff(start_of_block)).tolist()),
     )
+    return _once(samples, run.manifest.pieces) if run.manifest.pieces else samples
+
+
+def _once(samples: Samples, pieces: Sequence[Sequence[int]]) -> Samples:
+    """``samples`` without those of all ranks but the first piece's, where ranks with other ``pieces`` of the same
+    sequences were given whole ones, so that they read the same on purpose: each of them more than half of its first
+    steps' samples.
+    """
+    is_first_N = np.isin(samples.ranks, pieces[0])
+    looked = np.flatnonzero(samples.step <= samples.step[0] + _STEPS_LOOKED_AT)
+    group, worker = first_equal(samples.step[looked] - samples.step[0], samples.digest[looked]), samples.worker[looked]
+    shared = np.isin(group, group[is_first_N[worker]])
+    all_N, shared_N = (np.bincount(worker, each, minlength=len(is_first_N)) for each in (None, shared))
+    if not np.all(2 * shared_N[~is_first_N] > all_N[~is_first_N]):
+        return samples
+    kept = is_first_N[samples.worker]
+    of = {name: getattr(samples, name)[kept] for name in ("digest", "step", "worker", "position", "block")}
+    return replace(samples, **of)
 
 
 def share_in_common(samples: Samples, one: int, other: int, *, first: int, last: int) -> float | None:

@@ -172,6 +172,12 @@ def sites(series: WorkerSeries, outlier: Outlier, names: tuple[str, ...], *, pha
 
 def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
     """How to declare workers that are meant to differ, as an edit of the plan."""
+    if min(len(outlier.workers), len(outlier.others)) > 1 and outlier.undecided:
+        groups = sorted([list(ranks_of(series, outlier.workers)), list(ranks_of(series, outlier.others))])
+        return (
+            "If they are meant to differ (pieces of the same sequences, another data mixture), list the ranks that "
+            f"should agree in the plan: worker_groups = {groups}."
+        )
     who = f"{subject(series, outlier)} {'is' if len(outlier.workers) == 1 else 'are'}"
     return (
         f"If {who} meant to differ (another data mixture, longer sequences), list the ranks that should agree in the "

@@ -1,9 +1,10 @@
 """What each worker measured at each step, as arrays, with who may be compared with whom: all that judgement reads.
 
 Workers are compared at a step if they are meant to be equal: all of them, or those of one declared group
-(``Plan.worker_groups``). A worker whose number of samples is not the step's most common one is left out at that step if
-that is now and then (the last batch of an epoch). Where it lasts, from some step on or over the whole Run, or where
-numbers vary all the time (batches filled up to a number of tokens), they are part of what is compared.
+(``Plan.worker_groups``, or that hold the same piece of their sequences). A worker whose number of samples is not the
+step's most common one is left out at that step if that is now and then (the last batch of an epoch). Where it lasts,
+from some step on or over the whole Run, or where numbers vary all the time (batches filled up to a number of tokens),
+they are part of what is compared.
 
 Letters: T steps, N workers, G parameter groups. NaN is not measured, or not finite.
 """
@@ -262,6 +263,6 @@ def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:
 
 
 def _declared(run: Run, ranks: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Positions of the ranks of each of the plan's ``worker_groups``."""
-    groups = run.manifest.plan.get("worker_groups") or ()
+    """Positions of the ranks of each of the plan's ``worker_groups``, or of those that hold the same pieces."""
+    groups = run.manifest.plan.get("worker_groups") or run.manifest.pieces
     return tuple(tuple(ranks.index(rank) for rank in group if rank in ranks) for group in groups)

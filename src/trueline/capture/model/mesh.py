@@ -7,6 +7,7 @@ An adapter makes it once a model, from what its framework says; everything else 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trueline.capture.model.world import own_rank, ranks_of
+from trueline.capture.model.world import is_initialised, own_rank, ranks_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -27,6 +28,13 @@ Role = Literal["replica", "shard", "part"]
 them between steps: both compute gradients of whole parameters, which are then averaged (data and context parallelism,
 FSDP). Parts hold one model together, and have the gradients of their own part only (tensor, pipeline and expert
 parallelism).
+"""
+
+ALONG_SEQUENCES = frozenset(
+    ("cp", "context", "context_parallel", "seq", "sequence", "sequence_parallel", "sp", "ring", "ulysses")
+)
+"""What an axis is called along which ranks hold pieces of one sequence: cp in torchtitan and Accelerate, which calls
+DeepSpeed's sp, sequence_parallel in DeepSpeed, CONTEXT_PARALLEL_GROUP in Megatron-core.
 """
 
 
@@ -140,6 +148,34 @@ def on_device_mesh(device_mesh: Any, *roles: Role, rank: int | None = None) -> M
     rank = own_rank() if rank is None else rank
     roles = roles or ("replica",) * ranks.ndim
     return Mesh(ranks, tuple(names), roles, rank=rank, members=tuple(ranks.ravel().tolist()))
+
+
+def piece_of_sequence() -> tuple[int, ...]:
+    """Which piece of its sequences this rank holds: its place in each process group, or on each axis of a device mesh,
+    that was named so (``ALONG_SEQUENCES``); () where none was.
+    """
+    if not is_initialised():
+        return ()
+    groups = {(group.group_desc, ranks_of(group)) for group in dist.distributed_c10d._world.pg_map}
+    named = {(name, ranks) for name, ranks in groups if _is_along(name)} or _along_in_meshes()
+    return tuple(ranks.index(own_rank()) for _, ranks in sorted(named))
+
+
+def _is_along(description: str) -> bool:
+    """Whether the name that torch (``mesh_cp``) or a framework (``CONTEXT_PARALLEL_GROUP``) gave a group says so."""
+    return description.lower().removeprefix("mesh_").removesuffix("_group") in ALONG_SEQUENCES
+
+
+def _along_in_meshes() -> set[tuple[str, tuple[int, ...]]]:
+    """Name and ranks of axes that hold all ranks, for which torch takes the default group."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", ())
+    meshes = [each for each in gc.get_objects() if type(each) is kind and each.mesh_dim_names]
+    return {
+        (name, on_device_mesh(mesh).group(name))
+        for mesh in meshes
+        for name in mesh.mesh_dim_names
+        if name in ALONG_SEQUENCES and mesh.size(mesh.mesh_dim_names.index(name)) == dist.get_world_size()
+    }
 
 
 def is_dtensor(x: object) -> TypeGuard[DTensor]:

@@ -15,7 +15,7 @@ import datetime
 import hashlib
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import nn
 
 from trueline.capture.model import peers
 from trueline.capture.model.layout import ALIKE, Apart
-from trueline.capture.model.mesh import Mesh
+from trueline.capture.model.mesh import Mesh, piece_of_sequence
 from trueline.capture.model.world import Meeting, meet
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Team:
     where one was destroyed, a later one of the same ranks may get its name and connect to its old addresses.
 
     ``apart`` is what the ranks do not hold alike, None where they are not compared; ``missing`` are the ranks that did
-    not come in time.
+    not come in time; ``pieces`` are the ranks that hold the same piece of their sequences, by piece, () where all do.
     """
 
     ranks: tuple[int, ...]
@@ -65,6 +65,7 @@ class Team:
     room: int = 0
     apart: Apart | None = ALIKE
     missing: tuple[int, ...] = ()
+    pieces: tuple[tuple[int, ...], ...] = ()
     under_way: list[dist.Work] = field(default_factory=list)
 
     @property
@@ -132,14 +133,22 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
         return Team(ranks=ranks, rank=rank, group=None)
     said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
     patience_s = REDUCING_S if replicas else COMING_S
-    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", message=said, patience_s=patience_s)
+    message = said + repr(piece_of_sequence()).encode()
+    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", message=message, patience_s=patience_s)
     missing = tuple(sorted(set(ranks) - set(met.messages)))
-    differ = len(set(met.messages.values())) > 1
+    differ = len({other[: len(said)] for other in met.messages.values()}) > 1
+    pieces = _by_piece({rank: other[len(said) :] for rank, other in met.messages.items()})
     apart = _apart(met, model, adapter, replicas=replicas) if differ else ALIKE
     came = tuple(other for other in ranks if other in met.messages)
     if len(came) == 1:
         return Team(ranks=came, rank=rank, group=None, missing=missing)
-    return Team(ranks=came, rank=rank, group=None, place=met.place, apart=apart, missing=missing)
+    return Team(ranks=came, rank=rank, group=None, place=met.place, apart=apart, missing=missing, pieces=pieces)
+
+
+def _by_piece(said: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
+    """The ranks that say the same, ascending; () where all do."""
+    alike = {one: tuple(sorted(rank for rank, other in said.items() if other == one)) for one in said.values()}
+    return tuple(sorted(alike.values())) if len(alike) > 1 else ()
 
 
 def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> Apart | None:

@@ -43,6 +43,17 @@ def test_pairs_of_ranks_are_grouped(tmp_path):
     assert finding.evidence["groups"] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize(("pieces", "accused"), [([[0, 2], [1, 3]], ()), ([[0, 1], [2, 3]], (0, 1))])
+def test_whole_sequences_that_ranks_cut_into_pieces_by_themselves_are_no_duplicates(tmp_path, pieces, accused):
+    """In turn: of sequences that are cut already, two ranks with the same piece read the same."""
+    order = np.random.default_rng(1).permutation(512)
+    epochs = [[order[rank // 2 :: 2] for rank in range(4)]]
+    if accused:
+        epochs[0][2:] = np.random.default_rng(2).permutation(512)[:256] + 512, np.arange(256) + 1024
+    run = write_run(tmp_path, sample_rows(epochs, 4, num_steps=20), pieces=pieces)
+    assert tuple(rank for finding in duplicate_data.check(run) for rank in finding.ranks) == accused
+
+
 def test_one_pair_among_healthy_ranks_is_named(tmp_path):
     epoch = HEALTHY["distributed sampler"](SIZE, np.random.default_rng(1), np.arange(512))[0]
     epoch[3] = epoch[1].copy()

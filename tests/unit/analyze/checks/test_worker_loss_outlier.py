@@ -67,6 +67,7 @@ def test_no_majority_is_undecided():
     (finding,) = judge(series)
     assert finding.ranks == (0, 1, 2, 3)
     assert finding.claim.endswith("no majority agrees, so it is undecided which are faulty.")
+    assert finding.next[-1].endswith("list the ranks that should agree in the plan: worker_groups = [[0, 2], [1, 3]].")
 
 
 def test_an_episode_names_its_last_step():
