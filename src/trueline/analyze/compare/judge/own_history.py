@@ -7,15 +7,15 @@ value, i the root of the sum of the squares of those of what it was made from, a
 
     d = ln(sqrt(m² + u²) / sqrt(i² + u²))
 
-is compared with the same value's d at the steps before: a jump is d minus the logarithm of the root mean square of e^d
-there. The pair of runs itself shows how large jumps are while nothing is wrong: leave-one-out, each earlier step's d
-over that of the other earlier steps, for all values of the pass, and the jumps of calls that ran before in this step,
-which cannot be a consequence of this one. (The first step serves as history for the others and yields no jump: only
-there are parameters equal or differ by a rounding.) If the next jump is exchangeable with these,
-``peaks_over_threshold.log_tail`` gives the probability p of one as large. With N values judged in a pass, over all
-steps and ranks, 2·N·p < ``FALSE_ALARMS`` = 0.01 makes a value ``first-divergence``, and this number is its
-``false_alarm_rate``: the number of such values, at most, that are expected in the whole comparison of a healthy pair.
-The earliest one is reported, unless an earlier value is beyond rounding.
+(above the line, where statistics measure, u² has ``HIDDEN``² of what is below) is compared with the same value's d at
+the steps before: a jump is d minus the logarithm of the root mean square of e^d there. The pair of runs itself shows
+how large jumps are while nothing is wrong: leave-one-out, each earlier step's d over that of the other earlier steps,
+for all values of the pass, and the jumps of calls that ran before in this step, which cannot be a consequence of this
+one. (The first step serves as history for the others and yields no jump: only there are parameters equal or differ by a
+rounding.) If the next jump is exchangeable with these, ``peaks_over_threshold.log_tail`` gives the probability p of one
+as large. With N values judged in a pass, over all steps and ranks, 2·N·p < ``FALSE_ALARMS`` = 0.01 makes a value
+``first-divergence``, and this number is its ``false_alarm_rate``: the number of such values, at most, that are expected
+in the whole comparison of a healthy pair. The earliest one is reported, unless an earlier value is beyond rounding.
 
 That jumps are exchangeable is assumed and not proven; ``benchmarks/compare/late`` measures the consequences.
 
@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.compare.expect.propagation import is_masked
+from trueline.analyze.compare.expect.propagation import is_masked, is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import Compared
@@ -66,6 +66,11 @@ pairs are reported with it.
 VISIBLE = 16 * UNIT_ROUNDOFF["float32"]
 """The relative difference that statistics do not show, since sums that the recorder took may be off by as much
 (``distance``); u is at least this where a difference was measured on statistics."""
+
+HIDDEN = 0.1
+"""The least share of the differences of its inputs that a call is taken to hand on where statistics measure: a few
+differences of one size, as where some numbers of a coarse dtype are rounded the other way, may cancel in all three
+projections, two of them in one case of eight, and a history of such a step would blame the next one."""
 
 _MOST = 10.0
 """Relative differences, and NaN and infinities that differ, count as this at most."""
@@ -202,15 +207,20 @@ def _added(step: Step) -> Iterator[_Added]:
         unit = UNIT_ROUNDOFF[coarser(row.mine.dtype, row.theirs.dtype)]
         u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
         before = math.hypot(u, *known)
+        least = u if _is_exact(row) else math.hypot(u, HIDDEN * before)
         site = value_of(row).site
         key = site.micro, site.phase, site.name, site.call, site.slot, row.expectation.decided
-        yield _Added(key, row.place, math.log(math.hypot(m, u) / before), before)
+        yield _Added(key, row.place, math.log(math.hypot(m, least) / before), before)
 
 
 def _taken(source: Compared | None, row: Compared) -> float | None:
-    """The relative difference of what a call took; of a term of a sum in which terms cancel, relative to the sum."""
+    """The relative difference of what a call took; of a term of a sum in which terms cancel, relative to the sum. None
+    where it was not measured, or only that of the masks beside which nothing else shows.
+    """
     rel = None if source is None else _rel(source)
     value, term = value_of(row), None if source is None else value_of(source)
+    if term is not None and is_swamped(term):
+        return None
     if rel is None or term is None or value.site.phase != "fwd" or function_of(value.api) not in _SUMS:
         return rel
     if is_masked(term) or is_masked(value):

@@ -31,7 +31,7 @@ Table = Any
 
 
 def value(step: int, call: int, *, api: str = "torch.nn.functional.linear", numel: int = 64, phase: str = "fwd") -> Any:
-    stats = SimpleNamespace(numel=numel)
+    stats = SimpleNamespace(numel=numel, min=-3.0, max=3.0, rms=1.0, projections=None)
     site = Site(step, 0, 0, phase, f"calls.{call}", 0, "out0")
     return SimpleNamespace(site=site, api=api, dtype="float32", stats=stats, kind="op", ranks=(0,))
 
@@ -60,6 +60,16 @@ def healthy(seed: int, *, num_steps: int = 8) -> Table:
         ratio_K[0] = 1e-5 * 2.0**step
         rows.append(np.minimum(np.cumprod(ratio_K), 1.0))
     return np.array(rows)
+
+
+def changed(step: Step, call: int, *, api: str = "", how: str = "", **stats: float) -> Step:
+    """``step``, with another function, or other statistics, of what a call returns."""
+    row = step.rows[call]
+    assert row.mine is not None
+    side = SimpleNamespace(**{**vars(row.mine), **({"api": api} if api else {})})
+    side.stats = SimpleNamespace(**{**vars(side.stats), **stats})
+    rows = [*step.rows[:call], replace(row, mine=side, theirs=side), *step.rows[call + 1 :]]
+    return replace(step, rows=rows)
 
 
 def told(rels_SK: Table, **settings: Any) -> list[HistoryOutlier]:
@@ -112,6 +122,34 @@ def test_small_values_moved_values_and_updates_are_not_judged(of: dict[str, Any]
 
 def test_calls_of_which_not_all_inputs_were_measured_are_not_judged() -> None:
     assert told(faulty(), unmeasured=(1000,)) == []
+
+
+def test_beside_masks_it_is_not_known_what_a_call_took() -> None:
+    steps = [changed(step_of(s, rels), 24, min=-1e9) for s, rels in enumerate(faulty())]
+    assert 25 not in {each.place for each in history_outliers(steps)}
+
+
+def test_terms_that_cancel_in_a_sum_count_as_much_as_they_are_larger() -> None:
+    """From a step on, a call adds up terms a million times as large as their sum, of which rounding leaves as much."""
+    rels_SK = faulty(call=25)
+    steps = [step_of(s, rels) for s, rels in enumerate(rels_SK)]
+    cancelling = [changed(changed(step, 25, api="torch.Tensor.sub"), 24, rms=1e6) for step in steps[4:]]
+    assert 25 in {each.place for each in history_outliers(steps)}
+    assert 25 not in {each.place for each in history_outliers([*steps[:4], *cancelling])}
+
+
+def test_differences_that_projections_did_not_show_are_no_history() -> None:
+    """What a call returns seems hardly to differ up to a step, and there three times as much as what it takes."""
+    rels_SK = 100 * healthy(0)
+    rels_SK[:4, 25] = 1e-2 * rels_SK[:4, 24]
+    rels_SK[4:, 25] = 3 * rels_SK[4:, 24]
+
+    def found(how: str) -> set[int]:
+        steps = [step_of(s, rels) for s, rels in enumerate(rels_SK)]
+        rows = [[replace(row, distance=Distance(False, row.distance.rel, how)) for row in s.rows] for s in steps]
+        return {each.place for each in history_outliers([replace(s, rows=r) for s, r in zip(steps, rows, strict=True)])}
+
+    assert (25 in found("tensor"), 25 in found("statistics")) == (True, False)
 
 
 def test_steps_at_which_all_was_equal_are_no_history() -> None:
