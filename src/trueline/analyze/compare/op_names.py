@@ -27,6 +27,15 @@ _RANDOM = (
 RANDOM = frozenset(_RANDOM.split())
 """Functions of torch that draw random numbers."""
 
+_LINEAR = (
+    "view view_as reshape transpose permute t T flatten unflatten squeeze unsqueeze expand expand_as repeat tile "
+    "movedim moveaxis swapaxes swapdims rot90 chunk split unbind select narrow cat stack concat clone contiguous "
+    "roll flip pad getitem index_select gather take where masked_fill triu tril to float half bfloat16 double type "
+    "add radd sub rsub neg sum mean"
+)
+LINEAR = frozenset(_LINEAR.split())
+"""Functions whose backward takes the gradient that it receives and indices, and no numbers of the forward pass."""
+
 _NAMES: dict[OpClass, str] = {
     "exact": "getitem view view_as reshape transpose permute t T flatten unflatten squeeze unsqueeze expand expand_as "
     "repeat repeat_interleave tile movedim moveaxis swapaxes swapdims rot90 "

@@ -27,7 +27,7 @@ from trueline.analyze.compare.expect.propagation import (
 )
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.expect.unrecorded import Unrecorded, rounding_of_code
-from trueline.analyze.compare.op_names import function_of, op_class_of
+from trueline.analyze.compare.op_names import LINEAR, function_of, op_class_of
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
 from trueline.schema.fact import fact
 
@@ -103,6 +103,7 @@ class Expected:
         self._param_roots = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._by_param = {name: root for root, name in self._param_roots.items()}
         self._grad_roots: dict[str, int] = {}
+        self._norm_rel: float | None = None
         self._unrecorded = Unrecorded(side)
         self._any_tainted = False
         self._worst = 0.0
@@ -233,6 +234,7 @@ class Expected:
             self._arrived.add((value.site.micro, value.site.name, value.site.call, value.site.slot))
         if value.kind == "param":
             self._grad_roots[value.site.name] = value.root
+            self._norm_rel = None
 
     def is_taken(self, value: Value) -> bool:
         """Whether a call took the value: as an argument, or in backward as the gradient of its result."""
@@ -250,12 +252,24 @@ class Expected:
         if phase == "grad" and name in self._grad_roots:
             source = self._grad_roots[name]
             own = _both(rounding_rel(_unit(dtype)) * math.sqrt(max(len(value.ranks), 2)))
-            return self._made(self._known[source].operand.rel, own, "call", (source,), key_of(value))
+            rel = math.hypot(self._known[source].operand.rel, self._scale_rel())
+            return self._made(rel, own, "call", (source,), key_of(value))
         if phase == "bwd":
             return self._of_gradient(value, out, dtype)
         if phase == "grad":
             return self._unseen(out, dtype, key_of(value))
         return Expectation(_cast(value, twin), 0.0, "param")
+
+    def _scale_rel(self) -> float:
+        """The relative difference of the norm of all gradients, at most: what clips by it scales each of them so."""
+        if self._norm_rel is None:
+            sizes = [
+                (each.rel, (each.rms or 0.0) * math.sqrt(each.numel))
+                for each in self._operands(list(self._grad_roots.values()), explained=True)
+            ]
+            norm = math.hypot(*(size for _, size in sizes))
+            self._norm_rel = math.hypot(*(rel * size for rel, size in sizes)) / norm if norm else 0.0
+        return self._norm_rel
 
     def _of_given(self, value: Value, twin: Value | None) -> Expectation:
         cast = _cast(value, twin)
@@ -301,7 +315,7 @@ class Expected:
             )
             own = _both(op_rounding_rel("unknown", dtype, dtype)) if _is_float(dtype) else 0.0
             return self._made(rel, own, "call", tuple(call.taken), key_of(value))
-        taken = list(call.taken)
+        taken = _of_element(value, call)
         if value.kind == "module":
             params = [root for _, root in self._params_in(value.site.name)]
             if not params and self._unrecorded.applies and function_of(value.api) in ("linear", "embedding"):
@@ -425,7 +439,10 @@ class Expected:
         made_in = self._made_in(call, dtype)
         own = max(own, _both(rounding_rel(_unit(made_in))))
         own = math.hypot(own, _summed_rounding(given, out, dtype, function, made_in))
-        made = self._made(rel, own, "call", (*call.taken, *taken), key)
+        needed = taken
+        if function in LINEAR:  # all else that the backward needs are indices
+            needed = [root for root in taken if not _is_float(self._known[root].dtype)]
+        made = self._made(rel, own, "call", (*call.taken, *needed), key)
         if not made.tainted or as_module:
             return made
         inputs = [one.in_slot(slot) for one, slot in zip(self._operands(taken, explained=True), slots, strict=True)]
@@ -524,6 +541,17 @@ class Expected:
 
     def _all(self, roots: list[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
+
+
+def _of_element(value: Value, call: _Called) -> list[int]:
+    """What ``call`` took for a result; a function of lists (``torch._foreach_mul``) makes each tensor of those at its
+    place in the lists, and of what is no list.
+    """
+    if "._foreach_" not in call.api:
+        return list(call.taken)
+    place = value.site.slot.removeprefix("out")
+    own = [(root, slot.partition(".")[2]) for root, slot in zip(call.taken, call.slots, strict=True)]
+    return [root for root, at in own if at in ("", place)]
 
 
 def _summed_rel(terms: Sequence[Operand], out: Operand) -> float:

@@ -32,6 +32,8 @@ _THROUGH_ZERO = frozenset(
 
 _MEANS = frozenset({"mean", "nanmean"})
 
+_NORMS = frozenset({"norm", "vector_norm", "matrix_norm"})
+
 
 @fact()
 class Operand:
@@ -190,6 +192,8 @@ def _class_of(function: str) -> str:
         return "through zero"
     if function in _FACTORS:
         return "factors"
+    if function in _NORMS:
+        return "size"
     if function in ("addcdiv", "addcmul"):
         return "quotient" if function == "addcdiv" else "product added"
     if function in _MEANS:
@@ -269,6 +273,12 @@ def _factors(ins: Sequence[Operand], out: Operand) -> float:
 def _compound(factors: Sequence[Operand]) -> float:
     """‖Π(1 + δ) - 1‖ for unrelated δ: differences of factors add up while they are small, and multiply when not."""
     return math.sqrt(math.expm1(sum(math.log1p(each.rel**2) for each in factors)))
+
+
+def _size(ins: Sequence[Operand], out: Operand) -> float:
+    """| ‖x + δ‖ - ‖x‖ | <= ‖δ‖: of a norm, as much where all numbers are off by one factor."""
+    del out
+    return max(each.rel for each in ins)
 
 
 def _product_added(ins: Sequence[Operand], out: Operand) -> float:
@@ -415,6 +425,7 @@ _FORWARD: Mapping[str, Callable[[Sequence[Operand], Operand], float]] = {
     "attention": _attention,
     "loss": _loss,
     "factors": _factors,
+    "size": _size,
     "quotient": _quotient,
     "product added": _product_added,
     "mean": _averaged,

@@ -58,6 +58,42 @@ def test_a_gradient_is_of_the_gradients_that_its_call_got() -> None:
     assert 0.5e-3 < said.rel < 4e-3
 
 
+@pytest.mark.parametrize(("api", "needed"), [("torch.Tensor.permute", False), ("torch.nn.functional.gelu", True)])
+def test_the_gradient_of_a_call_that_moves_numbers_is_of_no_numbers_of_the_forward_pass(api: str, needed: bool) -> None:
+    x, y, gy, gx = (draw(8, 4, seed=seed) for seed in range(4))
+    making = Making().call("m.sub.f", api, (x,), y)
+    making.put("bwd", "m.sub.f", "out0", gy, api=api).put("bwd", "m.sub.f", "in0", gx, api=api)
+    said = expectations(making.done)["bwd/f:in0"]
+    assert (making.values[0].index in said.sources, len(said.sources)) == (needed, 1 + needed)
+
+
+def test_each_result_of_a_function_of_lists_is_of_what_has_its_place() -> None:
+    small, noise, coefficient = draw(4), draw(4, seed=1), draw(1, seed=2)
+    making = Making()
+    for slot, array in (("in0.0", small), ("in0.1", noise), ("in1", coefficient)):
+        making.put("fwd", "m.sub.scale", slot, array, api="torch._foreach_mul", args="{}")
+    for place in (0, 1):
+        making.put("fwd", "m.sub.scale", f"out{place}", draw(4, seed=3 + place), api="torch._foreach_mul")
+    said = expectations(making.done, learned={"fwd/scale:in0.1": 5e-3})
+    assert said["fwd/scale:out0"].sources == (0, 2)
+    assert said["fwd/scale:out0"].rel < 1e-6
+    assert said["fwd/scale:out1"].rel > 1e-3
+
+
+def test_what_scales_all_gradients_is_off_by_no_more_than_their_norm() -> None:
+    making, large, small = Making(), draw(64), draw(64, seed=1) * np.float32(0.1)
+    for name, gradient in (("large", large), ("small", small)):
+        making.put("param", f"m.{name}", "value", draw(64, seed=2), kind="param")
+        making.put("bwd", f"m.{name}", "grad", gradient, kind="param")
+    making.put("grad", "m.small", "grad", small * np.float32(0.5), kind="param")
+    said = [
+        expectations(making.done, learned={f"bwd/m.{name}:grad": 5e-3})["grad/m.small:grad"].rel
+        for name in ("large", "small")
+    ]
+    assert 4e-3 < said[0] < 5e-3
+    assert 5e-3 < said[1] < 6e-3
+
+
 def test_a_value_that_no_call_made_is_expected_to_be_equal() -> None:
     said = expectations(chain("run").done)["fwd/linear:in0"]
     assert (said.rel, said.origin) == (0.0, "given")

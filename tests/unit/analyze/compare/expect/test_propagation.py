@@ -86,6 +86,7 @@ FORWARD: Mapping[str, Case] = {
         tuple(normal(2, 4, 16, 8, seed=seed) for seed in range(3)),
     ),
     "transpose": ("transpose", lambda x: x.transpose(0, 1), (normal(64, 32),)),
+    "norm of a few numbers": ("norm", torch.linalg.vector_norm, (normal(3),)),
     "sum of columns": ("sum", lambda x: x.sum(0), (normal(256, 32),)),
     "mean of squares": ("mean", lambda x: x.mean(-1), (normal(64, 256).square(),)),
     "second moment": (
@@ -103,6 +104,11 @@ def test_what_a_call_returns_differs_as_its_law_says(name: str) -> None:
     measured = apart(call(*(moved(x, REL, place) for place, x in enumerate(ins))), plain)
     predicted = forward_rel(function, operands(ins), operand(plain, 0.0, "out0"))
     assert BAND[0] <= measured / predicted <= BAND[1]
+
+
+def test_a_norm_is_as_far_off_as_numbers_that_are_off_by_one_factor() -> None:
+    ins = operands([normal(32, 32)], 1e-3)
+    assert forward_rel("norm", ins, operand(normal(32, 32).norm(), 0.0, "out0")) == 1e-3
 
 
 BACKWARD: Mapping[str, tuple[str, Callable[..., Tensor], Sequence[Tensor]]] = {
