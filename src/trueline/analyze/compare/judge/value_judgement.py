@@ -148,7 +148,10 @@ class Divergence:
         """Roots of values without a comparable twin."""
         self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or different ones than in the reference: their results are not compared."""
-        self._aliased = set(_aliased_in_one(alignment, run_is_guide=self._run_is_guide))
+        self._aliased = {
+            _place_of(mine if self._run_is_guide else theirs)
+            for mine, theirs in (*_aliased_in_one(alignment), *_apart_in_one(alignment))
+        }
         self.rows = list(self._run(guide, alignment))
 
     def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
@@ -266,6 +269,8 @@ class Divergence:
             rel = self._hidden_rel(distance, expectation, dtype)
         elif distance.how != "tensor":
             most = math.inf if distance.most_rel is None else distance.most_rel
+            if outcome.note == LEFT_BY_UPDATE:
+                most = max(most, self._turned_rel(value, 1))  # several may cancel in all projections
             rel = max(rel, min(expectation.rel, most))
         if is_swamped(value):
             # Equal beside masks is not equal: what the inputs say holds.
@@ -297,11 +302,16 @@ class Divergence:
         """The difference of a parameter that statistics need not show: an update by the sign of a gradient (as Adam's
         first ones) may have either sign where the gradient is as small as its rounding error.
         """
-        stats = value.stats
-        if distance.how == "tensor" or stats is None or not stats.rms or not self._moved:
+        if distance.how == "tensor" or value.stats is None:
             return 0.0
-        turned = max(min(UNCERTAIN * UNIT_ROUNDOFF.get(dtype, 0.0), 1.0), 1 / stats.numel)
-        return self._moved * math.sqrt(turned) / stats.rms
+        return self._turned_rel(value, max(min(UNCERTAIN * UNIT_ROUNDOFF.get(dtype, 0.0), 1.0) * value.stats.numel, 1))
+
+    def _turned_rel(self, value: Value, num: float) -> float:
+        """The relative difference of a parameter of which ``num`` elements were moved the other way."""
+        stats = value.stats
+        if stats is None or not stats.rms or not self._moved:
+            return 0.0
+        return self._moved * math.sqrt(num / stats.numel) / stats.rms
 
     def _compared(self, value: Value, twin: Value, expectation: Expectation) -> _Outcome:
         if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
@@ -397,12 +407,12 @@ def _place_of(value: Value) -> _Place:
     return value.site.micro, value.site.name, value.site.call, value.site.slot
 
 
-def _aliased_in_one(alignment: Alignment, *, run_is_guide: bool) -> Iterator[_Place]:
-    """Places of the guide in the forward pass whose gradients have other terms than in the other run: of a tensor that
-    was seen before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view.
-    Gradients are those of the tensor, with all of its uses.
+def _aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
+    """Values of the forward pass whose gradients have other terms than in the other run: of a tensor that was seen
+    before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view. Gradients are
+    those of the tensor, with all of its uses.
     """
-    forward = [(a, b) for a, b, _ in alignment.pairs if a is not None and b is not None and a.site.phase == "fwd"]
+    forward = _pairs(alignment, "fwd")
     apart = {
         (mine.root, theirs.root)
         for mine, theirs in forward
@@ -410,7 +420,27 @@ def _aliased_in_one(alignment: Alignment, *, run_is_guide: bool) -> Iterator[_Pl
     }
     for mine, theirs in forward if apart else ():
         if (mine.root, theirs.root) in apart:
-            yield _place_of(mine if run_is_guide else theirs)
+            yield mine, theirs
+
+
+def _apart_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
+    """Values of the forward pass that are one memory in both runs, and for autograd one tensor only in one run, as
+    where a hook on a module gives it a view: that has the gradient of its own uses. Where the tensor was first seen,
+    its gradient has all terms in both.
+    """
+    gradients = {_place_of(mine): (mine.root, theirs.root) for mine, theirs in _pairs(alignment, "bwd")}
+    whole: dict[tuple[int, int], tuple[int, int]] = {}
+    for mine, theirs in _pairs(alignment, "fwd"):
+        found = gradients.get(_place_of(mine))
+        if found is None:
+            continue
+        first = whole.setdefault((mine.root, theirs.root), found)
+        if (found[0] == first[0]) != (found[1] == first[1]):
+            yield mine, theirs
+
+
+def _pairs(alignment: Alignment, phase: str) -> list[tuple[Value, Value]]:
+    return [(a, b) for a, b, _ in alignment.pairs if a is not None and b is not None and a.site.phase == phase]
 
 
 def _update_rounding(dtype: str) -> float:

@@ -263,6 +263,16 @@ def test_values_in_another_order_are_told_by_their_projections_alone() -> None:
     assert (found.equal, found.rel, found.reordered) == (False, 0.0, False)
 
 
+def test_a_few_numbers_that_are_rounded_the_other_way_and_cancel_are_within_the_upper_bound() -> None:
+    x = torch.ones(1024, dtype=torch.bfloat16)
+    ones = [x.clone() for _ in range(64)]
+    for place, y in enumerate(ones, start=1):
+        y[0], y[place] = 1 + 2**-7, 1 - 2**-7 if place % 2 else 1 + 2**-7
+    found = [stats_distance(measured(y), measured(x), rows=1) for y in ones]
+    assert any((each.rel or 0.0) < 1e-6 for each in found)  # none of the three projections shows these
+    assert all((each.most_rel or 0.0) >= 2**-7 * 2**0.5 / 32 for each in found)
+
+
 def test_other_numbers_are_not_called_the_same_in_another_order() -> None:
     x = torch.from_numpy(RNG.normal(size=5_000).astype(np.float32))
     y = x + 0.1 * torch.from_numpy(RNG.normal(size=5_000).astype(np.float32))

@@ -133,3 +133,42 @@ def test_a_distance_that_seemed_small_before_numbers_moved_is_not_that_of_the_mo
 
     rows = judged(made("run", 2), made("ref", 0), measure=by_projections)
     assert rows["fwd/t:out0"].judgement == judgement
+
+
+def test_a_gradient_of_fewer_uses_in_one_run_is_not_compared() -> None:
+    """A hook gives a module a view of its input, which has the gradient of its own uses alone; where the tensor was
+    made, the gradient has all.
+    """
+    draw = np.random.default_rng(1)
+    x, y, of_all, of_one = (draw.standard_normal((8, 8)).astype(np.float32) for _ in range(4))
+
+    def made(label: str, of_module: Any) -> StepValues:
+        making = Making(label).call("m.sub.relu", "torch.relu", (y,), x).call("m.sub.tanh", "torch.tanh", (x,), y * 2)
+        making.put("bwd", "m.sub.tanh", "in0", of_module, api="torch.tanh")
+        return making.put("bwd", "m.sub.relu", "out0", of_all, api="torch.relu").done
+
+    for one, other in ((of_one, of_all), (of_all, of_one)):
+        rows = judged(made("run", one), made("ref", other))
+        assert (rows["bwd/tanh:in0"].judgement, rows["bwd/relu:out0"].judgement) == ("not-comparable", "equal")
+    rows = judged(made("run", of_one), made("ref", of_one * np.float32(0.5)))
+    assert rows["bwd/tanh:in0"].judgement == "beyond"
+
+
+def test_elements_that_an_update_moved_the_other_way_may_cancel_in_projections() -> None:
+    """Of a weight two elements differ, which no projection shows; rows of it that a call takes show them."""
+
+    def by_projections(mine: Value, theirs: Value) -> Distance:
+        seen = by_statistics(mine, theirs)
+        return replace(seen, rel=1e-7, most_rel=1e-6) if mine.site.slot in ("value", "in1") else seen
+
+    def made(label: str, lr: float) -> StepValues:
+        w = np.ones((64, 8), np.float32)
+        w[0, 0], w[1, 1] = 1 + lr, 1 - lr
+        making = Making(label, 1).put("param", "m.weight", "value", w, kind="param")
+        return making.call("m.sub.embedding", "torch.nn.functional.embedding", (np.arange(4), w), w[:4].copy()).done
+
+    rows = {
+        moved: judged(made("run", 1e-3), made("ref", -1e-3), measure=by_projections, moved=moved)
+        for moved in (2e-3, 0.0)
+    }
+    assert [rows[moved]["fwd/embedding:out0"].judgement for moved in rows] == ["within", "beyond"]
