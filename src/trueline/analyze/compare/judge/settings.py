@@ -83,6 +83,7 @@ def differing_settings(mine: Run, theirs: Run) -> SettingsDifference | None:
         name: (one[name], other[name])
         for name in one
         if name in other and not _agree(one[name], other[name]) and name.rpartition(".")[2] not in left_out
+        if not all(_is_idle(name, side) for side in (one, other))
         if not (followed and name.endswith(f".{_RATE}"))
     }
     since = rates_since if rates_since is not None and not settings else begin or 0
@@ -118,6 +119,17 @@ def _agree(one: str, other: str) -> bool:
     a, b = json.loads(one), json.loads(other)
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (a, b))
     return _close(a, b) if numbers else bool(a == b)
+
+
+def _is_idle(name: str, settings: Mapping[str, str]) -> bool:
+    """Whether a setting has no effect, since that by which it works is zero."""
+    group, _, setting = name.rpartition(".")
+    needs = _IDLE_WITHOUT.get(setting)
+    return needs is not None and json.loads(settings.get(f"{group}.{needs}", "null")) == 0
+
+
+_IDLE_WITHOUT = {"decoupled_weight_decay": "weight_decay", "nesterov": "momentum", "dampening": "momentum"}
+"""Settings that only say how another one works (``torch/optim/adam.py``, ``sgd.py``), and that one."""
 
 
 def _group_and_name(path: str) -> tuple[str, str]:

@@ -243,3 +243,10 @@ def test_the_same_numbers_in_another_order_are_said_to_be_that() -> None:
     ]
     found = headline(replace(step, rows=rows), mine=run_of(), theirs=run_of())
     assert "in the order of its numbers, which are the same as far as statistics show" in found.claim
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_how_a_setting_works_is_no_difference_where_it_is_zero(decay: float) -> None:
+    mine, theirs = (run_of(weight_decay=decay, decoupled_weight_decay=each) for each in (True, False))
+    findings, _ = told(chains({}), mine=mine, theirs=theirs)
+    assert ("optimizer-differs" in findings) == (decay > 0)
