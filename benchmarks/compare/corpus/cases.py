@@ -48,7 +48,7 @@ class Case:
 
 def all_cases(setting: Setting) -> list[Case]:
     """Those that can be recorded with ``setting``, family by family, so that a reference serves its cases in turn."""
-    has = {setting.dtype, "compiled" if setting.compiled else "eager"}
+    has = {setting.dtype, "compiled" if setting.compiled else "eager", "narrow" if setting.dtype == "bf16" else "wide"}
     faults = [
         Case(key, each.family, each.kind, half_of(key), setting, fault=each)
         for key, each in FAULTS.items()

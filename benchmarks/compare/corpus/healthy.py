@@ -78,12 +78,14 @@ def register() -> None:
             if name != "t5":  # Adafactor's first epsilon is that of the dtype
                 healthy(name, "bfloat16", needs="fp32")(_as(dtype=torch.bfloat16))
             healthy(name, "autocast", needs="fp32")(_as(autocast=True))
+        if name != "t5":
+            healthy(name, "float64", needs="fp32", undecided=name == "vae")(_in_double)  # VAE draws in the dtype
         healthy(name, "rows apart")(_rows_apart)
         healthy(name, "foreach")(lambda t: _kernels(t, foreach=True))
         if name not in ("t5", "gru", "lstm"):
-            healthy(name, "fused")(lambda t: _kernels(t, fused=True))
+            sgd = name in ("mlp", "resnet")  # torch 2.13's fused SGD is wrong in bfloat16: a fault, ``faults.settings``
+            healthy(name, "fused", needs="wide" if sgd else "")(lambda t: _kernels(t, fused=True))
         healthy(name, "scaled loss")(_as(loss_scale=1024.0))
-        healthy(name, "float64", needs="fp32", undecided=name == "vae")(_in_double)  # VAE draws in the dtype
         healthy(name, "eager for compiled", needs="compiled")(_as(compiled=False))
         if family.micro:
             healthy(name, "two micro-batches")(_as(num_micro=2))

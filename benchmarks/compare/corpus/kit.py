@@ -110,7 +110,9 @@ class Healthy:
     change: Callable[[Training], object]
     names: str = ""
     needs: frozenset[str] = frozenset()
-    """``fp32``, ``bf16``, ``autocast``: only where the corpus is recorded so; ``compiled`` or ``eager`` likewise."""
+    """``fp32``, ``bf16``, ``autocast``: only where the corpus is recorded so; ``compiled`` or ``eager`` likewise, and
+    ``wide`` where parameters are float32.
+    """
     undecided: bool = False
 
     @property

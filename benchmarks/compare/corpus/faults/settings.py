@@ -253,3 +253,11 @@ def _(t: Training) -> None:
         return functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten()) + 0.02 * balance
 
     t.loss = loss
+
+
+for _name in ("mlp", "resnet"):
+
+    @fault(_name, "the fused SGD of torch 2.13", "setting", "SGD:-", phase=UPDATE, codes=OPTIMIZER, needs="bf16")
+    def _(t: Training) -> None:
+        """It leaves whole vectors of numbers as they are (pytorch issue 191763)."""
+        t.settings = {**t.settings, "foreach": None, "fused": True}
