@@ -533,18 +533,19 @@ def _have_as_many_numbers(params: Sequence[First]) -> bool:
 
 
 def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
-    pairs = Counter(
-        (row.mine.dtype, row.theirs.dtype)
+    found = [
+        (step, row)
         for step in steps
         for row in step.rows
         if row.mine is not None and row.theirs is not None and row.mine.dtype != row.theirs.dtype
-    )
-    if not pairs:
+    ]
+    if not found:
         return []
+    pairs = Counter((row.mine.dtype, row.theirs.dtype) for _, row in found if row.mine and row.theirs)
     pairs_text = "; ".join(f"{count:,} {mine} compared with {theirs}" for (mine, theirs), count in pairs.most_common(3))
     claim = (
         f"Values have different dtypes than in the reference and are judged by the rounding of the coarser one: "
-        f"{pairs_text}."
+        f"{pairs_text}, first {value_of(found[0][1]).site}."
     )
     return [_finding("dtype-differs", "info", claim, [])]
 

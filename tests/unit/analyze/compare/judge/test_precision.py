@@ -80,3 +80,10 @@ def test_another_precision_throughout_is_information() -> None:
     step = compared(model("run", weights=np.float16), model("ref"))
     findings = {each.code: each.severity for each in conclude(step.run, step.run, [step]).findings}
     assert findings["dtype-differs"] == "info"
+
+
+def test_higher_precision_in_one_place_is_information_that_names_it() -> None:
+    step = compared(model("run"), model("ref", low=(1,)))
+    (finding,) = [each for each in conclude(step.run, step.run, [step]).findings if each.code == "dtype-differs"]
+    assert finding.severity == "info"
+    assert finding.claim.endswith("first 0.0/r0/fwd/m.1.linear#0:out0.")
