@@ -45,8 +45,11 @@ def without_harmless(rows: Sequence[Compared]) -> Sequence[Compared]:
 
 
 def _is_harmless(rows: Sequence[Compared]) -> bool:
-    if not all(_may_be_excused(row) for row in rows if row.judgement == "beyond"):
-        return False
+    return all(_may_be_excused(row) for row in rows if row.judgement == "beyond") and results_agree(rows)
+
+
+def results_agree(rows: Sequence[Compared]) -> bool:
+    """Whether the results of the model and the gradients of all parameters were judged, and agree for certain."""
     pairs = [(row, row.mine) for row in rows if row.mine is not None and row.theirs is not None]
     results = [row for row, value in pairs if _is_result(value)]
     params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from trueline.analyze.compare.expect.propagation import is_masked, is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.analyze.compare.judge.consequence import results_agree
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
@@ -48,11 +50,11 @@ class Structure:
     step: Step
 
     def cause(self) -> Cause | None:
-        """The difference that the first value beyond rounding, the loss, or what another module returns comes from;
-        None where there is none.
+        """The difference that the first value beyond rounding, the loss, what another module returns, or a value that
+        nothing can have made right again comes from; None where there is none.
         """
         first = self.step.first
-        rows = [*self._results, *self._handed_on, *([] if first is None else [first])]
+        rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]
         found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
         if found is None or (first is not None and found.place > first.place):
             return None
@@ -97,6 +99,23 @@ class Structure:
         """Results of modules that took nothing but what a difference of the graphs outside of them changed."""
         results = (row for row, mine, _ in self._matched if row.rewired and mine.kind == "module" and mine.returned)
         return [row for row in results if self._is_outside(row)]
+
+    @cached_property
+    def _never_undone(self) -> list[Compared]:
+        """Values at the seam of the only difference of the graphs, between runs whose parameters and arguments agree:
+        no other call makes them right again, and that results agree up to coarse rounding does not excuse them.
+        """
+        pairs = [(one, other) for one, other in self.step.alignment.calls if one and other and one.phase == "fwd"]
+        params = (row for row in self.step.rows if value_of(row).site.phase == "param")
+        if any(one.first.args != other.first.args for one, other in pairs) or results_agree(self.step.rows):
+            return []
+        alone = _keys(self.step.graph_diff.alone)
+        if not any(alone) or any(row.judgement != "equal" for row in params):
+            return []
+        seams = [row for row, _, seam in self._matched if seam is not None and row.rewired and _shows_all(row)]
+        return [
+            row for row in seams if row.place in self._reached and _keys(self._reached[row.place].difference) == alone
+        ]
 
     def _is_outside(self, row: Compared) -> bool:
         """Whether the difference that reaches the result of a module is of calls outside of it."""
@@ -238,6 +257,17 @@ def _may_reorder(row: Compared, difference: GraphDifference) -> bool:
     measured = row.distance is not None and row.distance.how == "tensor"
     calls = innermost([*difference.mine, *difference.theirs])
     return not measured and all(op_class_of(function_of(call.first.api)) == "exact" for call in calls)
+
+
+def _shows_all(row: Compared) -> bool:
+    """Whether no number of a value is so large, or not finite, that it may stand for none: a mask."""
+    values = [value for value in (row.mine, row.theirs) if value is not None]
+    apart = row.distance is not None and row.distance.nonfinite_differ
+    return not apart and not any(is_masked(value) or is_swamped(value) for value in values)
+
+
+def _keys(difference: GraphDifference) -> tuple[set[CallKey], set[CallKey]]:
+    return {call.key for call in difference.mine}, {call.key for call in difference.theirs}
 
 
 def _place(reach: Reach) -> float:

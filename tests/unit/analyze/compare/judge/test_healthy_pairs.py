@@ -303,3 +303,33 @@ def test_a_sum_that_is_divided_is_a_mean_unless_by_another_number(tmp_path: Path
 
     found = compared(tmp_path, {"made": Residual, "loss_of": summed}, {"made": Residual, "loss_of": averaged})
     assert found.exit_code == exit_code
+
+
+# Below the rounding of results
+
+
+def small(part: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """A part of which bfloat16 shows hardly anything in what the model returns."""
+    return with_part(lambda x: x + part(x) * 2**-10)
+
+
+def turned(x: Tensor) -> Tensor:
+    return functional.softplus(x).neg()
+
+
+@pytest.mark.parametrize(
+    ("made", "exit_code"),
+    [
+        (small(torch.exp), 1),
+        (small(turned), 1),
+        (small(lambda x: turned(x).neg()), 0),
+        (with_part(lambda x: functional.softplus(x) * 2**-10 + x), 0),
+    ],
+    ids=["replaced", "inserted", "undone", "added the other way round"],
+)
+def test_a_call_that_no_other_undoes_is_a_finding_though_rounding_hides_what_follows(
+    tmp_path: Path, made: Callable[[], nn.Module], exit_code: int
+) -> None:
+    found = compared(tmp_path, made, small(functional.softplus), dtype=torch.bfloat16)
+    assert found.exit_code == exit_code
+    assert all(finding.code == "structure-differs" for finding in found.findings if finding.severity != "info")
