@@ -31,6 +31,9 @@ from trueline.tensor.device_pass import stats_and_fingerprint
 
 _MEASURED_FIRST = 2_048
 
+UNFILLED = "memory that is not initialised"
+"""Note of a value that nothing has written."""
+
 _WHOLE: Mapping[str, Any] = MappingProxyType({})
 _STRIDED = torch.strided
 _functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
@@ -76,6 +79,7 @@ class StepBuffer:
         self._known: dict[tuple[Any, ...], int] = {}
         self._aliases: dict[tuple[Any, ...], int] = {}
         self._storages: dict[int, int] = {}
+        self._unfilled: set[tuple[Any, ...]] = set()
         for weak in self._held:
             torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
         self._held.clear()
@@ -87,6 +91,16 @@ class StepBuffer:
             if address in self._storages:
                 self._storages[address] += 1
 
+    def is_unfilled(self, x: Tensor) -> bool:
+        """Whether the memory of ``x`` was made without a value (``UNFILLED``) and no function of torch has written to
+        it since. A kernel that torch does not know may have.
+        """
+        return bool(self._unfilled) and self.address_of(x) is not None and self._version_of(x) in self._unfilled
+
+    def _version_of(self, x: Tensor) -> tuple[Any, ...]:
+        """Storage, its changes without a version, and version of a plain tensor."""
+        return (self._key(x, None) or ())[:3]
+
     def see(self, call: Call, slots: Slots, *, phase: str | None = None, note: str | None = None) -> None:
         """Add the rows of values of a call, and measure each value that was not measured before. With a ``note``, which
         says why, none is measured.
@@ -97,6 +111,8 @@ class StepBuffer:
                 self._see_wrapped(call, phase, slot, x, note)
                 continue
             same_as = numel = None
+            if note is UNFILLED:
+                self._unfilled.add(self._version_of(x))
             if measures:
                 numel = x.numel()
                 same_as = self._measure_once(x, self._key(x, None), call, phase, slot)

@@ -48,13 +48,16 @@ ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code_
 
 _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor"})
 
+_CUTTING = frozenset({"getitem", "narrow", "select", "split", "chunk", "unbind"})
+"""What takes a part of a buffer, also of one that nothing has filled yet."""
+
 
 class Function:
     """One function of torch. ``name`` is '' where it is not recorded; functional collectives are not, because
     ``Collectives`` records what they send.
     """
 
-    __slots__ = ("api", "flags", "name", "uninitialised")
+    __slots__ = ("api", "cuts", "flags", "name", "uninitialised")
 
     def __init__(self, func: Callable[..., Any]) -> None:
         name = getattr(func, "__name__", "") or type(func).__name__
@@ -66,6 +69,7 @@ class Function:
         self.name = "" if hidden or namespace == "_c10d_functional" else name
         self.api = (resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}") if self.name else ""
         self.flags = "inplace" if name.endswith("_") or name in _IN_PLACE else ""
+        self.cuts = name in _CUTTING
         self.uninitialised = name.removeprefix("new_") in ("empty", "empty_like", "empty_strided", "empty_permuted")
 
 

@@ -20,7 +20,7 @@ from trueline.capture.model.layout import clean_name, holds_padding, unwrap
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.model.world import is_initialised
 from trueline.capture.record import arguments
-from trueline.capture.record.buffer import StepBuffer, Unwritten
+from trueline.capture.record.buffer import UNFILLED, StepBuffer, Unwritten
 from trueline.capture.record.calls import Call, Calls, Selection
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
@@ -327,8 +327,9 @@ class Session:
         result = func(*args, **kwargs)
         call, waits, written = begun
         if self._open:
-            note = "memory that is not initialised" if function.uninitialised else None
-            self._end_call(call, written if result is None else result, waits, note)
+            given = written if result is None else result
+            unfilled = function.uninitialised or (function.cuts and self._are_unfilled(given))
+            self._end_call(call, given, waits, UNFILLED if unfilled else None)
         self._selection.leaves(call.name)
         return result
 
@@ -349,11 +350,21 @@ class Session:
         slots, call.args = self._described(args, kwargs)
         self._preparation.takes(call, slots)
         there, waits = apart(slots)
+        written = arguments.written(slots, in_place="inplace" in function.flags)
+        unread = there if function.cuts else written
+        unfilled = [(slot, x) for slot, x in unread if self._buffer.is_unfilled(x)]
+        if unfilled:
+            self._see(call, unfilled, UNFILLED)
+            there = [one for one in there if one[0] not in dict(unfilled)]
         self._see(call, there)
-        if written := arguments.written(slots, in_place="inplace" in function.flags):
+        if written:
             self._buffer.changed(written)  # an alias through .data has a version of its own
             self._preparation.gives(call, written)
         return call, waits, [x for _, x in written]
+
+    def _are_unfilled(self, output: Any) -> bool:
+        given = arguments.outputs(output)
+        return bool(given) and all(self._buffer.is_unfilled(x) for _, x in given)
 
     @guarded
     def _end_call(self, call: Call, output: Any, waits: arguments.Slots = (), note: str | None = None) -> None:

@@ -342,6 +342,24 @@ def test_memory_that_nobody_has_written_is_not_measured():
     assert rows["0/fwd/Empty.copy_#0:out0"]["sum"] == 3
 
 
+def test_a_part_of_a_buffer_that_nobody_has_written_is_not_measured_until_it_is():
+    """As TRL's loss does, chunk by chunk of the vocabulary."""
+
+    class Buffered(nn.Module):
+        def forward(self, x):
+            tile = torch.empty(8, 8)[:3, :3]
+            torch.mm(x, x, out=tile)
+            return tile[:2].exp()
+
+    model = Buffered()
+    rows = by_site(Recording(model, {"preset": "ops"}).step(0, lambda: model(torch.eye(3))))
+    unfilled = {site for site, row in rows.items() if row["note"] == "memory that is not initialised"}
+    getitem, mm = "0/fwd/Buffered.getitem#0", "0/fwd/Buffered.mm#0:out"
+    assert unfilled == {"0/fwd/Buffered.empty#0:out0", f"{getitem}:in0", f"{getitem}:out0", mm}
+    assert rows["0/fwd/Buffered.mm#0:out0"]["sum"] == 3
+    assert rows["0/fwd/Buffered.getitem#1:out0"]["sum"] == 2
+
+
 def test_what_cannot_be_measured_is_named():
     class Odd(nn.Module):
         def forward(self, x):
