@@ -2,12 +2,13 @@
 
 A whole run in another precision is a choice: most parameters, or most matrix products, are then of another dtype, and
 rounding is judged by the coarser one. Where only a few calls are, something casts that should not: a softmax or a cache
-in bfloat16, a module that autocast misses. Two things show it, in the order of execution. A value is coarser than its
-twin. Or a module has, among the values of its calls, a coarsest dtype that is not that of the same module in the other
-run: so a cast is found that is undone before the next call which both runs make.
+in bfloat16, a module that autocast misses. Three things show it, in the order of execution. A value is coarser than its
+twin. A matrix product is of another dtype than its twin. Or a module has, among the values of its calls, a coarsest
+dtype that is not that of the same module in the other run: so a cast is found that is undone before the next call which
+both runs make.
 
-A run that computes a part more finely and ends in the same dtype, as a softmax in float32 within bfloat16, does not
-count.
+A run that computes another part more finely and ends in the same dtype, as a softmax in float32 within bfloat16, does
+not count.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _first_of(step: Step) -> DtypesPart | None:
         if value_of(row).site.phase != "fwd":
             continue
         mine, theirs = _float(row.mine), _float(row.theirs)
-        if mine and theirs and UNIT_ROUNDOFF[mine] > UNIT_ROUNDOFF[theirs]:
+        if mine and theirs and (UNIT_ROUNDOFF[mine] > UNIT_ROUNDOFF[theirs] or (mine != theirs and _is_product(row))):
             return DtypesPart(step, row, mine, theirs)
         value = value_of(row)
         pair = coarsest.get(value.module if row.mine is not None else names.get(value.module, value.module))
@@ -71,9 +72,15 @@ def _is_chosen(rows: Sequence[Compared]) -> bool:
         value = value_of(row)
         if value.site.phase == "param":
             pairs["param"].append(one != other)
-        elif value.site.phase == "fwd" and value.returned and op_class_of(function_of(value.api)) in _PRODUCTS:
+        elif _is_product(row):
             pairs["product"].append(one != other)
     return any(2 * sum(differ) > len(differ) for differ in pairs.values())
+
+
+def _is_product(row: Compared) -> bool:
+    """Whether a value is what a matrix product of the forward pass returned."""
+    value = value_of(row)
+    return value.site.phase == "fwd" and value.returned and op_class_of(function_of(value.api)) in _PRODUCTS
 
 
 def _coarsest_by_module(step: Step, names: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:

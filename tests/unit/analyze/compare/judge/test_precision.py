@@ -82,8 +82,21 @@ def test_another_precision_throughout_is_information() -> None:
     assert findings["dtype-differs"] == "info"
 
 
-def test_higher_precision_in_one_place_is_information_that_names_it() -> None:
-    step = compared(model("run"), model("ref", low=(1,)))
-    (finding,) = [each for each in conclude(step.run, step.run, [step]).findings if each.code == "dtype-differs"]
-    assert finding.severity == "info"
-    assert finding.claim.endswith("first 0.0/r0/fwd/m.1.linear#0:out0.")
+def test_a_product_that_autocast_misses_is_a_warning_though_its_module_takes_half_precision() -> None:
+    def made(label: str, *, missed: bool) -> Making:
+        making, draw = Making(label), np.random.default_rng(0)
+        x, w = (draw.standard_normal((4, 4)).astype(np.float16) for _ in range(2))
+        for layer in range(LAYERS):
+            if missed and layer == 1:
+                making.call("m.1.float", "torch.Tensor.float", (x,), x := x.astype(np.float32))
+            y = x @ w
+            making.call(f"m.{layer}.linear", "torch.nn.functional.linear", (x, w), y)
+            making.call(f"m.{layer}.half", "torch.Tensor.half", (y,), x := y.astype(np.float16))
+        return making
+
+    step = compared(made("run", missed=True), made("ref", missed=False))
+    finding = conclude(step.run, step.run, [step]).findings[0]
+    assert (finding.code, finding.severity) == ("dtype-differs", "warning")
+    assert (
+        "computes in float32 where the reference computes in float16, first at 0.0/r0/fwd/m.1.linear#0" in finding.claim
+    )
