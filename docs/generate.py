@@ -21,6 +21,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from trueline.analyze.causes.library import known_causes
 from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget
 from trueline.analyze.workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
@@ -40,6 +41,7 @@ API = {
         "analyze/check_run.py",
         ("verdict", "findings", "incidents", "judged", "checks_run", "checks_not_run", "notes", "exit_code", "to_json"),
     ),
+    "Diagnosis": ("analyze/causes/diagnosis.py", ("verdicts", "report", "of", "exit_code", "to_json")),
     "Comparison": (
         "analyze/compare/result.py",
         ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
@@ -209,6 +211,16 @@ def fewest_steps_table() -> str:
     )
 
 
+def causes_table() -> str:
+    """Every known cause with what it brings and what settles it."""
+    rows = [
+        f"| `{cause.slug}` | {_cell(cause.says)} | {', '.join(f'`{code}`' for code in cause.codes)} | "
+        f"{_cell(cause.settles)} |"
+        for cause in known_causes()
+    ]
+    return "\n".join(["| cause | in a sentence | findings | what settles it |", "|---|---|---|---|", *rows])
+
+
 def law(module: str) -> str:
     """The docstring of a module of ``judge``, without what is for readers of its code."""
     source = (JUDGE / f"{module}.py").read_text(encoding="utf-8")
@@ -234,6 +246,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "workers": partial(columns_table, WORKER_COLUMNS),
     "records": partial(columns_table, RECORD_COLUMNS),
     "checks": checks_table,
+    "causes": causes_table,
     "overhead": partial(measured, "overhead"),
     "recording": partial(measured, "recording"),
     "compare_columns": compare_columns_table,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trueline.analyze.causes.diagnosis import Diagnosis
     from trueline.analyze.check_run import CheckReport
     from trueline.analyze.compare.match.names import NameMap
     from trueline.analyze.compare.result import Comparison
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from trueline.store.reader import Run
 
 __version__ = "0.1.0"
-__all__ = ["calibrate", "check", "compare", "open_run", "report", "seed_all", "watch"]
+__all__ = ["calibrate", "check", "compare", "diagnose", "open_run", "report", "seed_all", "watch"]
 
 
 def watch(
@@ -135,6 +136,13 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     where there is no Run.
     """
     return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref)
+
+
+def diagnose(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> Diagnosis:
+    """What most likely caused what is wrong with ``run``, for each incident, with what speaks for and against it; with
+    ``ref`` as of ``check``. Raises ``RunError`` where there is no Run.
+    """
+    return importlib.import_module("trueline.analyze.causes.diagnosis").diagnose(run, ref=ref)
 
 
 def compare(

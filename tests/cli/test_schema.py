@@ -50,6 +50,16 @@ def spoiled(step, rank, row):
     row["loss"] = float("nan") if (step, rank) == (5, 1) else row["loss"]
 
 
+def test_what_diagnose_prints_keeps_to_its_schema(trueline, tmp_path):
+    diagnose = validator(trueline, "diagnose")
+    write_run(tmp_path / "faulty", num_ranks=2, change=spoiled)
+    code, printed, _ = trueline("diagnose", tmp_path / "faulty", "--json")
+    document = json.loads(printed)
+    assert code == 1
+    assert {verdict["incident"] for verdict in document["verdicts"]} == set(range(len(document["incidents"])))
+    assert list(diagnose.iter_errors(document)) == []
+
+
 def test_what_check_prints_keeps_to_its_schema(trueline, tmp_path):
     check = validator(trueline, "check")
     known = Finding(code="x", severity="info", claim="c", measured=float("nan"), expected=float("-inf"), ranks=(1,))

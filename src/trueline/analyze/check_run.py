@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from trueline.analyze.causes.signs import context_of
+from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
+from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
@@ -31,13 +34,14 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class CheckReport(Shown):
     """What all checks say about one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
-    tell what is wrong with the Run itself.
+    tell what is wrong with the Run itself, ``context`` how the job was run (signs, as ``adapter:ddp``).
     """
 
     run: str
     findings: tuple[Finding, ...]
     judged: Judged
     notes: tuple[str, ...] = ()
+    context: frozenset[str] = frozenset()
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -54,6 +58,15 @@ class CheckReport(Shown):
     def incidents(self) -> tuple[Incident, ...]:
         """Errors and warnings by the fault that they tell of, the gravest first."""
         return incidents_of(self.findings)
+
+    @cached_property
+    def causes(self) -> tuple[CauseVerdict, ...]:
+        """What most likely caused each incident, the answer of each first."""
+        return verdicts_of(self)
+
+    def cause(self, incident: int) -> CauseVerdict:
+        """The answer to what caused the incident at a place in ``incidents``."""
+        return next(verdict for verdict in self.causes if verdict.incident == incident)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -161,6 +174,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
+        context=context_of(opened),
     )
     return _with_groups(own, [check(path) for path in opened.groups])
 

@@ -27,7 +27,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "overflow-origin": _NONFINITE,
     "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch"),
     "worker-silent": ("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
-    "token-imbalance": ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-scale", "dispersion-high"),
+    "token-imbalance": _APART,
     "worker-scale": ("worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),
     "worker-loss-outlier": ("worker-grad-norm-outlier", "worker-direction-outlier", "dispersion-high", *_JUMPS),
     "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
@@ -46,6 +46,9 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 """What each fault brings with it: a rank that was not reduced drifts, and a rank that drifted has losses unlike those
 of the others. No code explains itself, directly or by way of others.
 """
+
+_FORERUN = {"range-saturation", "overflow-origin"}
+"""A warning that a range is nearly full, and the error when it is exceeded: one fault, led by the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ def explains(cause: Finding, effect: Finding) -> bool:
 
 
 def _belong_together(one: Finding, other: Finding) -> bool:
+    if {one.code, other.code} == _FORERUN:
+        return True
     return explains(one, other) or explains(other, one) or (one.ranks == other.ranks and _since_the_same(one, other))
 
 

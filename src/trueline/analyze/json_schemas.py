@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from trueline.analyze.causes.verdicts import Verdict
 from trueline.analyze.incidents import Incident
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
@@ -56,6 +57,19 @@ class CheckDocument(TypedDict):
     notes: list[str]
 
 
+class DiagnoseDocument(TypedDict):
+    """What `trueline diagnose --json` prints."""
+
+    schema: Literal[1]
+    run: str
+    verdict: str
+    verdicts: list[Verdict]
+    incidents: list[Incident]
+    findings: list[Finding]
+    judged: JudgedDocument
+    notes: list[str]
+
+
 class NumbersLine(TypedDict):
     """A line of the sink ``jsonl`` with the series of one step."""
 
@@ -76,6 +90,7 @@ def _live_line() -> dict[str, Any]:
 
 _MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "check": lambda: TypeAdapter(CheckDocument).json_schema(mode="serialization"),
+    "diagnose": lambda: TypeAdapter(DiagnoseDocument).json_schema(mode="serialization"),
     "live": _live_line,
     "plan": Plan.model_json_schema,
 }

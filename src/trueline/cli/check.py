@@ -90,6 +90,9 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     first, *others = (report.findings[place] for place in incident.findings)
     console.print(Text.assemble((number, "bold"), _head(first)))
     lines = [Text(line) for line in (first.claim, *_numbers(first))]
+    answer = report.cause(report.incidents.index(incident))
+    if answer.known:
+        lines.append(Text.assemble(("likely: ", "green"), answer.shortly))
     lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in others]
     lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]
     if first.code in report.checks_run:

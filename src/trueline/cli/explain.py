@@ -1,4 +1,4 @@
-"""`trueline explain`: the manual of a check."""
+"""`trueline explain`: the manual of a check or a cause."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from trueline.cli.options import Json
 
 def command(
     code: Annotated[
-        str | None, typer.Argument(help="The code of a finding, as 'replica-drift'.", show_default="a list of all")
+        str | None,
+        typer.Argument(help="The code of a finding, as 'replica-drift', or of a cause.", show_default="a list of all"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what a check finds, why that matters, how it decides, and what it may miss."""
+    """Say what a check finds, why that matters, how it decides, and what it may miss; or what a cause of `trueline
+    diagnose` is.
+    """
     from rich.console import Console
 
+    from trueline.analyze.causes.library import known_causes
     from trueline.analyze.check_run import COMPARE_CODES
     from trueline.analyze.registry import installed_checks
     from trueline.cli.json_document import print_document
@@ -26,8 +30,12 @@ def command(
     checks = {check.code: check for check in installed_checks()}
     others = {each: f"{what}\n\nA finding of `trueline compare`." for each, what in COMPARE_CODES.items()} | LIVE_CODES
     manuals = {each: check.manual for each, check in checks.items()}
+    causes = {
+        cause.slug: f"{cause.manual}\n\nWhat settles it\n---------------\n{cause.settles}" for cause in known_causes()
+    }
     if code is not None:
-        manuals = {code: (manuals | others)[_known(code, [*manuals, *others])]}
+        every = causes | manuals | others
+        manuals = {code: every[_known(code, [*every])]}
     if json:
         print_document({"schema": 1, "checks": [{"code": each, "manual": what} for each, what in manuals.items()]})
         return
@@ -53,4 +61,4 @@ def _known(code: str, codes: list[str]) -> str:
         return code
     near = get_close_matches(code, codes, n=1)
     hint = f"Did you mean '{near[0]}'? " if near else ""
-    raise InputError(f"No finding has the code '{code}'. {hint}List all with: trueline explain.")
+    raise InputError(f"No finding or cause is called '{code}'. {hint}List all with: trueline explain.")

@@ -87,7 +87,9 @@ def _print_table(scores: Sequence[Score]) -> None:
     from trueline.testing.gallery import summary
 
     console = Console()
-    table = Table("entry", "what", "found", "at its place", "delay", "healthy run", box=None, header_style="bold")
+    table = Table(
+        "entry", "what", "found", "at its place", "delay", "cause", "healthy run", box=None, header_style="bold"
+    )
     for score in scores:
         table.add_row(*(Text(cell) for cell in _cells(score)), style="" if score.green else "red")
     console.print(table)
@@ -102,7 +104,7 @@ def _cells(score: Score) -> tuple[str, ...]:
     spoken = counted(len(score.alarms), "alarm") if score.alarms else "silent"
     healthy = "did not finish" if score.failed_healthy else spoken
     if score.kind == "control":
-        return score.id, score.name, "", "", "", healthy
+        return score.id, score.name, "", "", "", "", healthy
     delay = "" if score.delay_steps is None else f"{score.delay_steps} steps"
     return (
         score.id,
@@ -110,6 +112,7 @@ def _cells(score: Score) -> tuple[str, ...]:
         "yes" if score.detected else f"not {', '.join(score.missed)}",
         "yes" if score.localised else "no",
         delay,
+        score.cause if score.cause_found in ("named", "none") else f"{score.cause_found}: {score.cause}",
         healthy,
     )
 
@@ -138,5 +141,5 @@ def _sentence(totals: dict[str, Any]) -> str:
         return f"{healthy}{failed}."
     return (
         f"{totals['faults']} faults: {totals['detected']:.0%} detected, {totals['localised']:.0%} at their place; "
-        f"{healthy}{failed}."
+        f"cause named for {totals['cause_named']:.0%}, wrong for {totals['wrong_cause']:.0%}; {healthy}{failed}."
     )

@@ -12,6 +12,7 @@ from trueline.cli import (
     check,
     compare,
     demo,
+    diagnose,
     explain,
     gallery,
     import_,
@@ -32,7 +33,22 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, run, check, explain, compare, calibrate, report, info, verify, plan, gallery, plugins, schema):
+for verb in (
+    demo,
+    run,
+    check,
+    diagnose,
+    explain,
+    compare,
+    calibrate,
+    report,
+    info,
+    verify,
+    plan,
+    gallery,
+    plugins,
+    schema,
+):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(import_.app, name="import")
 app.add_typer(trial.app, name="trial")

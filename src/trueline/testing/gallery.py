@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Control, Entry, Fault, Variant, num_ranks, train_on_rank
 from trueline.testing.ranks import Ranks
+from trueline.testing.true_causes import true_causes
+
+if TYPE_CHECKING:
+    from trueline.analyze.causes.diagnosis import Diagnosis
 
 TIMEOUT_S = 120.0
 """For one run; the slowest, which compiles, takes tens of seconds on a cold cache."""
+
+CauseFound = Literal["named", "abstained", "wrong", "none"]
 
 Listener = Callable[["Score"], object]
 
@@ -26,6 +32,8 @@ class Score:
     ``found`` are the codes of warnings and errors in the faulty run, ``missed`` those that had to be there and were
     not, ``unexpected`` those that are neither asked for nor a true consequence. ``delay_steps`` counts from the
     trigger to where the evidence of the Finding starts. ``alarms`` are the claims made of the healthy run.
+    ``cause`` is the first that is named of the incident of the first of ``must_find``, and ``cause_found`` whether that
+    is right, left open (undecided among several, or unknown), or wrong.
     ``failures`` are the runs that did not finish, by variant, with what every rank said.
     """
 
@@ -40,6 +48,8 @@ class Score:
     missed: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    cause: str = ""
+    cause_found: CauseFound = "none"
     alarms: tuple[str, ...] = ()
     failures: Mapping[Variant, str] = field(default_factory=dict)
 
@@ -80,7 +90,8 @@ class Stage:
         if isinstance(entry, Control):
             return Score(entry.id, entry.name, "control", entry.world_size, alarms=alarms, failures=failures)
         found = self._findings(entry, "faulty", failures)
-        return judge(entry, found, alarms, failures)
+        cause, named = self._cause(entry) if "faulty" not in failures else ("", "none")
+        return replace(judge(entry, found, alarms, failures), cause=cause, cause_found=named)
 
     def run(self, entry: Entry, variant: Variant) -> list[Finding]:
         """The Findings on one run of ``entry``, ``info`` ones included: of ``trueline.check``, or of
@@ -91,6 +102,14 @@ class Stage:
             return findings_on(out)
         reference = self.folder / entry.id / "reference"
         return findings_on(out, reference if reference.exists() else self._train(entry, "reference"))
+
+    def _cause(self, fault: Fault) -> tuple[str, CauseFound]:
+        """The cause that is named for the planted run of ``fault``, and whether it is right."""
+        import trueline
+
+        reference = self.folder / fault.id / "reference" if fault.reference is not None else None
+        diagnosis = trueline.diagnose(self.folder / fault.id / "faulty", ref=reference)
+        return cause_found(fault, diagnosis)
 
     def _train(self, entry: Entry, variant: Variant) -> Path:
         out = self.folder / entry.id / variant
@@ -162,6 +181,18 @@ def judge(
     )
 
 
+def cause_found(fault: Fault, diagnosis: Diagnosis) -> tuple[str, CauseFound]:
+    """The first cause of the incident that has a finding of the first of ``must_find``, and whether it is right."""
+    report, wanted = diagnosis.report, fault.must_find[0].split("|")
+    for place, incident in enumerate(report.incidents):
+        if any(report.findings[each].code in wanted for each in incident.findings):
+            answer = diagnosis.of(place)[0]
+            if answer.standing not in ("suspected", "supported"):
+                return answer.cause, "abstained"
+            return answer.cause, "named" if answer.cause in true_causes(fault.id) else "wrong"
+    return "", "none"
+
+
 def localises(fault: Fault, finding: Finding) -> bool:
     """Whether ``finding`` names the ranks, the site, the size and the step of ``fault``, as far as it defines them."""
     at_ranks = fault.ranks is None or finding.ranks == fault.ranks
@@ -185,16 +216,23 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
 
     ``controls`` counts healthy runs, the twins of faults among them; ``detected`` and ``localised`` are fractions of
     the faults (None without any), ``false_alarms`` warnings and errors on healthy runs, ``failed`` runs that did not
-    finish. Causes are not named before there is a diagnosis: None.
+    finish. ``cause_named``, ``wrong_cause`` and ``abstained`` are fractions of the faults. Variants of one fault are
+    not independent: ``wrong_cause_bound_95`` bounds the share of families with a wrong cause, at 95 %, by those that
+    have one among ``families``.
     """
     faults = [score for score in scores if score.kind == "fault"]
+    families = {score.id.partition(".")[0] for score in faults}
+    wrong = {score.id.partition(".")[0] for score in faults if score.cause_found == "wrong"}
     return {
         "faults": len(faults),
         "controls": len(scores),
         "detected": _fraction([score.detected for score in faults]),
         "localised": _fraction([score.localised for score in faults]),
-        "cause_named": None,
-        "wrong_cause": None,
+        "families": len(families),
+        "cause_named": _fraction([score.cause_found == "named" for score in faults]),
+        "wrong_cause": _fraction([score.cause_found == "wrong" for score in faults]),
+        "abstained": _fraction([score.cause_found == "abstained" for score in faults]),
+        "wrong_cause_bound_95": upper_bound(len(wrong), len(families)) if families else None,
         "false_alarms": sum(len(score.alarms) for score in scores),
         "failed": sum(len(score.failures) for score in scores),
     }
@@ -202,3 +240,15 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
 
 def _fraction(values: Sequence[bool]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def upper_bound(hits: int, total: int, confidence: float = 0.95) -> float:
+    """The share that ``hits`` of ``total`` independent trials leave possible: Clopper and Pearson, Biometrika 26(4),
+    1934, one-sided: the share at which so few hits have a probability of 1 - ``confidence``.
+    """
+    low, high = hits / total, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        chance = sum(math.comb(total, k) * middle**k * (1 - middle) ** (total - k) for k in range(hits + 1))
+        low, high = (middle, high) if chance > 1 - confidence else (low, middle)
+    return high

@@ -46,6 +46,11 @@ def test_an_effect_cannot_come_before_its_cause():
     assert places(drift, early) == [(0,), (1,)]
 
 
+def test_a_range_that_fills_and_its_overflow_are_one_and_the_overflow_leads():
+    filling, overflow = finding("range-saturation", (0, 1), 7), finding("overflow-origin", (1,), 8, "error")
+    assert places(filling, overflow) == [(1, 0)]
+
+
 def test_other_ranks_and_other_steps_are_other_incidents():
     one = finding("worker-loss-outlier", (1,), 10)
     other_rank = finding("worker-loss-outlier", (2,), 10)

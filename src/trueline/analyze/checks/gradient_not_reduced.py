@@ -121,7 +121,7 @@ def _held_back(run: Run, held: Mapping[tuple[int, int], np.ndarray]) -> list[Fin
             expected=0.0,
             unit="parameters whose gradient was held back",
             false_alarm_rate=0.0,
-            evidence={"names": names[:100], "num_steps": len(steps)},
+            evidence={"kind": "held-back", "names": names[:100], "num_steps": len(steps)},
             next=(
                 "Call set_requires_gradient_sync(True) before the last micro-batch of every step, also where the "
                 "number of micro-batches varies or an epoch ends within a step.",
@@ -155,7 +155,11 @@ def _finding(reductions: Reductions) -> Finding:
         expected=float(np.nanmax(floor)),
         unit="difference between replicas over the norm of the gradient (at most)",
         false_alarm_rate=reductions.false_alarm_rate,
-        evidence={"names": names[:100], "num_steps": len(steps)},
+        evidence={
+            "kind": "all" if names == [group.name for group in reductions.env.groups] else "some",
+            "names": names[:100],
+            "num_steps": len(steps),
+        },
         next=(
             "Call the wrapped module: the object that DistributedDataParallel returned, not its .module.",
             "Let the last micro-batch of every step run outside no_sync, with the forward pass outside as well.",

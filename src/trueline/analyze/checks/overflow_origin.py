@@ -321,6 +321,7 @@ def _evidence(run: Run, found: Sequence[_Found], grade: Grade) -> dict[str, Any]
         inputs = [] if call is None else call.ins
     path = first.reached.path
     evidence: dict[str, Any] = {
+        "kind": [origin.kind.replace(" ", "-"), *(["float16"] if value.dtype.rpartition(".")[2] == "float16" else [])],
         "grade": grade,
         "origin": origin.kind,
         "site": str(value.site),

@@ -247,7 +247,8 @@ def _finding(
         expected=0.0,
         unit="settings that differ between ranks",
         false_alarm_rate=0.0,
-        evidence={entry.name: {str(rank): value for rank, value in entry.values.items()} for entry in entries[:50]},
+        evidence={"kind": what}
+        | {entry.name: {str(rank): value for rank, value in entry.values.items()} for entry in entries[:50]},
         next=(
             f"Make {named_some(names)} equal on all ranks, or build the optimizer and the configuration from one file "
             "that every rank reads.",
@@ -292,7 +293,11 @@ def _parted(parting: Parting) -> Finding:
         expected=0.0,
         unit="parameters that ranks hold differently",
         false_alarm_rate=0.0,
-        evidence={"parameters": list(names[:100]), parting.aspect: {str(r): v for r, v in parting.values.items()}},
+        evidence={
+            "kind": "parameters",
+            "parameters": list(names[:100]),
+            parting.aspect: {str(r): v for r, v in parting.values.items()},
+        },
         next=(
             "Freeze, add, drop, replace and cast parameters on all ranks at the same step, before the model is wrapped "
             "and the optimizer made; load the same configuration and checkpoint everywhere.",

@@ -75,6 +75,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,6 +89,7 @@ from trueline.analyze.compared_ranks import (
     sites_of,
 )
 from trueline.analyze.workers.reduction import Reductions, reductions_of
+from trueline.analyze.workers.used_gradients import uses_of
 from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
@@ -120,9 +122,15 @@ _NEXT = (
 _MAX_RANK_SETS = 4
 """Sets of ranks that get a Finding each; more than that are reported as one."""
 
+_NEAR = 1e-3
+"""Relative distance within which a fitted factor of float32 gradients is the number that it is taken for."""
+
 _IN_A_ROW = 3
 """Sampled steps in a row at which the optimizer must receive the mean over N for that to be no coincidence: a
 clipping factor hits 1/N, to rounding (1e-5), at one step in some ten thousand."""
+
+
+Kind = Literal["scaled", "not-the-mean", "replicas-apart", "divided-again", "scaled-apart"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,7 @@ class _Case:
     ``what`` continues the sentence "The reduced gradient of group g on rank r ...".
     """
 
+    kind: Kind
     severity: Severity
     what: str
     at: Bools
@@ -176,6 +185,7 @@ def _wrong_results(reductions: Reductions) -> list[_Case]:
     unit = "|reduced - mean| over the mean norm of the workers' gradients"
     return [
         _Case(
+            "scaled",
             "error",
             "is the mean of the workers' gradients times another factor than 1",
             scaled,
@@ -183,8 +193,8 @@ def _wrong_results(reductions: Reductions) -> list[_Case]:
             np.ones_like(factor),
             "times the mean of the workers' gradients",
         ),
-        _Case("error", _NOT_THE_MEAN, beyond & ~scaled & certain, residual, floor, unit),
-        _Case("warning", _NOT_THE_MEAN, beyond & ~scaled & ~certain & coarse, residual, floor, unit),
+        _Case("not-the-mean", "error", _NOT_THE_MEAN, beyond & ~scaled & certain, residual, floor, unit),
+        _Case("not-the-mean", "warning", _NOT_THE_MEAN, beyond & ~scaled & ~certain & coarse, residual, floor, unit),
     ]
 
 
@@ -194,15 +204,17 @@ def _disagreement(reductions: Reductions) -> _Case:
     apart = reductions.used_apart & ~reductions.not_reduced
     if not _by_hand(reductions):
         apart &= ~_beyond_floor(reductions).any(axis=1)
-    at = apart[:, None, :] & ~np.isnan(residual)
+    without_TN1 = (np.isnan(residual).all(axis=2) & reductions.backward_TN & ~reductions.used_TN)[:, :, None]
+    at = apart[:, None, :] & (~np.isnan(residual) | without_TN1)
     own_way = at & ~_as_reduced(reductions)
     some = own_way.any(axis=1, keepdims=True) & (at & ~own_way).any(axis=1, keepdims=True)
     return _Case(
+        "replicas-apart",
         "error",
         "reached the optimizers of the replicas in different versions",
         np.where(some, own_way, at),
-        residual,
-        floor,
+        np.where(without_TN1, 1.0, residual),
+        np.where(without_TN1, 0.0, floor),
         "difference between replicas over the norm of the gradient",
     )
 
@@ -220,6 +232,7 @@ def _divided_again(reductions: Reductions) -> _Case:
         hit |= equal & _in_a_row(everywhere_T)[:, None, None]
     hit &= not any(env.in_float16 for env in _envs(reductions))
     return _Case(
+        "divided-again",
         "error",
         "reached the optimizer divided by the number of workers again",
         hit,
@@ -245,8 +258,8 @@ def _scaled_apart(reductions: Reductions) -> list[_Case]:
     certain: Bools = everywhere & ((factor != 0) | several)
     what, unit = "was multiplied after the reduction by another factor than on the other ranks", "times the mean"
     return [
-        _Case("error", what, odd & certain, factor, usual, unit),
-        _Case("warning", what, odd & ~everywhere & (factor != 0), factor, usual, unit),
+        _Case("scaled-apart", "error", what, odd & certain, factor, usual, unit),
+        _Case("scaled-apart", "warning", what, odd & ~everywhere & (factor != 0), factor, usual, unit),
     ]
 
 
@@ -258,6 +271,7 @@ def _whole_apart(reductions: Reductions) -> _Case:
     at = np.stack([reductions.in_groups(odd[:, n]) for n in range(odd.shape[1])], axis=1)
     spread = np.nanmax(np.where(odd, np.abs(norms / usual - 1), 0.0), axis=2, initial=0.0)
     return _Case(
+        "replicas-apart",
         "error",
         "reached the optimizers of the replicas in different versions",
         at,
@@ -305,26 +319,43 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     inside = np.where(case.at[first], np.abs(case.measured[first] - case.expected[first]), -np.inf)
     worst = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=-np.inf))), inside.shape)
     where = f" on {ranks_text(ranks)}" if len(ranks) < len(reductions.ranks) else ""
+    measured, more = float(case.measured[first][worst]), ""
+    evidence: dict[str, Any] = {"kind": [case.kind, *_factor_kinds(reductions, case, measured)]}
+    if case.kind == "replicas-apart":
+        uses = uses_of(reductions, *_what_was_used(reductions), times)
+        more = uses.clause
+        evidence = {"kind": [case.kind, uses.use], "factors": {str(rank): each for rank, each in uses.factors.items()}}
     return Finding(
         code=CODE,
         severity=case.severity,
         claim=f"The gradient of {'all parameters' if everything else named_some(names)} {case.what}{where} at "
-        f"{steps_text(steps, among=reductions.steps.tolist())}.",
+        f"{steps_text(steps, among=reductions.steps.tolist())}.{more}",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
         sites=sites_of(steps[0], ranks[:2], phase="reduce", names=names[: MAX_SITES // 2]),
-        measured=float(case.measured[first][worst]),
+        measured=measured,
         expected=float(case.expected[first][worst]),
         unit=case.unit,
         false_alarm_rate=reductions.false_alarm_rate,
         evidence={
+            **evidence,
             "names": names[:100],
             "num_steps": len(steps),
             "hooks": sorted({env.reduce_hook for env in _envs(reductions)} - {""}),
         },
         next=_NEXT,
     )
+
+
+def _factor_kinds(reductions: Reductions, case: _Case, factor: float) -> tuple[str, ...]:
+    """Whether the mean is scaled by the number of workers: not divided by it, or once more."""
+    if case.kind != "scaled":
+        return ()
+    num = len(reductions.ranks)
+    if abs(factor - num) < _NEAR * num:
+        return ("not-divided",)
+    return ("divided-again",) if any(abs(factor * num**power - 1) < _NEAR for power in (1, 2)) else ("other-factor",)
 
 
 def _names(reductions: Reductions, t: int, group: int) -> list[str]:

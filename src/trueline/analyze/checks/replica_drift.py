@@ -325,9 +325,20 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
         expected=0.0,
         unit=f"{kind}s that differ between replicas",
         false_alarm_rate=0.0,
-        evidence={"names": list(names[:100]), "last_equal": equal_at, "first_different": step},
+        evidence={
+            "kind": _kinds(kind, equal_at, names),
+            "names": list(names[:100]),
+            "last_equal": equal_at,
+            "first_different": step,
+        },
         next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
     )
+
+
+def _kinds(kind: Kind, equal_at: int | None, names: Sequence[str]) -> list[str]:
+    """What differs, since when, and whether it is one tensor alone."""
+    since = ["from-the-start" if equal_at is None else "later"]
+    return ["buffers"] if kind == "buffer" else since + (["one"] if len(names) == 1 else ["several"])
 
 
 def _own(run: Run, names: list[str]) -> Finding:

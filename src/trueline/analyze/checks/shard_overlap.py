@@ -195,7 +195,7 @@ def _other_seed(evidence: _Evidence, odd: tuple[int, ...], between: Ints) -> Fin
         measured=float(len(between)),
         expected=0.0,
         unit="samples consumed by two workers in one epoch",
-        more={"seeds": {str(rank): seed for rank, seed in seed_of.items()}},
+        more={"kind": "seeds", "seeds": {str(rank): seed for rank, seed in seed_of.items()}},
     )
 
 
@@ -263,7 +263,12 @@ def _finding(
         expected=expected,
         unit=unit,
         false_alarm_rate=false_alarm_rate,
-        evidence={"samples_shared": len(between), "samples_consumed": len(samples), **(more or {})},
+        evidence={
+            "kind": "read-twice",
+            "samples_shared": len(between),
+            "samples_consumed": len(samples),
+            **(more or {}),
+        },
         next=(SPLIT_STREAM,) if evidence.declared.is_stream else _ONE_SEED,
     )
 
@@ -364,6 +369,7 @@ def _parts_missing(samples: Samples, declared: Declared, taken: int, parts: int)
         claim=f"The samplers split the rows {own} into {parts} parts, of which {counted(taken, 'part')} "
         f"{'is' if taken == 1 else 'are'} read.",
         more={
+            "kind": ["left-out", "own-rows" if rows is not None and len(set(rows.values())) > 1 else "same-part"],
             "sampler_ranks": {str(rank): facts["sampler_rank"] for rank, facts in declared.by_rank.items()},
             "rows_digests": {} if rows is None else {str(rank): digest for rank, digest in rows.items()},
         },
@@ -393,6 +399,6 @@ def _missing(
         expected=1.0,
         unit=unit,
         false_alarm_rate=false_alarm_rate,
-        evidence=more or {},
+        evidence={"kind": "left-out", **(more or {})},
         next=_SPLIT_ONCE,
     )

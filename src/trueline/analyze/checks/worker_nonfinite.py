@@ -131,6 +131,7 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
         unit="workers with values that are not finite",
         false_alarm_rate=0.0,
         evidence={
+            "kind": [*kinds, *(["gradient-alone"] if kinds == ["gradient"] else [])],
             "first_step_by_rank": {str(rank): at for rank, at in zip(ranks, since, strict=True) if at is not None},
             "params": params[:100],
             "num_steps": len(bad.steps),

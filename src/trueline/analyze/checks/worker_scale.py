@@ -113,7 +113,14 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
             (low, high),
             num_steps=scale.log_factor.num_steps,
             loss_ratio=math.exp(scale.log_loss.value),
+            kind=["loss-too" if scale.loss_scaled else "loss-same", *_power_of_two(factor)],
             loss_scaled=scale.loss_scaled,
             likely_only=scale.likely,
         ),
     )
+
+
+def _power_of_two(factor: float) -> tuple[str, ...]:
+    """Whether the factor is as large as loss scales are, and one of their powers of two, to 2 %."""
+    power = math.log2(factor)
+    return ("loss-scale",) if abs(power) > 3.5 and abs(power - round(power)) < 0.03 else ()

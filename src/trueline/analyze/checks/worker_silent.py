@@ -117,7 +117,11 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
         expected=None,
         unit="L2 norm of the worker's gradient",
         false_alarm_rate=0.0,
-        evidence={"num_steps": len(steps), "loss_is_zero": zero_loss},
+        evidence={
+            "kind": "loss-zero" if zero_loss else "loss-usual",
+            "num_steps": len(steps),
+            "loss_is_zero": zero_loss,
+        },
         next=(
             f"Look at the labels that rank {silent.first_ranks[0]} read at step {steps[0]}: are all of them masked?",
             "Weight workers by their number of labels, or draw another batch where there is none.",
@@ -166,7 +170,7 @@ def _of_params(params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[in
         expected=None,
         unit="L2 norm of the gradient of these parameters",
         false_alarm_rate=0.0 if steady else ALARM_LEVEL,
-        evidence={"params": list(params[:100]), "num_steps": len(steps)},
+        evidence={"kind": "some-parameters", "params": list(params[:100]), "num_steps": len(steps)},
         next=(f"Look for a branch that {ranks_text(ranks)} never takes: a condition on the rank, or a detach().",),
     )
 

@@ -54,6 +54,16 @@ class Reductions:
         return apart & ~self.in_groups(self.own_P[None])
 
     @cached_property
+    def backward_TN(self) -> Bools:
+        """[T, N] whether the worker computed a gradient."""
+        return ~np.isnan(self.params("param_grad_norms")).all(axis=2)
+
+    @cached_property
+    def used_TN(self) -> Bools:
+        """[T, N] whether the worker's optimizer received any gradient."""
+        return np.any(self.params("used_param_norms") >= 0, axis=2)
+
+    @cached_property
     def not_reduced_params(self) -> Bools:
         """[T, P] parameters whose gradients the optimizers received as each worker had made them.
 

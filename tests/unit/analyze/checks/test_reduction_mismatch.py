@@ -314,3 +314,46 @@ def test_healthy_rows_are_silent(tmp_path):
 def test_nothing_measured_cannot_tell(tmp_path):
     with pytest.raises(CannotTell):
         reduction_mismatch.check(write_run(tmp_path, {(0, 0): {"loss": 1.0}, (0, 1): {"loss": 1.0}}))
+
+
+def different_uses(num_ranks, factors, norms, steps=9):
+    """Rows whose optimizers received ``factors`` times the reduced gradient, of the norm ``norms(step, rank)``."""
+    rows = altered(healthy_rows(num_ranks, steps), steps=range(steps), ranks=range(num_ranks), used_residual=0.4)
+    for (step, rank), row in rows.items():
+        factor = factors[rank] if isinstance(factors, (list, tuple)) else factors(step, rank)
+        altered({(step, rank): row}, steps=[step], ranks=[rank], used_factor=factor, used_shape_residual=0.0)
+        row["used_param_norms"] = [norms(step, rank) if at == 0 else 0.0 for at in range(len(row["used_param_norms"]))]
+    return rows
+
+
+def test_clipping_on_one_rank_is_told_by_the_norm_that_it_leaves(tmp_path):
+    factors = lambda step, rank: 0.1 + 0.01 * step if rank == 0 else 1.0  # noqa: E731
+    rows = different_uses(2, factors, lambda step, rank: 0.1 if rank == 0 else 1.0 / (1 + 0.1 * step))
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+    assert finding.evidence["kind"] == ["replicas-apart", "clipped"]
+    assert finding.evidence["factors"] == {"0": pytest.approx(0.1), "1": pytest.approx(1.0)}
+    assert "its norm there is 0.1 at every step, as clipping leaves it" in finding.claim
+
+
+def test_loss_scales_are_powers_of_two_apart(tmp_path):
+    rows = different_uses(2, [2.0**-12, 2.0**-13], lambda step, rank: 1 + step + rank)
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+    assert finding.evidence["kind"] == ["replicas-apart", "loss-scale"]
+
+
+def test_another_factor_is_only_told(tmp_path):
+    rows = different_uses(2, [0.7, 1.0], lambda step, rank: 1 + step + rank)
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+    assert finding.evidence["kind"] == ["replicas-apart", "scaled"]
+    assert "They are the reduced gradient times 0.7 on rank 0 and 1 on rank 1." in finding.claim
+
+
+def test_the_rank_whose_optimizer_got_no_gradient_is_named(tmp_path):
+    rows = healthy_rows(2, 9)
+    for rank in range(2):
+        altered(rows, steps=[6], ranks=[rank], used_residual=1.0)
+    for name in [name for name in rows[6, 1] if "used" in name]:
+        rows[6, 1].pop(name)
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+    assert (finding.ranks, finding.evidence["kind"]) == ((1,), ["replicas-apart", "dropped"])
+    assert finding.claim.endswith("The optimizer of rank 1 received no gradient, or zeros.")

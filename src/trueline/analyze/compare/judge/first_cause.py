@@ -398,6 +398,7 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         found[:1],
         ranks=tuple(sorted(there)) or value.ranks,
         evidence={
+            "kind": cause.reason,
             "why": in_words(cause),
             "where": at,
             "beyond": len(found),

@@ -1,0 +1,50 @@
+"""What a cause says of itself: what a Run shows that has it, and what it cannot show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Strength = Literal["always", "mostly", "often"]
+
+CHANCES: dict[Strength, float] = {"always": 0.95, "mostly": 0.8, "often": 0.5}
+"""The probability that a Run with the cause shows a sign, given that it was looked for. Asserted, not fitted: 0.95 and
+0.8 are the prior means of an implied sign; ``benchmarks/causes`` counts how often they lead to the right cause.
+"""
+KIND_ALWAYS = 0.99
+"""The same of the kind of a finding that is always the same: what a check says of it is typed and exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One thing that may be wrong with a training.
+
+    ``shows`` are the signs (``signs.py``) with how surely it brings them: codes of findings, what kind of finding it
+    is (``reduction-mismatch/scaled``, or ``a/x|y`` for either), who, when and how the job was run. ``needs`` are codes
+    of which at least one must be found where any of their checks could judge; ``excludes`` are signs that cannot be
+    together with it. ``settles`` is the one command or edit that would prove or refute it. ``slug`` and ``manual`` are
+    those of its file.
+    """
+
+    shows: Mapping[str, Strength]
+    settles: str
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    slug: str = field(default="")
+    manual: str = field(default="", repr=False)
+
+    def chance(self, sign: str) -> float:
+        """The probability of ``sign``, one of those it shows."""
+        strength = self.shows[sign]
+        return KIND_ALWAYS if strength == "always" and "/" in sign else CHANCES[strength]
+
+    @property
+    def says(self) -> str:
+        """The cause in a sentence."""
+        return self.manual.partition("\n")[0].rstrip(".")
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes of findings that it brings."""
+        return tuple(dict.fromkeys(sign.partition("/")[0] for sign in self.shows if ":" not in sign))

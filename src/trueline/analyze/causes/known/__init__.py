@@ -1,0 +1,1 @@
+"""The causes, one file each, in rooms by what is at fault."""

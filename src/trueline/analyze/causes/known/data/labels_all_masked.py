@@ -1,0 +1,24 @@
+"""All labels of one rank's batch are masked.
+
+The loss is zero, or 0/0 = NaN, and so is the gradient, while the average is still divided by all ranks. Truncation
+that cuts off every answer does this.
+
+What looks like it
+------------------
+A rank that leaves out its backward pass (`loss-detached-on-rank`).
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "worker-silent": "mostly",
+        "worker-nonfinite": "often",
+        "worker-silent/loss-zero": "mostly",
+        "who:some": "always",
+        "worker-nonfinite/loss": "mostly",
+    },
+    needs=("worker-silent", "worker-nonfinite"),
+    excludes=("overflow-origin",),
+    settles="Count the labels that are not -100 in that rank's batch at this step.",
+)

@@ -1,0 +1,23 @@
+"""One rank's labels do not belong to its inputs.
+
+Permuted or shifted labels, another label map or tokenizer, or annotation noise in one shard. The rank's loss is above
+the others', grows away from theirs as they learn, and its gradient points elsewhere.
+
+What looks like it
+------------------
+Data that is only harder or of another mixture (`other-data-on-rank`): nothing in losses and gradients tells them
+apart for certain.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "worker-loss-outlier": "always",
+        "worker-grad-norm-outlier": "often",
+        "worker-direction-outlier": "often",
+        "who:some": "mostly",
+    },
+    settles="Print five inputs with their labels, decoded, on that rank and on another at the first step of the "
+    "evidence.",
+)

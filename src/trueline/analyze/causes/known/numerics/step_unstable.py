@@ -1,0 +1,22 @@
+"""A step was too large: loss or gradients jump on all ranks at once.
+
+A learning rate above what the curvature allows, a short warm-up, betas that forget too slowly, or one unusual global
+batch.
+
+What looks like it
+------------------
+One rank that jumps alone.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "grad-spike": "mostly",
+        "loss-spike": "often",
+        "who:all": "often",
+    },
+    needs=("grad-spike", "loss-spike"),
+    excludes=("worker-nonfinite",),
+    settles="Train again from before the jump with half the learning rate, and once with that batch left out.",
+)

@@ -1,0 +1,1 @@
+"""How gradients are averaged, and replicas kept equal."""

@@ -1,0 +1,23 @@
+"""Replicas that got the same gradients do not apply the same update.
+
+The optimizer's state differs (loaded on one rank only), an operation in the update is not deterministic, or the
+script touches weights on some ranks.
+
+What looks like it
+------------------
+Reductions that return different results, which are found as such.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "replica-drift": "always",
+        "replica-drift/later": "always",
+        "replica-drift/several": "always",
+        "reduction:judged": "always",
+    },
+    needs=("replica-drift",),
+    excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs"),
+    settles="Print a checksum of the optimizer's state on every rank at the last step at which replicas were equal.",
+)

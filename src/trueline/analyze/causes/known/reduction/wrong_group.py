@@ -1,0 +1,26 @@
+"""Gradients are reduced over another set of ranks than those that train together.
+
+A process group or mesh that ends at the node, pairs instead of all, or leaves one rank out.
+
+What looks like it
+------------------
+A wrong result on one rank (`collective-corrupted`).
+
+Known cases
+-----------
+Megatron-LM#1628.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "reduction-mismatch": "mostly",
+        "reduction-mismatch/not-the-mean|other": "always",
+        "who:all": "mostly",
+        "steps:many": "always",
+        "replica-drift": "mostly",
+        "reduction:open": "often",
+    },
+    settles="Print dist.get_process_group_ranks(group) of the group that reduces, on every rank.",
+)

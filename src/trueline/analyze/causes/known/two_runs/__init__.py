@@ -1,0 +1,1 @@
+"""How a run differs from its reference."""

@@ -1,0 +1,23 @@
+"""The update leaves elements as they were though their gradient is not zero.
+
+A kernel that skips blocks of some sizes or dtypes.
+
+What looks like it
+------------------
+Updates that rounding loses (`updates-lost-in-rounding`), frozen parameters.
+
+Known cases
+-----------
+pytorch#191763: fused SGD in bfloat16 on CPUs.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "param-frozen": "always",
+        "optimizer-state-stale": "often",
+    },
+    needs=("param-frozen",),
+    settles="Run the same optimizer with foreach=False, fused=False: if the parameters move, it is the kernel.",
+)

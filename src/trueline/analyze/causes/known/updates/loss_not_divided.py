@@ -1,0 +1,19 @@
+"""The loss is not divided by the number of micro-batches or tokens, or is scaled by a constant on all ranks.
+
+The weights of all tokens add up to another number than 1: the learning rate is in effect that many times as large.
+
+What looks like it
+------------------
+A loss scale that the optimizer takes out again.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "loss-scale-wrong": "always",
+    },
+    needs=("loss-scale-wrong",),
+    settles="Print what the loss of each micro-batch is divided by; the weights of all tokens of a step should "
+    "add up to 1.",
+)

@@ -1,0 +1,106 @@
+"""How well each known cause, or none of them, explains the signs of one incident.
+
+Naive Bayes over signs, with one vote a root statistic each for and against, so that five checks which one loss spike
+moves do not count five times. A sign that nobody looked at counts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from trueline.analyze.causes.cause import Cause
+from trueline.analyze.causes.signs import Signs
+from trueline.analyze.incidents import EXPLAINS
+
+UNKNOWN = "unknown"
+"""The cause that is none of the known."""
+
+BY_UNKNOWN = 0.1
+"""Probability of a finding under a cause that nobody wrote down: it brings findings too, but not these in particular.
+A cause of which one code alone is seen stays below ``SUPPORTED``.
+"""
+UNRELATED = 0.01
+"""Probability of a finding that a cause neither brings nor explains: another fault at the same time."""
+NEUTRAL = 0.5
+"""Probability of what a sign says beyond its code, under a cause that is silent on it."""
+
+ROOTS: tuple[tuple[str, ...], ...] = (
+    ("duplicate-data", "shard-overlap", "sample-repeats", "dispersion-low"),
+    ("gradient-not-reduced", "reduction-mismatch"),
+    ("worker-grad-norm-outlier", "worker-scale", "dispersion-high", "grad-spike", "clip-differs"),
+    ("worker-loss-outlier", "loss-spike"),
+    ("worker-nonfinite", "overflow-origin"),
+    ("grad-explosion", "range-saturation"),
+    ("update-magnitude", "optimizer-state-stale", "param-frozen", "update-lost", "optimizer-detached"),
+    ("first-divergence", "weight-differs", "structure-differs", "dtype-differs", "site-missing"),
+)
+"""Codes that one statistic moves together; any other code is a root of its own."""
+_ROOT_OF = {code: group[0] for group in ROOTS for code in group}
+
+
+def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> dict[str, float]:
+    """The probability of each cause's slug, and of ``UNKNOWN``, all as likely before anything was seen.
+
+    A cause that is excluded, or brings none of the codes ``telling``, which nothing else in the incident explains, has
+    0.
+    """
+    scores = {
+        cause.slug: score(cause, signs)
+        for cause in causes
+        if not exclusions(cause, signs)
+        and any(code in cause.codes or explained_by(cause, code, signs.fired) for code in telling)
+    }
+    scores[UNKNOWN] = 0.0
+    top = max(scores.values())
+    weights = {slug: math.exp(value - top) for slug, value in scores.items()}
+    total = sum(weights.values())
+    return {cause.slug: 0.0 for cause in causes} | {slug: weight / total for slug, weight in weights.items()}
+
+
+def exclusions(cause: Cause, signs: Signs) -> tuple[str, ...]:
+    """The signs that contradict ``cause``: those it cannot be with, or all that it needs, looked for in vain."""
+    against = [sign for sign in cause.excludes if sign in signs.fired]
+    if cause.needs and all(sign in signs.silent for sign in cause.needs):
+        against += cause.needs
+    return tuple(against)
+
+
+def score(cause: Cause, signs: Signs) -> float:
+    """Log of how much better ``cause`` explains ``signs`` than ``UNKNOWN`` does."""
+    votes: defaultdict[str, list[float]] = defaultdict(list)
+    for sign in {*(each for each in signs.fired if _is_code(each)), *cause.shows}:
+        if signs.looked_at(sign):
+            votes[_root(sign)].append(_log_ratio(cause, sign, signs))
+    return sum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
+
+
+def explained_by(cause: Cause, sign: str, fired: Iterable[str]) -> bool:
+    """Whether what ``cause`` brings brings the finding ``sign`` with it."""
+    return any(sign in EXPLAINS.get(code, ()) for code in cause.codes if code in fired)
+
+
+def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
+    if not _is_code(sign):
+        chance = cause.chance(sign)
+        return math.log((chance if sign in signs.fired else 1 - chance) / NEUTRAL)
+    if sign not in cause.shows and explained_by(cause, sign, signs.fired):
+        return 0.0
+    chance = cause.chance(sign) if sign in cause.shows else UNRELATED
+    return math.log(chance / BY_UNKNOWN) if sign in signs.fired else math.log((1 - chance) / (1 - BY_UNKNOWN))
+
+
+def _is_code(sign: str) -> bool:
+    return "/" not in sign and ":" not in sign
+
+
+def _root(sign: str) -> str:
+    """Of a kind its code and kind's own; alternatives of who, when and how are each one question."""
+    return _ROOT_OF.get(sign, sign) if _is_code(sign) else sign.partition(":")[0]
+
+
+def leading(chances: Mapping[str, float], within: float) -> list[str]:
+    """The most probable slug, and those not ``within`` times less so, best first."""
+    ordered = sorted(chances, key=lambda slug: (-chances[slug], slug))
+    return [slug for slug in ordered if chances[slug] * within >= chances[ordered[0]] > 0]

@@ -1,0 +1,156 @@
+"""The signs by which causes are told apart: what an incident shows, what it does not, and what nobody looked at.
+
+A sign is one of
+
+- the code of a finding, as ``worker-scale``;
+- its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
+- who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
+- how the job was run, as ``adapter:ddp``, ``sampler:none``, ``micro:several``, ``precision:float16``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trueline.analyze.compared_ranks import numbers
+from trueline.analyze.incidents import Incident
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+
+_ALL_AT_ONCE = ("replica-drift", "gradient-not-reduced", "rank-config-differs", "shard-overlap", "duplicate-data")
+"""Of two ranks both are named, for neither is the right one: who is at fault is open."""
+_DATED = (
+    "reduction-mismatch",
+    "gradient-not-reduced",
+    "rank-config-differs",
+    "updates-apart",
+    "worker-nonfinite",
+    "worker-silent",
+    "replica-drift",
+)
+"""Seen exactly, so that the first step of the evidence is the first step of the fault."""
+
+
+@dataclass(frozen=True)
+class Signs:
+    """``fired`` are signs that are there, ``silent`` those that were looked for and are not. Of others nothing is
+    known.
+    """
+
+    fired: frozenset[str]
+    silent: frozenset[str]
+
+    def looked_at(self, sign: str) -> bool:
+        """Whether the Run says anything of ``sign``."""
+        return sign in self.fired or sign in self.silent
+
+
+def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> Signs:
+    """What ``incident`` shows of the ``known`` signs."""
+    findings = [report.findings[place] for place in incident.findings]
+    codes = {finding.code for finding in findings}
+    elsewhere = {finding.code for finding in report.findings if finding.severity != "info"} - codes
+    fired = codes | {f"{finding.code}/{kind}" for finding in findings for kind in _kinds(finding)}
+    fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
+    fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
+    silent: set[str] = set()
+    for sign in known:
+        topic, _, rest = sign.partition("/") if "/" in sign else sign.partition(":")
+        if sign in fired:
+            continue
+        if "/" in sign:
+            if any(f"{topic}/{kind}" in fired for kind in rest.split("|")):
+                fired.add(sign)
+                continue
+            judged = topic in codes and any(_kinds(each) for each in findings if each.code == topic)
+        elif ":" in sign:
+            judged = any(each.startswith(f"{topic}:") for each in fired)
+        else:
+            judged = sign in report.checks_run and sign not in elsewhere
+        if judged:
+            silent.add(sign)
+    return Signs(frozenset(fired), frozenset(silent))
+
+
+def _kinds(finding: Finding) -> tuple[str, ...]:
+    kind = finding.evidence.get("kind")
+    return (kind,) if isinstance(kind, str) else tuple(kind or ())
+
+
+def _who(findings: Sequence[Finding], world_size: int) -> set[str]:
+    """Whether fewer than half of the ranks are named, or all of them; of two ranks only where one is named."""
+    named = [finding for finding in findings if finding.ranks and not finding.evidence.get("undecided")]
+    if world_size < 2 or not named:
+        return set()
+    sizes = {len(finding.ranks) for finding in named}
+    if 2 * min(sizes) < world_size or (world_size == 2 and 1 in sizes):
+        return {"who:some"}
+    open_pair = world_size == 2 and all(finding.code in _ALL_AT_ONCE for finding in named)
+    return {"who:all"} if world_size in sizes and not open_pair else set()
+
+
+def _since(findings: Sequence[Finding], report: CheckReport) -> set[str]:
+    """Whether it is there from the first step of the Run on, or began within it."""
+    if report.judged.steps is None:
+        return set()
+    first = report.judged.steps[0]
+    begins: list[tuple[int, int]] = []
+    for finding in findings:
+        interval = finding.evidence.get("onset_interval")
+        if interval:
+            begins.append((int(interval[0]), int(interval[1])))
+        elif finding.code in _DATED and finding.step_first is not None:
+            begins.append((finding.step_first, finding.step_first))
+    if not begins:
+        return set()
+    low, _ = min(begins)
+    return {"since:start"} if low <= first else {"since:later"}
+
+
+def _steps(findings: Sequence[Finding]) -> set[str]:
+    """Whether the telling finding is of a single step, or of several."""
+    first = findings[0]
+    if first.step_first is None or first.step_last is None:
+        return set()
+    return {"steps:one" if first.step_first == first.step_last else "steps:many"}
+
+
+def context_of(run: Run) -> frozenset[str]:
+    """How the job was run: framework, sampler, micro-batches, precision."""
+    envs = list(run.env.values())
+    found = {f"adapter:{run.manifest.adapter}"} if run.manifest.adapter else set[str]()
+    samplers = {_sampler(env.data) for env in envs} - {""}
+    found |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
+    if envs:
+        found.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
+    return frozenset(found | _micro(run) | _synced(run))
+
+
+def _sampler(data: Mapping[str, object]) -> str:
+    if not data:
+        return ""
+    if data.get("stream") is True:
+        return "stream"
+    return "split" if data.get("num_replicas") not in (None, 1) else "whole"
+
+
+def _synced(run: Run) -> set[str]:
+    """Of DDP, whether every step had a backward pass that it was to reduce: none is under ``no_sync``."""
+    if run.manifest.adapter != "ddp":
+        return set()
+    passes, measured = numbers(run, "passes", run.ranks)
+    made = np.diff(passes, axis=0, prepend=0.0)
+    return {"sync:on" if measured.all() and (made > 0).all() else "sync:off"}
+
+
+def _micro(run: Run) -> set[str]:
+    counts, measured = numbers(run, "num_micro", run.ranks)
+    known = counts[measured]
+    return {"micro:several" if known.max() > 1 else "micro:one"} if known.size else set()

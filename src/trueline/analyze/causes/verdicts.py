@@ -1,0 +1,187 @@
+"""What is said of the causes of each incident: what most likely went wrong, what speaks for and against it, and what
+would settle it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from trueline.analyze.causes.cause import Cause
+from trueline.analyze.causes.library import known_causes
+from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, leading, posterior
+from trueline.analyze.causes.signs import Signs, signs_of
+from trueline.analyze.incidents import Incident
+from trueline.schema.text.words import capitalized
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+
+Standing = Literal["suspected", "supported", "confirmed", "excluded", "undecided"]
+
+SUPPORTED = 0.85
+"""Least probability of a cause that is called supported."""
+APART = 3.0
+"""Causes less than this many times less probable than the first are named together with it."""
+_MAX_SETTLED = 3
+"""Causes named together of which each gets its next step."""
+_MAX_EXCLUDED = 3
+"""Excluded causes that a diagnosis lists for one incident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is said of one cause of the incident at ``incident``.
+
+    ``standing``: supported (at least ``SUPPORTED`` likely by what was looked at), suspected (first, but less likely),
+    undecided (one of ``among``, which what was looked at cannot tell apart, or none that is known), excluded (an exact
+    check contradicts it). ``because`` and ``against`` are codes of findings or, of those against, of checks that found
+    nothing; ``missing`` what nobody looked at that would tell.
+    """
+
+    cause: str
+    standing: Standing
+    incident: int
+    says: str
+    probability: float
+    among: tuple[str, ...] = ()
+    because: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether a cause is named, and not that none is known."""
+        return self.cause != UNKNOWN
+
+    @property
+    def headline(self) -> str:
+        """The answer in a line: the cause, and how surely."""
+        if not self.known:
+            return "Cause unknown: none of the known ones explains these findings together."
+        if self.standing == "undecided":
+            return f"Cause undecided, one of {len(self.among)}: {self.says} ({self.cause})"
+        word = {"supported": "Cause", "suspected": "Suspected cause"}.get(self.standing, "Cause")
+        return f"{word}: {self.says} ({self.cause})"
+
+    @property
+    def shortly(self) -> str:
+        """The same beside a finding."""
+        more = f" (one of {len(self.among)} causes)" if self.among else ""
+        return f"{self.says}{more}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "cause": self.cause,
+            "standing": self.standing,
+            "incident": self.incident,
+            "says": self.says,
+            "probability": self.probability,
+            "among": list(self.among),
+            "because": list(self.because),
+            "against": list(self.against),
+            "missing": list(self.missing),
+            "next": list(self.next),
+        }
+
+
+def verdicts_of(report: CheckReport, causes: Sequence[Cause] | None = None) -> tuple[Verdict, ...]:
+    """The causes of the incidents of ``report``, the answer of each first, among all that are known unless ``causes``
+    are given.
+    """
+    among = known_causes() if causes is None else causes
+    known = {sign for cause in among for sign in (*cause.shows, *cause.needs, *cause.excludes)}
+    verdicts: list[Verdict] = []
+    for place, incident in enumerate(report.incidents):
+        verdicts += _verdicts(report, place, incident, signs_of(report, incident, known), among)
+    return tuple(verdicts)
+
+
+def _verdicts(
+    report: CheckReport, place: int, incident: Incident, signs: Signs, causes: Sequence[Cause]
+) -> list[Verdict]:
+    """The answer, then causes that are as likely or nearly, then such as were near but for an exact contradiction."""
+    by_slug = {cause.slug: cause for cause in causes}
+    telling = [report.findings[each].code for each in incident.findings if not report.explained(each, incident)]
+    chances = posterior(causes, signs, telling)
+    first = leading(chances, APART)
+    answer = first[0]
+    if answer == UNKNOWN:
+        return [
+            _unknown(report, place, incident, first[1:], chances),
+            *_excluded(place, incident, signs, causes, report),
+        ]
+    tied = [by_slug[slug] for slug in first if slug != UNKNOWN]
+    standing: Standing = "suspected"
+    if len(tied) > 1:
+        standing = "undecided"
+    elif chances[answer] >= SUPPORTED:
+        standing = "supported"
+    made = [
+        _verdict(report, place, incident, cause, signs, chances[cause.slug], standing, tied if len(tied) > 1 else [])
+        for cause in tied
+    ]
+    return [*made, *_excluded(place, incident, signs, causes, report)]
+
+
+def _verdict(
+    report: CheckReport,
+    place: int,
+    incident: Incident,
+    cause: Cause,
+    signs: Signs,
+    chance: float,
+    standing: Standing,
+    tied: Sequence[Cause],
+) -> Verdict:
+    found = [report.findings[each].code for each in incident.findings]
+    because = [code for code in found if code in cause.shows or explained_by(cause, code, signs.fired)]
+    unlike = [code for code in found if code not in because]
+    missing = [(entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes]
+    lacking = [code for code in cause.codes if code in signs.silent and cause.shows[code] != "often"]
+    lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
+    settles = [each.settles for each in (cause, *(each for each in tied if each is not cause))][:_MAX_SETTLED]
+    return Verdict(
+        cause=cause.slug,
+        standing=standing,
+        incident=place,
+        says=cause.says,
+        probability=chance,
+        among=tuple(each.slug for each in tied),
+        because=tuple(dict.fromkeys(because)),
+        against=tuple(dict.fromkeys([*unlike, *lacking])),
+        missing=tuple(f"{code}: {why}" for code, why in missing),
+        next=tuple(dict.fromkeys([*lacking_data, *settles, *report.advice(incident)])),
+    )
+
+
+def _unknown(
+    report: CheckReport, place: int, incident: Incident, near: Sequence[str], chances: Mapping[str, float]
+) -> Verdict:
+    found = tuple(dict.fromkeys(report.findings[each].code for each in incident.findings))
+    return Verdict(
+        cause=UNKNOWN,
+        standing="undecided",
+        incident=place,
+        says="No known cause explains these findings together",
+        probability=chances[UNKNOWN],
+        among=tuple(near),
+        because=found,
+        next=report.advice(incident),
+    )
+
+
+def _excluded(
+    place: int, incident: Incident, signs: Signs, causes: Sequence[Cause], report: CheckReport
+) -> list[Verdict]:
+    """Causes that bring the telling finding and are contradicted all the same."""
+    telling = report.findings[incident.findings[0]].code
+    near = [(cause, exclusions(cause, signs)) for cause in causes if telling in cause.codes]
+    return [
+        Verdict(cause.slug, "excluded", place, cause.says, 0.0, against=against)
+        for cause, against in near
+        if against and not any(":" in sign for sign in against)
+    ][:_MAX_EXCLUDED]

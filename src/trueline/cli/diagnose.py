@@ -1,0 +1,100 @@
+"""`trueline diagnose`: what most likely caused each incident of a Run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trueline.cli.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from trueline.analyze.causes.diagnosis import Diagnosis
+    from trueline.analyze.causes.verdicts import Verdict
+    from trueline.analyze.incidents import Incident
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    ref: Annotated[
+        str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Name the most likely cause of what is wrong in a Run, what speaks for and against it, and what would settle it.
+
+    Exit code as of `trueline check`: 0 no fault found, and enough was judged; 1 found; 2 no Run to read; 3 cannot tell.
+    """
+    from rich.console import Console
+
+    from trueline.analyze.causes.diagnosis import diagnose
+    from trueline.cli.json_document import print_document
+    from trueline.cli.waiting import waiting
+
+    with waiting(f"Diagnosing {run}"):
+        diagnosis = diagnose(run, ref=ref)
+    if json:
+        print_document(diagnosis.to_json())
+    else:
+        _print(Console(), diagnosis)
+    raise typer.Exit(diagnosis.exit_code)
+
+
+def _print(console: Console, diagnosis: Diagnosis) -> None:
+    report = diagnosis.report
+    console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    for place, incident in enumerate(report.incidents):
+        _print_incident(console, diagnosis, place, incident)
+    for note in report.notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident: Incident) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    answer, *others = diagnosis.of(place)
+    found = {diagnosis.report.findings[each].code for each in incident.findings}
+    number = f"{place + 1}. " if len(diagnosis.report.incidents) > 1 else ""
+    console.print(Text.assemble((f"{number}{answer.headline}", "bold")))
+    lines = [
+        *_labelled("for", [f"{code}: {claim}" for code, claim in _claims(diagnosis, incident, answer.because)]),
+        *_labelled("against", _against(diagnosis, incident, answer)),
+        *_labelled("or", [f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"]),
+        *_labelled("not", [_excluded(each, found) for each in others if each.standing == "excluded"]),
+        *_labelled("missing", answer.missing),
+        *_labelled("next", answer.next),
+    ]
+    if answer.known:
+        lines += _labelled("more", [f"trueline explain {answer.cause}"])
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2)))
+    console.print()
+
+
+def _labelled(label: str, lines: list[str] | tuple[str, ...]) -> list[Text]:
+    from rich.text import Text
+
+    return [Text.assemble((f"{label}: ", "green"), line) for line in lines]
+
+
+def _claims(diagnosis: Diagnosis, incident: Incident, codes: tuple[str, ...]) -> list[tuple[str, str]]:
+    findings = [diagnosis.report.findings[each] for each in incident.findings]
+    return [(finding.code, finding.claim) for finding in findings if finding.code in codes]
+
+
+def _against(diagnosis: Diagnosis, incident: Incident, verdict: Verdict) -> list[str]:
+    """Findings that the cause does not bring, with what they say, and checks that it would fail and did not."""
+    claims = dict(_claims(diagnosis, incident, verdict.against))
+    return [f"{code}: {claims[code]}" if code in claims else f"{code}: nothing found" for code in verdict.against]
+
+
+def _excluded(verdict: Verdict, found: set[str]) -> str:
+    signs = [
+        f"{sign} was found" if sign.partition("/")[0] in found else f"{sign} was not found" for sign in verdict.against
+    ]
+    return f"{verdict.says} ({verdict.cause}): {', '.join(signs)}"

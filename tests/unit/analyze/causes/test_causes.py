@@ -1,0 +1,154 @@
+"""A cause is named where signs speak for it alone, left open where they do not, and never by what nobody looked at."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.healthy_run import healthy_rows, write_run
+
+import trueline
+from trueline.analyze import checks
+from trueline.analyze.causes.library import known_causes
+from trueline.analyze.causes.posterior import UNKNOWN, posterior, score
+from trueline.analyze.causes.signs import Signs
+from trueline.analyze.causes.verdicts import verdicts_of
+from trueline.analyze.check_run import COMPARE_CODES, CheckReport
+from trueline.analyze.registry import installed_checks
+from trueline.schema.finding import Finding
+from trueline.schema.judged import Asked, Judged, NotRun
+
+CAUSES = {cause.slug: cause for cause in known_causes()}
+CODES = {check.code for check in installed_checks()} | set(COMPARE_CODES)
+COMING = {
+    "token-weights-differ",
+    "loss-scale-wrong",
+    "clip-differs",
+    "norm-misreported",
+    "grad-accumulates",
+    "schedule-differs",
+}
+
+
+def finding(code, ranks=(2,), step=32, severity="error", **evidence):
+    return Finding(code, severity, f"{code}.", ranks, step, step + 60, evidence=evidence, next=(f"Look at {code}.",))
+
+
+def report(*findings, ran=(), not_run=(), world_size=4, context=()):
+    asked = Asked("workers", (*ran, *(each.code for each in findings)), tuple(not_run))
+    judged = Judged((asked,), tuple(range(world_size)), world_size, 100, (0, 99))
+    return CheckReport("run", tuple(findings), judged, context=frozenset(context))
+
+
+def answer(*findings, **given):
+    return verdicts_of(report(*findings, **given))[0]
+
+
+def test_one_rank_whose_loss_and_gradient_are_scaled():
+    said = answer(finding("worker-scale", kind=["loss-too"]), ran=("worker-loss-outlier",))
+    assert (said.cause, said.standing, said.because) == ("loss-scaled-on-rank", "supported", ("worker-scale",))
+    assert said.next[0] == CAUSES["loss-scaled-on-rank"].settles
+    assert said.next[1] == "Look at worker-scale."
+
+
+def test_the_kind_of_a_finding_tells_causes_apart():
+    kinds = ("not-divided", "divided-again", "other-factor")
+    said = [answer(finding("reduction-mismatch", (0, 1, 2, 3), kind=["scaled", kind])).cause for kind in kinds]
+    assert said == ["not-divided", "divided-twice", "reduction-scaled"]
+
+
+def test_what_the_signs_cannot_tell_apart_is_named_together():
+    said = answer(finding("worker-loss-outlier"), ran=("worker-scale",))
+    assert said.standing == "undecided"
+    assert set(said.among) == {"labels-wrong-on-rank", "other-data-on-rank"}
+    assert said.next[:2] == tuple(CAUSES[slug].settles for slug in said.among)
+
+
+def test_what_was_not_recorded_is_missing_and_comes_next():
+    lacking = NotRun("overflow-origin", "no step was recorded; record some", "not-recorded")
+    said = answer(finding("worker-nonfinite", kind=["loss"]), not_run=[lacking])
+    assert said.standing == "undecided"
+    assert said.missing == ("overflow-origin: no step was recorded; record some",)
+    assert said.next[0] == "No step was recorded; record some."
+
+
+def test_a_finding_that_no_cause_brings_is_of_an_unknown_one():
+    said = answer(finding("a-check-of-another-package"))
+    assert (said.cause, said.standing, said.among) == (UNKNOWN, "undecided", ())
+    assert said.next == ("Look at a-check-of-another-package.",)
+
+
+def test_exact_contradictions_exclude():
+    drift = finding("replica-drift", (0, 1, 2, 3), kind=["later", "several"])
+    left_out = {
+        v.cause: v.against
+        for v in verdicts_of(report(drift, ran=("gradient-not-reduced",)))
+        if v.standing == "excluded"
+    }
+    assert left_out["no-all-reduce"] == ("gradient-not-reduced",)
+
+
+def test_a_check_that_did_not_run_counts_nothing():
+    cause = CAUSES["wrapper-bypassed"]
+    seen = Signs(frozenset({"gradient-not-reduced"}), frozenset())
+    assert score(cause, seen) < score(cause, Signs(seen.fired | {"replica-drift"}, frozenset()))
+    assert score(cause, seen) > score(cause, Signs(seen.fired, frozenset({"replica-drift"})))
+
+
+def test_one_root_statistic_has_one_vote():
+    cause = CAUSES["gradient-wrong-on-rank"]
+    twice = replace(cause, shows={**cause.shows, "grad-spike": "always", "dispersion-high": "always"})
+    few, more = frozenset({"grad-spike"}), frozenset({"grad-spike", "dispersion-high"})
+    assert score(twice, Signs(more, frozenset())) == pytest.approx(score(twice, Signs(few, frozenset())))
+
+
+def test_without_evidence_for_any_all_are_as_likely():
+    chances = posterior(list(CAUSES.values()), Signs(frozenset(), frozenset()), telling=[])
+    assert chances[UNKNOWN] == 1.0
+
+
+def test_leaving_out_checks_ends_in_abstention_and_not_in_another_cause():
+    scaled, longer = finding("worker-scale", kind=["loss-too"]), finding("worker-grad-norm-outlier", severity="warning")
+    whole = answer(scaled, longer)
+    assert whole.cause == "loss-scaled-on-rank"
+    assert answer(finding("worker-scale")).standing == "undecided"  # its kind is not known
+    without = [cause for slug, cause in CAUSES.items() if slug != whole.cause]
+    assert verdicts_of(report(scaled, longer), without)[0].standing == "undecided"
+
+
+def test_a_report_without_incidents_has_no_causes():
+    assert verdicts_of(report()) == ()
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=lambda cause: cause.slug)
+def test_a_cause_names_codes_and_kinds_that_there_are(cause):
+    kinds = _kinds_in_the_checks()
+    for sign in (*cause.shows, *cause.needs, *cause.excludes):
+        topic, _, kind = sign.partition("/")
+        assert ":" in sign or topic in CODES | COMING, sign
+        assert all(each in kinds for each in kind.split("|") if each), sign
+    assert cause.settles.endswith(".")
+    assert cause.says[0].isupper()
+
+
+def _kinds_in_the_checks():
+    """Every text in quotes of the code that judges: a kind must be one of them, or an origin with its spaces joined."""
+    folder = Path(checks.__file__).parents[1]
+    files = [file for room in ("checks", "workers", "judge", "recorded") for file in folder.rglob(f"{room}/*.py")]
+    return {text.replace(" ", "-") for file in files for text in re.findall(r'"([a-z][a-z0-9 -]*)"', file.read_text())}
+
+
+def test_every_code_has_a_cause():
+    brought = {code for cause in CAUSES.values() for code in cause.codes}
+    unexplained = {"dispersion-high", "explained-by-rounding", "site-missing", "worker-grad-norm-outlier"}
+    assert CODES - brought <= unexplained
+
+
+def test_the_public_name(tmp_path):
+    run = write_run(tmp_path, healthy_rows(2, 9))
+    diagnosis = trueline.diagnose(run)
+    assert diagnosis.verdicts == ()
+    assert diagnosis.exit_code == trueline.check(run).exit_code
+    assert list(diagnosis.to_json()) == [
+        *("schema", "run", "verdict", "verdicts", "incidents", "findings", "judged", "notes"),
+    ]
