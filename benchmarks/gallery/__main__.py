@@ -2,7 +2,8 @@
 
     python -m benchmarks.gallery [--only D1,R3.fsdp,healthy]
 
-The tests train one of each kind; this trains all of them, which takes some ten minutes on two cores.
+The tests train the smallest choice that has each family, check and adapter; this trains all of them, which takes some
+ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.page import arguments, head, table, write
+from benchmarks.page import arguments, head, records, table, write
 
-from trueline.testing.entry import chosen_entries
-from trueline.testing.gallery import Score, run_gallery, summary
+from trueline.testing.entry import all_entries, chosen_entries
+from trueline.testing.gallery import Score, run_gallery
 
 
 def main() -> int:
@@ -39,13 +40,29 @@ def _say(score: Score) -> None:
 
 
 def _told(scores: Sequence[Score]) -> str:
-    told = summary(list(scores))
-    alarmed = sum(bool(score.alarms) for score in scores)
-    bound = "" if alarmed else f" (so at most {1 - 0.05 ** (1 / len(scores)):.1%} of such runs, with 95 % confidence)"
-    return (
-        f"{told['faults']} faults: {told['detected']:.1%} found, {told['localised']:.1%} at their place. "
-        f"{told['controls']} healthy runs: {alarmed} with a false alarm{bound}. {told['failed']} did not finish."
-    )
+    """A row for each command that judges: `check` one Run, or `compare` it with its reference."""
+    compared = {entry.id for entry in all_entries() if entry.reference is not None}
+    rows = []
+    for command in ("check", "compare"):
+        own = [score for score in scores if (score.id in compared) == (command == "compare")]
+        if not own:
+            continue
+        faults = [score for score in own if score.kind == "fault"]
+        alarmed = sum(bool(score.alarms) for score in own)
+        bound = "" if alarmed else f" (at most {1 - 0.05 ** (1 / len(own)):.1%} of such runs, with 95 % confidence)"
+        rows.append(
+            {
+                "command": f"`trueline {command}`",
+                "faults": len(faults),
+                "detected": sum(score.detected for score in faults),
+                "localised": sum(score.localised for score in faults),
+                "healthy runs: counterparts of faults": len(faults),
+                "healthy runs: controls": len(own) - len(faults),
+                "healthy runs with a false alarm": f"{alarmed}{bound}",
+                "did not finish": sum(len(score.failures) for score in own),
+            }
+        )
+    return records(rows)
 
 
 def _wrong(scores: Sequence[Score]) -> str:
