@@ -1,29 +1,54 @@
-"""Planted faults are found at their place, and healthy runs are left alone: one variant of every fault, those of the
-adapters, and the healthy controls but the longest and those that other tests train. ``python -m benchmarks.gallery``
-trains all.
+"""Planted faults are found at their place, and healthy runs are left alone: the fewest entries of the gallery that
+together have what all of them have. ``make bench ARGS=gallery`` trains all.
 """
+
+from collections.abc import Hashable, Sequence
+from functools import partial
 
 import pytest
 
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Control, Fault, all_entries, chosen_entries, num_ranks
+from trueline.testing.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
 from trueline.testing.gallery import Score, Stage, judge, localises, summary
 from trueline.testing.witness import replicas_differ
 
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
 FAULTS = [entry for entry in ENTRIES if isinstance(entry, Fault)]
 CONTROLS = [entry for entry in ENTRIES if isinstance(entry, Control)]
-TRAINED = [fault for fault in FAULTS if fault.id.partition(".")[2] in ("", "fsdp", "by-hand", "frozen")]
 ELSEWHERE = (
     *("autocast", "bf16", "bucket-view", "by-hand", "checkpoint", "checkpoint-old", "clip-norm", "compile"),
     *("compile-outside", "ddp-four", "fp16-hook-later", "fsdp-bf16", "fsdp-micro", "hsdp", "no-sync", "one-bucket"),
     *("power-sgd-later", "static-graph", "sync-always", "unused"),
 )
 """Left alone in tests/ranks/test_watch_changes_nothing; `ddp-four` is the twin of R10."""
-LEFT_ALONE = [
-    control for control in CONTROLS if ".long-" not in control.id and control.id.partition(".")[2] not in ELSEWHERE
-]
+
+
+def parts_of(entry: Entry) -> set[Hashable]:
+    """What training ``entry`` shows: how its ranks share the work; of a fault its family and each check that must find
+    it; of a control the kind of healthy training, on as many ranks.
+    """
+    name = entry.id.partition(".")[2]
+    sharing = next((word for word in ("fsdp", "tp", "by-hand") if word in name), entry.world_size > 1)
+    if isinstance(entry, Fault):
+        return {sharing, entry.id.partition(".")[0], *(("finds", code) for code in entry.must_find if "|" not in code)}
+    train = entry.train.func if isinstance(entry.train, partial) else entry.train
+    return {(train.__module__, sharing), (train.__module__, entry.world_size)}
+
+
+def smallest_cover(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries to train, so that no part of any is left out: of those that add most, the first."""
+    left, chosen = set().union(*map(parts_of, entries)), []
+    while left:
+        chosen.append(max(entries, key=lambda entry: len(parts_of(entry) & left)))
+        left -= parts_of(chosen[-1])
+    return chosen
+
+
+TRAINED = smallest_cover(FAULTS)
+LEFT_ALONE = smallest_cover(
+    [control for control in CONTROLS if ".long-" not in control.id and control.id.partition(".")[2] not in ELSEWHERE]
+)
 WANTED = (
     *(f"D{number}" for number in range(1, 8)),
     *(f"R{number}" for number in range(1, 11)),
