@@ -156,7 +156,7 @@ ADAPTERS = {"deepspeed": "deepspeed"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, name):
+def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, python, name):
     import trueline
 
     needed = {"transformers": "accelerate"}.get(name, name)
@@ -165,8 +165,13 @@ def test_a_callback_watches_every_rank_and_changes_nothing(tmp_path, name):
     script = tmp_path / "train.py"
     script.write_text(HEAD + SCRIPTS[name] + TAIL, encoding="utf-8")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *(torchrun if name != "ray" else [])]
-    env = os.environ | {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+    command = [sys.executable] if name == "ray" else [python, *torchrun]
+    env = os.environ | {
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+        "PYTHON_EXEC": python,
+    }
     done = subprocess.run(
         [*command, str(script), str(tmp_path / "run")], env=env, capture_output=True, text=True, check=False
     )
