@@ -373,6 +373,43 @@ def _(t: Training) -> None:
         layer.gather = gather
 
 
+@healthy("gnn", "put_ for index_add")
+def _(t: Training) -> None:
+    def gather(sent_ED: Tensor, target_E: Tensor, num: int) -> Tensor:
+        width = sent_ED.shape[1]
+        places_ED = target_E[:, None] * width + torch.arange(width)
+        return sent_ED.new_zeros(num, width).put(places_ED, sent_ED, accumulate=True)
+
+    for layer in t.model.layers:
+        layer.gather = gather
+
+
+@healthy("gnn", "index_reduce by mean, times its count")
+def _(t: Training) -> None:
+    def gather(sent_ED: Tensor, target_E: Tensor, num: int) -> Tensor:
+        mean_ND = sent_ED.new_zeros(num, sent_ED.shape[1]).index_reduce(
+            0, target_E, sent_ED, "mean", include_self=False
+        )
+        return mean_ND * torch.bincount(target_E, minlength=num)[:, None].to(sent_ED.dtype)
+
+    for layer in t.model.layers:
+        layer.gather = gather
+
+
+@healthy("lstm", "packed sequences")
+def _(t: Training) -> None:
+    """Of one length, which is what the model is given without."""
+    for lstm in (t.model.lstm1, t.model.lstm2):
+        lstm.forward = lambda x, state, lstm=lstm: packed(lstm, x, state, [x.shape[1]] * len(x))
+
+
+def packed(lstm: nn.LSTM, x_BLD: Tensor, state: object, lengths: list[int]) -> tuple[Tensor, object]:
+    """What ``lstm`` returns for sequences of ``lengths``, padded with zeros."""
+    together = nn.utils.rnn.pack_padded_sequence(x_BLD, lengths, batch_first=True, enforce_sorted=False)
+    out, state = nn.LSTM.forward(lstm, together, state)
+    return nn.utils.rnn.pad_packed_sequence(out, batch_first=True, total_length=x_BLD.shape[1])[0], state
+
+
 @healthy("gnn", "edges in another order")
 def _(t: Training) -> None:
     for layer in t.model.layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from benchmarks.compare.corpus.equivalents import packed
 from benchmarks.compare.corpus.kit import DTYPE, FIRST, OPTIMIZER, STRUCTURE, Batch, Training, fault
 from torch import Tensor, nn
 from torch.nn import functional
@@ -108,6 +109,30 @@ def _(t: Training) -> None:
 def _(t: Training) -> None:
     for layer in t.model.layers:
         layer.gather = lambda sent, target, num: sent.new_zeros(num, sent.shape[1]).index_put((target,), sent)
+
+
+@fault("gnn", "put_ without adding up", "numerics", "layers.0:put|put_", codes=OTHERWISE)
+def _(t: Training) -> None:
+    def gather(sent: Tensor, target: Tensor, num: int) -> Tensor:
+        places = target[:, None] * sent.shape[1] + torch.arange(sent.shape[1])
+        return sent.new_zeros(num, sent.shape[1]).put(places, sent)
+
+    for layer in t.model.layers:
+        layer.gather = gather
+
+
+@fault("gnn", "index_reduce by mean, for a sum", "numerics", "layers.0:index_reduce", codes=OTHERWISE)
+def _(t: Training) -> None:
+    for layer in t.model.layers:
+        layer.gather = lambda sent, target, num: sent.new_zeros(num, sent.shape[1]).index_reduce(
+            0, target, sent, "mean", include_self=False
+        )
+
+
+@fault("lstm", "packed one short", "mask", ("lstm1", "lstm2"), codes=OTHERWISE)
+def _(t: Training) -> None:
+    for lstm in (t.model.lstm1, t.model.lstm2):
+        lstm.forward = lambda x, state, lstm=lstm: packed(lstm, x, state, [x.shape[1] - 1] * len(x))
 
 
 @fault("dlrm", "a bag averaged, not summed", "numerics", "tables.0", codes=OTHERWISE)

@@ -325,7 +325,7 @@ class Expected:
         ins = [self._known[root].operand for root in taken]
         own = self._own_rounding(function, taken, out, dtype)
         own = max(own, _cast(value, twin))  # numbers among the arguments are rounded to the dtype, whatever is done
-        rel = max(forward_rel(function, ins, out), self._decided(value, taken))
+        rel = max(forward_rel(function, ins, out) if _is_float(value.dtype) else 0.0, self._decided(value, taken))
         made = self._made(rel, own, "call", tuple(taken), key_of(value))
         known = self._all(taken)
         if any(each.carried for each in known):
@@ -501,7 +501,8 @@ class Expected:
         """
         known = [each for each in self._all(taken) if each.operand.rel > 0]
         if not _is_float(value.dtype):
-            return UNRELATED if known else 0.0
+            lengths = function_of(value.api) in _OF_LENGTHS
+            return UNRELATED if any(not lengths or not _is_float(each.dtype) for each in known) else 0.0
         return UNRELATED if any(not _is_float(each.dtype) for each in known) else 0.0
 
     def _is_gradient(self, value: Value) -> bool:
@@ -541,6 +542,10 @@ class Expected:
 
     def _all(self, roots: list[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
+
+
+_OF_LENGTHS = frozenset({"pack_padded_sequence", "pad_packed_sequence"})
+"""Functions whose integers are made of integers, whatever numbers they move."""
 
 
 def _of_element(value: Value, call: _Called) -> list[int]:

@@ -211,3 +211,26 @@ def test_norms_of_16_bits_add_their_weights_gradient_up_in_16_bits() -> None:
 
     # Measured in torch 2.13.0 on a CPU, of bfloat16: 9 and 12 roundings.
     assert said(np.float16) / 2.0**-11 > 1.5 * said(np.float32) / ROUNDING
+
+
+@pytest.mark.parametrize(("api", "decides"), [("torch._pack_padded_sequence", False), ("torch.topk", True)])
+def test_lengths_of_packed_sequences_are_no_decision_of_the_numbers_that_are_packed(api: str, *, decides: bool) -> None:
+    x, lengths, sizes, y = draw(4, 6), np.full(4, 5), np.full(5, 4), draw(4, 6, seed=1)
+    making = Making().call("m.sub.relu", "torch.relu", (draw(4, 6, seed=2),), x)
+    making.call("m.sub.pack", api, (x, lengths), sizes).call("m.sub.lstm", "torch.lstm", (y, sizes), draw(4, 6, seed=3))
+    said = expectations(making.done, learned={"fwd/relu:out0": 5e-3})
+    assert said["fwd/pack:out0"].rel == (UNRELATED if decides else 0.0)
+
+
+def test_a_module_without_recorded_calls_computes_with_its_own_weights() -> None:
+    """Calls inside of torch.nn.LSTM are not seen: its weights are among what it took, as its inputs are."""
+    making, x, w = Making(), draw(8, 4), draw(6, 4, seed=1)
+    making.put("param", "rnn.weight", "value", w, kind="param").call("m.sub.relu", "torch.relu", (draw(8, 4),), x)
+    making.put("fwd", "rnn", "in0", x, api="torch.nn.LSTM", kind="module", module="")
+    making.put("fwd", "rnn", "out0", x @ w.T, api="torch.nn.LSTM", kind="module", module="")
+    making.put("bwd", "rnn", "out0", draw(8, 6), api="torch.nn.LSTM", kind="module", module="")
+    making.put("bwd", "rnn", "in0", draw(8, 4, seed=3), api="torch.nn.LSTM", kind="module", module="")
+    said = expectations(making.done, learned={"param/rnn.weight:value": 5e-3})
+    assert 0 in said["fwd/rnn:out0"].sources
+    assert said["fwd/rnn:out0"].rel > 1e-3
+    assert 0 in said["bwd/rnn:in0"].sources
