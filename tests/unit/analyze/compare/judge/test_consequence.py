@@ -1,0 +1,67 @@
+"""Which differences have no consequence: what must agree, and how well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.made_steps import Making, exactly
+
+from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE, without_harmless
+from trueline.analyze.compare.judge.value_judgement import Compared, Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
+
+
+def array(seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((8, 6)).astype(np.float32)
+
+
+def step(*, mask: float, result: float = 0.0, small: float = 0.0, size: float = 1.0, written: bool = False) -> Making:
+    """A value that is off by ``mask``, the model's result, and the gradients of two parameters, relative."""
+    making, x, m = Making(), array(0), array(1)
+    api = "torch.Tensor.add_" if written else "torch.masked_fill"
+    making.call("m.sub.mask", api, (x,), (m * (1 + mask)).astype(np.float32))
+    making.put("fwd", "Model", "out0", array(2) * np.float32(1 + result), api="a.Model", kind="module", module="")
+    making.put("grad", "large", "grad", array(3), kind="param")
+    return making.put("grad", "small", "grad", array(4) * np.float32(size * (1 + small)), kind="param")
+
+
+def judged(mine: Making, theirs: Making, *, explained: float = 0.0) -> list[Compared]:
+    """The rows, of which those of gradients that differ are within what rounding explains: ``explained``."""
+    rows = []
+    for row in Divergence(align(mine.done, theirs.done, NameMap()), measure=exactly).rows:
+        if explained and row.judgement in ("beyond", "propagated") and row.mine and row.mine.site.phase == "grad":
+            assert row.expectation is not None
+            row = replace(row, judgement="within", expectation=replace(row.expectation, rel=explained))
+        rows.append(row)
+    return list(without_harmless(rows))
+
+
+def excused(rows: list[Compared]) -> bool:
+    assert rows[1].mine is not None
+    return rows[1].note == NO_CONSEQUENCE and rows[1].judgement == "not-comparable"
+
+
+@pytest.mark.parametrize(("off", "harmless"), [(2.0, True), (0.2, False)])
+def test_only_a_large_difference_is_excused(off: float, *, harmless: bool) -> None:
+    """A small one may have consequences too small to tell."""
+    assert excused(judged(step(mask=off), step(mask=0.0))) == harmless
+
+
+def test_what_changes_the_result_is_not_excused() -> None:
+    assert not excused(judged(step(mask=2.0, result=1e-2), step(mask=0.0)))
+
+
+def test_what_is_written_to_memory_is_not_excused() -> None:
+    """A buffer counts at the steps that use it."""
+    assert not excused(judged(step(mask=2.0, written=True), step(mask=0.0, written=True)))
+
+
+@pytest.mark.parametrize(("size", "harmless"), [(1e-7, True), (1e-2, False)])
+def test_a_gradient_that_is_noise_need_not_agree(size: float, *, harmless: bool) -> None:
+    """That of a bias of keys is what rounding left of 0: its size over that of the others tells, not its difference."""
+    rows = judged(step(mask=2.0, small=1.0, size=size), step(mask=0.0, size=size), explained=1.4)
+    assert excused(rows) == harmless
