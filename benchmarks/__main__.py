@@ -1,7 +1,7 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
-    python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance]
-    python -m benchmarks compare recording durability gallery gpt2 frameworks layouts
+    python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
+    python -m benchmarks compare recording durability gpt2 frameworks layouts
 
 The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'; the last
 takes the frameworks that are installed. GPT-2 needs transformers.
@@ -14,8 +14,8 @@ import argparse
 import subprocess
 import sys
 
-QUICK = ("overhead", "store", "exact_checks", "rounding", "distance")
-NAMED = ("compare", "recording", "durability", "gallery", "gpt2", "frameworks", "layouts")
+QUICK = ("overhead", "store", "exact_checks", "rounding", "distance", "gallery")
+NAMED = ("compare", "recording", "durability", "gpt2", "frameworks", "layouts")
 
 
 def main() -> None:
