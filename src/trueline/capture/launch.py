@@ -132,9 +132,10 @@ class Attachment:
     def _take(self, model: nn.Module) -> None:
         try:
             watch = self._begin(model) if not self.watches else self._begin_another(model)
-        except (TruelineError, OSError, RuntimeError) as error:
+        except Exception as error:
             self._failed = True
-            _log.warning("trueline: not watching: %s", error)
+            is_known = isinstance(error, (TruelineError, OSError, RuntimeError))
+            _log.warning("trueline: not watching: %s", error if is_known else f"{type(error).__name__}: {error}")
             return
         if watch is not None:
             watch.epoch.follow(self._loader)

@@ -90,3 +90,18 @@ def test_a_model_that_nothing_fits_is_named(monkeypatch):
     monkeypatch.setattr(adapters, "entry_points", lambda group: [entry])
     with pytest.raises(CaptureError, match="fits a Linear"):
         adapters.choose_adapter(nn.Linear(2, 2))
+
+
+def test_an_adapter_that_fails_is_named_with_what_it_missed(install):
+    """As one does whose framework keeps something elsewhere in a later version."""
+    later = foreign()
+    later.adapter_for = lambda model, process_group: model.engine_parts
+    install(later=later)
+    with pytest.raises(CaptureError, match=r"Adapter elsewhere failed on a Engine \(AttributeError: .*engine_parts"):
+        adapters.choose_adapter(Engine(2, 2))
+
+
+@pytest.mark.parametrize("name", ["megatron.core.distributed.distributed_data_parallel", "deepspeed.runtime.engine"])
+def test_a_framework_whose_import_failed_halfway_is_passed_over(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert adapters.choose_adapter(nn.Linear(2, 2)).name == "single"

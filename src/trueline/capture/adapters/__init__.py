@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trueline.capture.adapters.base import Adapter, AdapterModule
-from trueline.schema.errors import CaptureError
+from trueline.schema.errors import CaptureError, TruelineError
 from trueline.schema.text.reading import why
 
 GROUP = "trueline.adapters"
@@ -22,11 +22,20 @@ GROUP = "trueline.adapters"
 def choose_adapter(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> Adapter:
     """The adapter for ``model``: of the installed ones that fit it, the one that is asked first.
 
-    Raises ``CaptureError`` for an entry point that is no adapter, and where none fits.
+    Raises ``CaptureError`` for an entry point that is no adapter, where none fits, and where one fails: the version of
+    a framework may be one that it does not know.
     """
     asked = installed_adapters()
     for module in asked:
-        adapter = module.adapter_for(model, process_group)
+        try:
+            adapter = module.adapter_for(model, process_group)
+        except TruelineError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"Adapter {module.__name__} failed on a {type(model).__name__} ({type(error).__name__}: {error}). "
+                "docs/frameworks.md has the versions of frameworks that were tried: use one of these, or report it."
+            ) from error
         if adapter is not None:
             return adapter
     names = ", ".join(module.__name__ for module in asked)

@@ -28,6 +28,7 @@ from trueline.capture.model.layout import deepspeed_engine, experts, in_shards, 
 from trueline.capture.model.mesh import Mesh, workers_in
 from trueline.capture.model.untraced import skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.schema.errors import CaptureError
 
 PRECEDENCE = 40
 
@@ -45,6 +46,11 @@ class DeepSpeedAdapter(HookingAdapter):
 
     def __init__(self, engine: Any, process_group: dist.ProcessGroup | None) -> None:
         group = process_group or getattr(engine, "seq_data_parallel_group", None) or engine.data_parallel_group
+        if not hasattr(engine, "_take_model_step"):
+            raise CaptureError(
+                f"This version of DeepSpeed has no {type(engine).__name__}._take_model_step, where Trueline sees "
+                "updates. docs/frameworks.md has the versions that were tried: use one of these, or report it."
+            )
         self._engine = engine
         self._stage = int(engine.zero_optimization_stage())
         super().__init__(_mesh(engine, workers_in(group), self._stage))

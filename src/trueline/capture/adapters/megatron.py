@@ -28,8 +28,8 @@ PRECEDENCE = 35
 def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> MegatronAdapter | None:
     """The adapter of Megatron-core's DDP module."""
     module = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
-    ddp = uncompiled(model)
-    if module is None or not isinstance(ddp, module.DistributedDataParallel):
+    ddp, kind = uncompiled(model), getattr(module, "DistributedDataParallel", None)  # an import may have failed halfway
+    if kind is None or not isinstance(ddp, kind):
         return None
     return MegatronAdapter(ddp, process_group)
 
