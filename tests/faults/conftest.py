@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import trueline
+from trueline.analyze.causes.diagnosis import Diagnosis
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Entry, Reference, Variant, all_entries, num_ranks, train_on_rank
-from trueline.testing.gallery import findings_on
 from trueline.testing.ranks import Ranks
 from trueline.testing.witness import Witness
 
@@ -26,10 +27,11 @@ TWINS = {
 
 @dataclass(frozen=True)
 class Watched:
-    """One watched run: what each rank itself saw, and the warnings and errors that were said of it."""
+    """One watched run: what each rank itself saw, the warnings and errors that were said of it, and their causes."""
 
     witnesses: list[Witness]
     findings: list[Finding]
+    diagnosis: Diagnosis
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +52,9 @@ def watched(ranks_of: RanksOf, tmp_path_factory: pytest.TempPathFactory) -> Call
             witnesses, out = trained(entry, variant)
             if entry.reference is not None and entry.reference not in references:
                 references[entry.reference] = trained(entry, "reference")[1]
-            found = findings_on(out, references[entry.reference] if entry.reference else None)
-            findings = [finding for finding in found if finding.severity != "info"]
-            runs[entry.id, variant] = Watched(witnesses, findings)
+            diagnosis = trueline.diagnose(out, ref=references[entry.reference] if entry.reference else None)
+            findings = [finding for finding in diagnosis.report.findings if finding.severity != "info"]
+            runs[entry.id, variant] = Watched(witnesses, findings, diagnosis)
         return runs[entry.id, variant]
 
     return run

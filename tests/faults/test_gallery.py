@@ -10,7 +10,7 @@ import pytest
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
-from trueline.testing.gallery import Score, Stage, judge, localises, summary
+from trueline.testing.gallery import Score, Stage, cause_found, judge, localises, summary, upper_bound
 from trueline.testing.witness import replicas_differ
 
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
@@ -69,6 +69,7 @@ def test_fault_is_real_and_found_at_its_place(fault, watched):
     assert score.missed == (), score.claims
     assert score.unexpected == (), score.claims
     assert score.localised, score.claims
+    assert cause_found(fault, faulty.diagnosis)[1] in ("named", "abstained")
 
 
 @pytest.mark.parametrize("fault", TRAINED, ids=lambda fault: fault.id)
@@ -192,8 +193,8 @@ def test_a_run_that_did_not_finish_is_not_green():
 
 def test_summary_counts_fractions_of_faults_and_alarms_of_healthy_runs():
     scores = [
-        Score("X1", "", "fault", 2, detected=True, localised=True),
-        Score("X2", "", "fault", 2, detected=True, alarms=("a", "b")),
+        Score("X1", "", "fault", 2, detected=True, localised=True, cause="c", cause_found="named"),
+        Score("X2", "", "fault", 2, detected=True, cause="d", cause_found="wrong", alarms=("a", "b")),
         Score("healthy.x", "", "control", 2, alarms=("c",), failures={"healthy": "died"}),
     ]
     assert summary(scores) == {
@@ -201,11 +202,20 @@ def test_summary_counts_fractions_of_faults_and_alarms_of_healthy_runs():
         "controls": 3,
         "detected": 1.0,
         "localised": 0.5,
-        "cause_named": None,
-        "wrong_cause": None,
+        "families": 2,
+        "cause_named": 0.5,
+        "wrong_cause": 0.5,
+        "abstained": 0.0,
+        "wrong_cause_bound_95": pytest.approx(0.97468, abs=1e-5),
         "false_alarms": 3,
         "failed": 1,
     }
+
+
+def test_bound_is_that_of_no_hit_and_of_one_among_many():
+    assert upper_bound(0, 149) == pytest.approx(0.0199, abs=1e-4)
+    assert upper_bound(1, 45) == pytest.approx(0.1012, abs=1e-3)
+    assert upper_bound(3, 3) == 1.0
 
 
 def test_summary_of_controls_alone_has_no_fractions():

@@ -51,8 +51,8 @@ _LABELS: dict[str, str] = {
     "hooks": "communication hooks",
 }
 """Of other keys the underscores go, and ``num_`` at their beginning."""
-_ELSEWHERE = frozenset({"interval", "interval_of", "crossed_step"})
-"""What other columns show."""
+_ELSEWHERE = frozenset({"interval", "interval_of", "crossed_step", "kind"})
+"""What other columns and the claim show."""
 
 
 def evidence_words(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

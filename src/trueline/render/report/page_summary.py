@@ -73,7 +73,8 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
 
 def _what(report: CheckReport) -> str:
     if report.incidents:
-        return report.incidents[0].title
+        likely = report.cause(0)
+        return f"{report.incidents[0].title}{f' Likely cause: {likely.shortly}.' if likely.known else ''}"
     if report.judged.steps is None:
         return "This Run holds no rows, so there is nothing to check or draw."
     if report.verdict.status == "unknown":
