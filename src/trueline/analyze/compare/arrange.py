@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.match.align import Alignment, align
 from trueline.analyze.compare.match.fused_modules import Fusion
 from trueline.analyze.compare.match.gather import gather, num_micro, read_ranks
@@ -116,7 +117,12 @@ def _reader(run: Run, ref: Run, step: int, names: NameMap, rank: int | None = No
 
 def _of_rank(run: Run, step: int, rank: int, read: Mapping[int, RankStep]) -> StepValues:
     values = read[rank].values if rank in read else []
-    return StepValues(run.path, step, (rank,), values, run.manifest.compiled)
+    return StepValues(run.path, step, (rank,), values, run.manifest.compiled, _autocast(run))
+
+
+def _autocast(run: Run) -> str:
+    dtypes = [str(dtype).removeprefix("torch.") for env in run.env.values() for dtype in env.autocast.values()]
+    return max((each for each in dtypes if each in UNIT_ROUNDOFF), key=UNIT_ROUNDOFF.__getitem__, default="")
 
 
 def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int]:

@@ -166,7 +166,8 @@ class Call:
 @dataclass(frozen=True, eq=False)
 class StepValues:
     """All values of one step of one run, on one rank or merged over several. ``label`` is the user's path of it,
-    ``compiled`` names modules of which only what goes in and comes out was seen, if that.
+    ``compiled`` names modules of which only what goes in and comes out was seen, if that. ``autocast`` is the coarsest
+    dtype in which autocast lets calls compute, '' where it was not seen on.
     """
 
     label: str
@@ -174,6 +175,7 @@ class StepValues:
     ranks: tuple[int, ...]
     values: Sequence[Value]
     compiled: frozenset[str] = frozenset()
+    autocast: str = ""
 
     def calls(self) -> list[Call]:
         """The calls in the order of their first values."""

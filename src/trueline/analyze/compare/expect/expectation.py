@@ -92,8 +92,14 @@ class _Called:
 class Expected:
     """The expectation of each value of ``side``: ask for values in order, and ``learn`` each measured difference."""
 
-    def __init__(self, side: StepValues, *, of_reference: bool = False) -> None:
+    def __init__(self, side: StepValues, *, of_reference: bool = False, autocast: str = "") -> None:
         self._of_reference = of_reference
+        self._autocast = autocast
+        self._compiled = side.compiled
+        self._largest_gradient = max(
+            (each.stats.norm for each in side.values if each.kind == "param" and _is_backward(each) and each.stats),
+            default=0.0,
+        )
         self._known: dict[int, _Known] = {}
         self._calls: dict[CallKey, _Called] = {}
         self._gradients: dict[int, list[int]] = {}
@@ -314,6 +320,8 @@ class Expected:
                 call.worst_inside, max((self._known[root].operand.rel for root in call.taken), default=0.0)
             )
             own = _both(op_rounding_rel("unknown", dtype, dtype)) if _is_float(dtype) else 0.0
+            if value.site.name in self._compiled:
+                own = self._rounding_within(value.site.name, dtype)
             return self._made(rel, own, "call", tuple(call.taken), key_of(value))
         taken = _of_element(value, call)
         if value.kind == "module":
@@ -336,6 +344,15 @@ class Expected:
         return replace(
             made, explained=math.hypot(forward_rel(function, self._operands(taken, explained=True), out), own)
         )
+
+    def _rounding_within(self, module: str, dtype: str) -> float:
+        """What a compiled ``module`` rounds: a call for each of its parameters, in the coarsest dtype that is seen."""
+        names = dict(self._params_in(module)) or self._by_param
+        for root in names.values():
+            if root in self._known and _is_float(self._known[root].dtype):
+                dtype = coarser(dtype, self._known[root].dtype)
+        dtype = coarser(dtype, self._autocast) if self._autocast else dtype
+        return _both(op_rounding_rel("unknown", dtype, dtype)) * math.sqrt(len(names) or 1) if _is_float(dtype) else 0.0
 
     def _params_in(self, module: str) -> Iterator[tuple[str, int]]:
         """Names and roots of the parameters of a module and of those in it."""
@@ -402,7 +419,10 @@ class Expected:
             unseen = replace(unseen, rel=rel, explained=rel)
         compiled = self._unrecorded.compiled_around(value.site.name) if value.kind == "param" else None
         if compiled is not None:
-            rel = math.hypot(unseen.rel, rounding_of_code(value, dtype))
+            own = self._rounding_within(compiled, dtype)
+            # As that of a bias of keys, a gradient that ought to be 0 is what rounding left.
+            is_noise = (out.rms or 0.0) * math.sqrt(out.numel) <= own * self._largest_gradient
+            rel = math.inf if is_noise else math.hypot(unseen.rel, own, rounding_of_code(value, dtype))
             unseen = replace(unseen, rel=rel, explained=rel, origin="unrecorded", within=compiled)
         module, micro = value.site.name.rpartition(".")[0], value.site.micro
         call, forward = self._calls.get((micro, "bwd", module, 0)), self._calls.get((micro, "fwd", module, 0))
@@ -487,7 +507,7 @@ class Expected:
         if not _is_float(dtype):
             return 0.0
         floats = [self._known[root].dtype for root in taken if _is_float(self._known[root].dtype)]
-        dtype_in = dtype
+        dtype_in = coarser(dtype, self._autocast) if self._autocast and function in _CAST_WITHIN else dtype
         for each in floats[:2]:
             dtype_in = coarser(dtype_in, each) if _unit(each) < 0.1 else dtype_in
         ins = [self._known[root].operand for root in taken]
@@ -542,6 +562,14 @@ class Expected:
 
     def _all(self, roots: list[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
+
+
+_CAST_WITHIN = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"})
+"""Functions that autocast makes compute in 16 bits though what they take and return is float32."""
+
+
+def _is_backward(value: Value) -> bool:
+    return value.site.phase == "bwd"
 
 
 _OF_LENGTHS = frozenset({"pack_padded_sequence", "pad_packed_sequence"})

@@ -45,7 +45,7 @@ def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
 
 
 def _first_of(step: Step) -> DtypesPart | None:
-    if _is_chosen(step.rows):
+    if _is_chosen(step.rows) or any(map(_is_compiled_model, step.rows)):
         return None
     names = _own_names(step)
     coarsest = _coarsest_by_module(step, names)
@@ -75,6 +75,12 @@ def _is_chosen(rows: Sequence[Compared]) -> bool:
         elif _is_product(row):
             pairs["product"].append(one != other)
     return any(2 * sum(differ) > len(differ) for differ in pairs.values())
+
+
+def _is_compiled_model(row: Compared) -> bool:
+    """Whether a value is of a model that is compiled as a whole: in which precision most of it computes is not seen."""
+    value = value_of(row)
+    return value.kind == "module" and not value.module and "compiled" in value.flags
 
 
 def _is_product(row: Compared) -> bool:

@@ -140,7 +140,12 @@ class Divergence:
         self._retraced = same_update
         self._run_is_guide = len(alignment.mine.values) >= len(alignment.theirs.values)
         guide = alignment.mine if self._run_is_guide else alignment.theirs
-        self.expected = Expected(guide, of_reference=not self._run_is_guide)
+        autocast = [side.autocast for side in alignment.sides if side.autocast]
+        self.expected = Expected(
+            guide,
+            of_reference=not self._run_is_guide,
+            autocast=max(autocast, key=UNIT_ROUNDOFF.__getitem__, default=""),
+        )
         self._by_root: dict[tuple[int, int], _Outcome] = {}
         self._unmeasured: dict[int, Expectation] = {}
         """The expectation for values that had no twin so far, by root."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.merge.shards import number_of, scaled
-from trueline.analyze.recorded.step_values import StepValues, Value, key_of
+from trueline.analyze.recorded.step_values import Value, key_of
 from trueline.schema.formats import FORMATS
 
 
@@ -29,7 +29,7 @@ def with_one_loss_scale(alignment: Alignment) -> Alignment:
         return alignment
     mine, chosen = alignment.mine, _divided(alignment, scale)
     values = [scaled(value, 1 / scale) if value.root in chosen else value for value in mine.values]
-    unscaled = StepValues(mine.label, mine.step, mine.ranks, values, mine.compiled)
+    unscaled = replace(mine, values=values)
     return replace(alignment.of(unscaled, alignment.theirs), loss_scale=scale)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -234,3 +235,34 @@ def test_a_module_without_recorded_calls_computes_with_its_own_weights() -> None
     assert 0 in said["fwd/rnn:out0"].sources
     assert said["fwd/rnn:out0"].rel > 1e-3
     assert 0 in said["bwd/rnn:in0"].sources
+
+
+def compiled(*, autocast: str = "", dtype: type = np.float32) -> dict[str, Expectation]:
+    """A compiled model of 16 parameters: what it returns, and the gradients of two, of which one is noise."""
+    making, x = Making(), draw(8, 4)
+    for number in range(16):
+        making.put("param", f"w{number}", "value", draw(4, 4, seed=number).astype(dtype), kind="param")
+    making.call("relu", "torch.relu", (draw(8, 4, seed=20),), x)
+    making.put("fwd", "Model", "in0", x, api="a.Model", kind="module", module="")
+    for phase in ("fwd", "bwd"):
+        making.put(phase, "Model", "out0", draw(8, 4, seed=30), api="a.Model", kind="module", module="")
+    for number, size in ((0, 1.0), (1, 1e-9)):
+        making.put("bwd", f"w{number}", "grad", draw(4, 4, seed=40 + number) * np.float32(size), kind="param")
+    return expectations(replace(making.done, compiled=frozenset({"Model"})), autocast=autocast)
+
+
+def test_compiled_code_rounds_once_for_each_of_its_parameters_in_the_dtype_it_computes_in() -> None:
+    said, cast, half = compiled(), compiled(autocast="bfloat16"), compiled(dtype=np.float16)
+    for name in ("fwd/Model:out0", "bwd/w0:grad"):
+        assert 4 * ROUNDING < said[name].rel < 16 * ROUNDING
+        assert 2**14 < cast[name].rel / said[name].rel < 2**17
+        assert 2**11 < half[name].rel / said[name].rel < 2**14
+    assert said["bwd/w1:grad"].rel == UNRELATED
+
+
+def test_a_recurrent_call_computes_in_the_dtype_of_autocast_though_it_returns_float32() -> None:
+    def of(**settings: Any) -> float:
+        step = Making().call("m.sub.lstm", "torch.lstm", (draw(4, 6), draw(6, 6)), draw(4, 6, seed=1)).done
+        return expectations(step, **settings)["fwd/lstm:out0"].rel
+
+    assert of(autocast="bfloat16") > 1e3 * of()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -100,3 +101,17 @@ def test_a_product_that_autocast_misses_is_a_warning_though_its_module_takes_hal
     assert (
         "computes in float32 where the reference computes in float16, first at 0.0/r0/fwd/m.1.linear#0" in finding.claim
     )
+
+
+def test_of_a_model_that_is_compiled_as_a_whole_no_precision_is_known() -> None:
+    def made(label: str, dtype: type) -> Making:
+        making, x = Making(label), np.ones((4, 4), np.float32)
+        y = (x * 0.5).astype(dtype)
+        for slot, array in (("in0", x), ("out0", y)):
+            making.put("fwd", "Model", slot, array, api="a.Model", kind="module", module="")
+        return making.call("float", "torch.Tensor.float", (y,), y.astype(np.float32))
+
+    step = compared(made("run", np.float16), made("ref", np.float32))
+    assert dtypes_part([step]) is not None
+    rows = [replace(row, mine=row.mine and replace(row.mine, flags=frozenset({"compiled"}))) for row in step.rows]
+    assert dtypes_part([replace(step, rows=rows)]) is None
