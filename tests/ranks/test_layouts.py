@@ -141,3 +141,9 @@ def test_the_piece_of_a_rank_is_its_place_on_every_axis_that_is_called_so():
         found = ranks.run(_places)
     assert [places[:3] for places in found] == [[(), (rank,), (rank // 2,)] for rank in range(4)]
     assert len({places[3] for places in found}) == 4
+
+
+@pytest.mark.parametrize("mode", ["ep_hand", "ep_ddp"])
+def test_experts_that_one_rank_each_holds_may_begin_with_equal_biases(tmp_path, mode):
+    watched(mode, tmp_path / "run", world=2, steps=STEPS)
+    assert serious(trueline.check(tmp_path / "run")) == []

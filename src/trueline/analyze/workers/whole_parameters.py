@@ -24,7 +24,8 @@ def param_names(env: RankEnv) -> list[str]:
 def held_by_one(run: Run) -> frozenset[str]:
     """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
     no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
-    on all ranks. Beside an expert that several ranks hold, also what is equal at first, such as a bias of zeros.
+    on all ranks. Beside them also what is equal at first, such as a bias of zeros: where several ranks hold one expert,
+    or other parameters are reduced, so that it is not the reduction that lacks.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     if len(ranks) < 2:
@@ -39,12 +40,12 @@ def held_by_one(run: Run) -> frozenset[str]:
         return frozenset()
     differ = dict(zip(param_names(env), np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
     doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
-    own = frozenset(name for at, name in doubt if differ.get(name) and _never_reduced(run, ranks, at))
-    if not own or not sharers(run, own):
+    unreduced = {name for at, name in doubt if _never_reduced(run, ranks, at)}
+    own = frozenset(name for name in unreduced if differ.get(name))
+    if not own or not (sharers(run, own) or len(unreduced) < len(doubt)):
         return own
     modules = {_module(name) for name in own}
-    beside = {name for at, name in doubt if _module(name) in modules and _never_reduced(run, ranks, at)}
-    return own | beside
+    return own | {name for name in unreduced if _module(name) in modules}
 
 
 def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
