@@ -237,7 +237,7 @@ def test_a_module_without_recorded_calls_computes_with_its_own_weights() -> None
     assert 0 in said["bwd/rnn:in0"].sources
 
 
-def compiled(*, autocast: str = "", dtype: type = np.float32) -> dict[str, Expectation]:
+def compiled(*, autocast: str = "", dtype: type = np.float32, off: float = 0.0) -> dict[str, Expectation]:
     """A compiled model of 16 parameters: what it returns, and the gradients of two, of which one is noise."""
     making, x = Making(), draw(8, 4)
     for number in range(16):
@@ -248,7 +248,8 @@ def compiled(*, autocast: str = "", dtype: type = np.float32) -> dict[str, Expec
         making.put(phase, "Model", "out0", draw(8, 4, seed=30), api="a.Model", kind="module", module="")
     for number, size in ((0, 1.0), (1, 1e-9)):
         making.put("bwd", f"w{number}", "grad", draw(4, 4, seed=40 + number) * np.float32(size), kind="param")
-    return expectations(replace(making.done, compiled=frozenset({"Model"})), autocast=autocast)
+    learned = {f"param/w{number}:value": off for number in range(16)}
+    return expectations(replace(making.done, compiled=frozenset({"Model"})), learned=learned, autocast=autocast)
 
 
 def test_compiled_code_rounds_once_for_each_of_its_parameters_in_the_dtype_it_computes_in() -> None:
@@ -257,6 +258,7 @@ def test_compiled_code_rounds_once_for_each_of_its_parameters_in_the_dtype_it_co
         assert 4 * ROUNDING < said[name].rel < 16 * ROUNDING
         assert 2**14 < cast[name].rel / said[name].rel < 2**17
         assert 2**11 < half[name].rel / said[name].rel < 2**14
+        assert compiled(off=1e-3)[name].rel == pytest.approx(1e-3, rel=0.5)
     assert said["bwd/w1:grad"].rel == UNRELATED
 
 
