@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.page import arguments, head, records, table, write
 
 from trueline.testing.entry import all_entries, chosen_entries
-from trueline.testing.gallery import Score, run_gallery
+from trueline.testing.gallery import Score, run_gallery, summary
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     title = head("The gallery, whole", command=" ".join(["python -m benchmarks.gallery", *sys.argv[1:]]))
     with tempfile.TemporaryDirectory(prefix="trueline-gallery-") as folder:
         scores = run_gallery(chosen_entries(only), Path(folder), heard=_say)
-    parts = (title, _told(scores), _wrong(scores), _table(scores))
+    parts = (title, _told(scores), _causes(scores), _wrong(scores), _table(scores))
     if only:
         print("\n\n".join(parts))
     else:
@@ -65,6 +65,19 @@ def _told(scores: Sequence[Score]) -> str:
     return records(rows)
 
 
+def _causes(scores: Sequence[Score]) -> str:
+    """For how many faults `diagnose` names the cause, and how many families could have a wrong one."""
+    total = summary(scores)
+    if not total["faults"]:
+        return ""
+    return (
+        f"`trueline diagnose` names the cause of {total['cause_named']:.1%} of the faults, leaves "
+        f"{total['abstained']:.1%} open, and is wrong for {total['wrong_cause']:.1%}. Variants of one fault are not "
+        f"independent: of {total['families']} families, at most {total['wrong_cause_bound_95']:.1%} get a wrong cause, "
+        "with 95 % confidence, and that of families such as the causes were written for."
+    )
+
+
 def _wrong(scores: Sequence[Score]) -> str:
     wrong = [score for score in scores if not score.green]
     lines = [f"- {score.id}: {'; '.join((*score.claims, *score.alarms, *score.failures))[:300]}" for score in wrong]
@@ -76,8 +89,9 @@ def _table(scores: Sequence[Score]) -> str:
     for score in scores:
         found = ", ".join(score.found) if score.kind == "fault" else "; ".join(score.alarms)
         delay = "" if score.delay_steps is None else score.delay_steps
-        rows.append([score.id, score.name, score.world_size, found, delay])
-    return table(["id", "what", "ranks", "found", "delay in steps"], rows, right=(2, 4))
+        cause = score.cause if score.cause_found in ("named", "none") else f"{score.cause_found}: {score.cause}"
+        rows.append([score.id, score.name, score.world_size, found, delay, cause])
+    return table(["id", "what", "ranks", "found", "delay in steps", "cause"], rows, right=(2, 4))
 
 
 if __name__ == "__main__":

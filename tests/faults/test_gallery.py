@@ -49,6 +49,8 @@ TRAINED = smallest_cover(FAULTS)
 LEFT_ALONE = smallest_cover(
     [control for control in CONTROLS if ".long-" not in control.id and control.id.partition(".")[2] not in ELSEWHERE]
 )
+LEFT_OPEN = ("D5", "N4", "R3.fsdp")
+"""Whose cause may stay undecided: wrong labels look like harder data, and an unrecorded NaN like any other."""
 WANTED = (
     *(f"D{number}" for number in range(1, 8)),
     *(f"R{number}" for number in range(1, 11)),
@@ -69,7 +71,8 @@ def test_fault_is_real_and_found_at_its_place(fault, watched):
     assert score.missed == (), score.claims
     assert score.unexpected == (), score.claims
     assert score.localised, score.claims
-    assert cause_found(fault, faulty.diagnosis)[1] in ("named", "abstained")
+    open_ones = {"abstained"} if fault.id.startswith(LEFT_OPEN) else set()
+    assert cause_found(fault, faulty.diagnosis)[1] in {"named"} | open_ones
 
 
 @pytest.mark.parametrize("fault", TRAINED, ids=lambda fault: fault.id)

@@ -224,6 +224,11 @@ class RankEnv(BaseModel):
         description="ranks exchanged tensors within the forward pass of a model that no adapter knows: parameters may "
         "be shards",
     )
+    forward_outside: bool | None = Field(
+        default=None,
+        description="whether a training forward pass went round DDP's wrapper, which then reduces nothing; None if "
+        "unseen",
+    )
     local_updates: str = Field(
         default="",
         description="the hook or averager by which replicas update by themselves and are averaged now and then, or "

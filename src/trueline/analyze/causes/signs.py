@@ -142,12 +142,17 @@ def _sampler(data: Mapping[str, object]) -> str:
 
 
 def _synced(run: Run) -> set[str]:
-    """Of DDP, whether every step had a backward pass that it was to reduce: none is under ``no_sync``."""
+    """Of DDP, whether it was called, and whether every step had a backward pass that it was to reduce: none is under
+    ``no_sync``.
+    """
     if run.manifest.adapter != "ddp":
         return set()
     passes, measured = numbers(run, "passes", run.ranks)
+    outside = {env.forward_outside for env in run.env.values()}
+    called = {"wrapper:bypassed" if True in outside else "wrapper:called"} if outside - {None} else set[str]()
     made = np.diff(passes, axis=0, prepend=0.0)
-    return {"sync:on" if measured.all() and (made > 0).all() else "sync:off"}
+    synced = "sync:on" if measured.all() and (made > 0).all() else "sync:off"
+    return called | {synced}
 
 
 def _micro(run: Run) -> set[str]:

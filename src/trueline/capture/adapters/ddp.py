@@ -21,7 +21,7 @@ from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, unc
 from trueline.capture.adapters.manual import watch_accumulation
 from trueline.capture.model import patches
 from trueline.capture.model.mesh import workers_in
-from trueline.capture.model.untraced import Hook, skipped, untraced
+from trueline.capture.model.untraced import Hook, forward_module, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
 
 Places = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]
@@ -154,12 +154,20 @@ class DdpAdapter(HookingAdapter):
         self._ddp = ddp
         self.reduces_by_hand = bool(ddp.parameters_to_ignore)  # experts, most often
         self._called = called if called is not None else ddp
+        inside = forward_module(self._called) not in (None, ddp, self._called)
+        self._seen_inside = inside and not getattr(ddp, "_use_python_reducer", False)
         self._end: BackwardEnd | None = None
         self._hook: CommHook | None = None
         self._fallback = ""
         if not _lives_outside_buckets(ddp, self._called):
             self._hook = CommHook(ddp.process_group)
             self._fallback = self._take_over(self._hook)
+
+    def goes_round(self) -> bool | None:
+        """Whether the forward pass of the wrapped module that begins was not called by DDP; None where only DDP's own
+        is seen.
+        """
+        return getattr(self._ddp, "_active_ddp_module", None) is None if self._seen_inside else None
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let gradients be reported to ``probe``: at the end of backward, by the comm hook, or, where that was taken,

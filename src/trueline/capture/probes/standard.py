@@ -31,7 +31,9 @@ class StandardProbes:
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
-            SurroundingsProbe(by_hand=getattr(adapter, "reduces_by_hand", False)),
+            SurroundingsProbe(
+                by_hand=getattr(adapter, "reduces_by_hand", False), goes_round=getattr(adapter, "goes_round", None)
+            ),
             self._averaging,
             BatchProbe(contributions),
             self.loss,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -22,19 +22,25 @@ LOOKS = 3
 
 
 class SurroundingsProbe(FactProbe):
-    """The facts ``autocast`` and, where the user's own code reduces (``by_hand``), ``talks_in_forward``."""
+    """The facts ``autocast``; where the user's own code reduces (``by_hand``), ``talks_in_forward``; and where
+    ``goes_round`` can tell, ``forward_outside``.
+    """
 
     name = "surroundings"
     moments = ("forward", "output")
 
-    def __init__(self, *, by_hand: bool) -> None:
+    def __init__(self, *, by_hand: bool, goes_round: Callable[[], bool | None] | None = None) -> None:
         self._looks_left = LOOKS if by_hand else 0
+        self._goes_round = goes_round
         self._before = 0
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """No columns."""
         if moment == "forward":
             step.facts["autocast"] = autocast_state()
+            outside = None if self._goes_round is None else self._goes_round()
+            if outside is not None:
+                step.facts["forward_outside"] = outside or step.facts.get("forward_outside", False)
         if self._looks_left > 0:
             started = collectives_started()
             if moment == "forward":

@@ -20,6 +20,7 @@ CAUSE = Cause(
         "gradient-not-reduced": "always",
         "replica-drift": "mostly",
         "sync:off": "mostly",
+        "wrapper:called": "always",
         "adapter:ddp": "always",
     },
     needs=("gradient-not-reduced",),

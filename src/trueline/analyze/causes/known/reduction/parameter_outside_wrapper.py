@@ -16,10 +16,10 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "gradient-not-reduced": "always",
-        "gradient-not-reduced/some": "mostly",
         "replica-drift": "always",
         "adapter:ddp": "always",
         "sync:on": "always",
+        "wrapper:called": "always",
     },
     needs=("gradient-not-reduced",),
     settles="Compare id() of these parameters before wrapping and at the first step; wrap after the last change "

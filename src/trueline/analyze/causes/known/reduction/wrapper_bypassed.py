@@ -18,6 +18,7 @@ CAUSE = Cause(
         "replica-drift/later": "mostly",
         "adapter:ddp": "always",
         "sync:on": "always",
+        "wrapper:bypassed": "always",
     },
     needs=("gradient-not-reduced",),
     settles="Print type(model) where the loss is computed: it must be the wrapper.",
