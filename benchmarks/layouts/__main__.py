@@ -159,7 +159,8 @@ A small language model by torch's own means, attached as by `trueline run`. Colu
 - **steps**: every step of every rank is there; a pipeline alone is watched from its first update on.
 - **healthy**: no finding after {STEPS} healthy steps.
 - **loss x 1.5**, **another data seed**, **frozen** (a learning rate of 0) on one replica or stage of it: found on its \
-ranks, with no other rank named alone after {FAULTY_STEPS} steps; another seed also by the samples.
+ranks after {FAULTY_STEPS} steps (in a pipeline the stage before may be named besides); another seed also by the \
+samples.
 - **weight drifts**: from step {train.PLANTED_AT} on a norm (or expert) is 0.1 % larger on one rank, or on one \
 tensor-parallel rank of every replica: `replica-drift`, and nothing else.
 - **expert not reduced**: one replica of an expert updates by its own gradient.

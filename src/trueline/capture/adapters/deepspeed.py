@@ -62,12 +62,14 @@ class DeepSpeedAdapter(HookingAdapter):
                 "ZeRO 3 pads what it gathers and scatters with memory that nothing has filled: in recorded steps these "
                 "collectives are left out, and what the optimizer calls on a rank that holds padding."
             )
-        self._offloads = self._stage > 0 and bool(_setting(engine, "zero_offload_optimizer"))
-        if self._offloads:
-            self.notes.append(
-                "DeepSpeed moves reduced gradients to the host (offload_optimizer): they are not compared with the "
-                "mean of what the ranks had before the reduction."
-            )
+        asked = {"offload_optimizer": "moves {} to the host", "round_robin_gradients": "deals {} out in turn"}
+        hiding = [name for name in asked if self._stage > 0 and _setting(engine, f"zero_{name}")]
+        self._hides = bool(hiding)
+        self.notes += [
+            f"DeepSpeed {asked[name].format('reduced gradients')} ({name}): they are not compared with the mean of "
+            "what the ranks had before the reduction."
+            for name in hiding
+        ]
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let accumulation hooks report to ``probe``, and the engine what came of the reduction when it updates."""
@@ -87,7 +89,7 @@ class DeepSpeedAdapter(HookingAdapter):
             roundings=len(self.mesh.workers) + 2 + self._micros,
             lossy=bool(_setting(self._engine, "zero_quantized_gradients")),
             in_parts=self._stage > 0,
-            returned=not self._offloads,
+            returned=not self._hides,
             received=False,
         )
 
@@ -122,7 +124,7 @@ class DeepSpeedAdapter(HookingAdapter):
     def _reduced(self) -> None:
         """Show what the reduction returned, as far as this rank keeps it."""
         self._micros = int(self._engine.gradient_accumulation_steps())
-        if self._offloads:
+        if self._hides:
             return
         found = [(param, self._unscaled(part)) for param, part in self._parts()]
         if self.mesh.shards > 1:
