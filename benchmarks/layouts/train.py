@@ -406,7 +406,7 @@ def cp_ddp(job: Job) -> str:
 
 
 def cp_fsdp2(job: Job) -> str:
-    """The same with FSDP2 over both axes as one, as Accelerate and torchtitan do."""
+    """Context parallelism with FSDP2 over both axes as one, as Accelerate and torchtitan do."""
 
     def wrap(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         every = mesh["dp", "cp"]._flatten("dp_cp")
