@@ -15,8 +15,12 @@ from pathlib import Path
 
 from benchmarks.page import arguments, head, records, table, write
 
+import trueline
+from trueline.analyze.causes.library import known_causes
+from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.testing.entry import all_entries, chosen_entries
 from trueline.testing.gallery import Score, run_gallery, summary
+from trueline.testing.true_causes import true_causes
 
 
 def main() -> int:
@@ -27,7 +31,8 @@ def main() -> int:
     title = head("The gallery, whole", command=" ".join(["python -m benchmarks.gallery", *sys.argv[1:]]))
     with tempfile.TemporaryDirectory(prefix="trueline-gallery-") as folder:
         scores = run_gallery(chosen_entries(only), Path(folder), heard=_say)
-    parts = (title, _told(scores), _causes(scores), _wrong(scores), _table(scores))
+        unnamed = _without_its_cause([score for score in scores if score.cause_found == "named"], Path(folder))
+    parts = (title, _told(scores), _causes(scores, unnamed), _wrong(scores), _table(scores))
     if only:
         print("\n\n".join(parts))
     else:
@@ -65,8 +70,26 @@ def _told(scores: Sequence[Score]) -> str:
     return records(rows)
 
 
-def _causes(scores: Sequence[Score]) -> str:
-    """For how many faults `diagnose` names the cause, and how many families could have a wrong one."""
+def _without_its_cause(scores: Sequence[Score], folder: Path) -> list[str]:
+    """Ids of the faults for which another cause is claimed when the true one is not among those that are known: what a
+    fault nobody thought of would meet.
+    """
+    claimed = []
+    for score in scores:
+        reference = folder / score.id / "reference"
+        report = trueline.check(folder / score.id / "faulty", ref=reference if reference.exists() else None)
+        others = [cause for cause in known_causes() if cause.slug not in true_causes(score.id)]
+        place = next(verdict.incident for verdict in report.causes if verdict.cause == score.cause)
+        answer = next(verdict for verdict in verdicts_of(report, others) if verdict.incident == place)
+        if answer.standing in ("suspected", "supported"):
+            claimed.append(score.id)
+    return claimed
+
+
+def _causes(scores: Sequence[Score], unnamed: Sequence[str]) -> str:
+    """For how many faults `diagnose` names the cause, how many families could have a wrong one, and what it says where
+    the true cause is not known to it.
+    """
     total = summary(scores)
     if not total["faults"]:
         return ""
@@ -74,7 +97,10 @@ def _causes(scores: Sequence[Score]) -> str:
         f"`trueline diagnose` names the cause of {total['cause_named']:.1%} of the faults, leaves "
         f"{total['abstained']:.1%} open, and is wrong for {total['wrong_cause']:.1%}. Variants of one fault are not "
         f"independent: of {total['families']} families, at most {total['wrong_cause_bound_95']:.1%} get a wrong cause, "
-        "with 95 % confidence, and that of families such as the causes were written for."
+        "with 95 % confidence, and that of families such as the causes were written for. With the true cause taken out "
+        f"of those that are known, another is claimed for {len(unnamed)} of the "
+        f"{sum(score.cause_found == 'named' for score in scores)} that were named"
+        + (f": {', '.join(unnamed)}." if unnamed else ".")
     )
 
 

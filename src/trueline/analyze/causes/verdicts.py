@@ -60,7 +60,8 @@ class Verdict:
     def headline(self) -> str:
         """The answer in a line: the cause, and how surely."""
         if not self.known:
-            return "Cause unknown: none of the known ones explains these findings together."
+            near = f"; nearest: {', '.join(self.among)}" if self.among else ""
+            return f"Cause unknown: none of the known ones explains these findings together{near}"
         if self.standing == "undecided":
             return f"Cause undecided, one of {len(self.among)}: {self.says} ({self.cause})"
         word = {"supported": "Cause", "suspected": "Suspected cause"}.get(self.standing, "Cause")
@@ -109,9 +110,10 @@ def _verdicts(
     chances = posterior(causes, signs, telling)
     first = leading(chances, APART)
     answer = first[0]
-    if answer == UNKNOWN:
+    if answer == UNKNOWN or _lacks_what_it_always_shows(by_slug[answer], signs):
+        near = [slug for slug in first if slug != UNKNOWN]
         return [
-            _unknown(report, place, incident, first[1:], chances),
+            _unknown(report, place, incident, near, chances),
             *_excluded(place, incident, signs, causes, report),
         ]
     tied = [by_slug[slug] for slug in first if slug != UNKNOWN]
@@ -125,6 +127,11 @@ def _verdicts(
         for cause in tied
     ]
     return [*made, *_excluded(place, incident, signs, causes, report)]
+
+
+def _lacks_what_it_always_shows(cause: Cause, signs: Signs) -> bool:
+    """Whether ``cause``, though nearer than the others, always shows something that was looked for and is not there."""
+    return any(strength == "always" and sign in signs.silent for sign, strength in cause.shows.items())
 
 
 def _verdict(

@@ -5,7 +5,8 @@ script touches weights on some ranks.
 
 What looks like it
 ------------------
-Reductions that return different results, which are found as such.
+Reductions that return different results, which are found as such; but of FSDP2 it is not seen whether
+its mesh has all replicas (`wrong-group`).
 """
 
 from trueline.analyze.causes.cause import Cause
@@ -18,6 +19,6 @@ CAUSE = Cause(
         "reduction:judged": "always",
     },
     needs=("replica-drift",),
-    excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs"),
+    excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs", "adapter:fsdp2"),
     settles="Print a checksum of the optimizer's state on every rank at the last step at which replicas were equal.",
 )
