@@ -91,7 +91,7 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     console.print(Text.assemble((number, "bold"), _head(first)))
     lines = [Text(line) for line in (first.claim, *_numbers(first))]
     answer = report.cause(report.incidents.index(incident))
-    if answer.known:
+    if answer.is_likely:
         lines.append(Text.assemble(("likely: ", "green"), answer.shortly))
     lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in others]
     lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]

@@ -13,7 +13,7 @@ from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, leading, posterior
 from trueline.analyze.causes.signs import Signs, signs_of
 from trueline.analyze.incidents import Incident
-from trueline.schema.text.words import capitalized
+from trueline.schema.text.words import capitalized, counted
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport
@@ -24,6 +24,8 @@ SUPPORTED = 0.85
 """Least probability of a cause that is called supported."""
 APART = 3.0
 """Causes less than this many times less probable than the first are named together with it."""
+_MAX_LIKELY = 4
+"""Causes among which the first is still worth a line beside a finding."""
 _MAX_SETTLED = 3
 """Causes named together of which each gets its next step."""
 _MAX_EXCLUDED = 3
@@ -57,6 +59,11 @@ class Verdict:
         return self.cause != UNKNOWN
 
     @property
+    def is_likely(self) -> bool:
+        """Whether it is one of few causes."""
+        return self.known and len(self.among) <= _MAX_LIKELY
+
+    @property
     def headline(self) -> str:
         """The answer in a line: the cause, and how surely."""
         if not self.known:
@@ -70,7 +77,7 @@ class Verdict:
     @property
     def shortly(self) -> str:
         """The same beside a finding."""
-        more = f" (one of {len(self.among)} causes)" if self.among else ""
+        more = f" (one of {counted(len(self.among), 'cause')})" if self.among else ""
         return f"{self.says}{more}"
 
     def to_json(self) -> dict[str, Any]:

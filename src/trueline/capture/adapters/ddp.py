@@ -19,7 +19,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from trueline.capture.adapters.backward_end import BackwardEnd
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
-from trueline.capture.model import patches
 from trueline.capture.model.mesh import workers_in
 from trueline.capture.model.untraced import Hook, forward_module, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
@@ -173,9 +172,6 @@ class DdpAdapter(HookingAdapter):
         """Let gradients be reported to ``probe``: at the end of backward, by the comm hook, or, where that was taken,
         by accumulation hooks.
         """
-        self._probe, self._guard = probe, guard
-        patches.backward.remove(self._at_backward)
-        patches.backward.add(self._at_backward)
         if self._hook is not None:
             self._hook.probe, self._hook.guard = probe, guard
             if self._fallback:
@@ -217,13 +213,7 @@ class DdpAdapter(HookingAdapter):
             self._end = None
         if self._hook is not None:
             self._hook.probe = None
-        patches.backward.remove(self._at_backward)
         super().detach()
-
-    def _at_backward(self, *args: Any, **kwargs: Any) -> None:
-        """Note what DDP left in ``.grad`` where it has reduced in this step already, as it does without ``no_sync``."""
-        with self._guard("gradients"), torch.no_grad():
-            self._probe.before_backward(param for param in self._ddp.module.parameters() if param.requires_grad)
 
     @functools.cached_property
     def _bucket_dtype(self) -> str:

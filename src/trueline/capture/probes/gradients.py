@@ -36,14 +36,6 @@ class _PhaseCalls:
     whole: dict[int, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Left:
-    """What reductions have left in ``.grad``: None where nothing is there. ``copies`` as those of the probe."""
-
-    measured: Measured | None
-    copies: dict[int, Tensor]
-
-
 class GradientProbe:
     """Collects one step's gradients. ``active`` is False on steps that are not sampled; hooks then do nothing.
 
@@ -99,19 +91,7 @@ class GradientProbe:
     def _forget(self) -> None:
         self.copies: dict[int, Tensor] = {}
         """Of the local gradients, float32, by position, where they are compared exactly."""
-        self._left: _Left | None = None
-        self._adds = False
         self._seen: dict[Phase, _PhaseCalls] = {phase: _PhaseCalls() for phase in PHASES}
-
-    def before_backward(self, params: Iterable[Tensor]) -> None:
-        """Measure what is in ``.grad`` before a backward pass that may follow a reduction of the same step: where it
-        does, that is the mean of earlier micro-batches, and is taken off the next ``local`` gradients.
-        """
-        if not (self.active and self._seen["local"].calls) or self._left is not None:
-            return
-        pairs = self._known((param, param.grad) for param in params if param.grad is not None)
-        copies = {index: gradient.to(torch.float32, copy=True) for index, gradient in pairs} if self.exact else {}
-        self._left = _Left(self.layout.sketcher.measure(pairs) if pairs else None, copies)
 
     def see(
         self,
@@ -127,15 +107,17 @@ class GradientProbe:
 
         A second look at a parameter in one step replaces the first (what accumulates in ``.grad`` holds the earlier
         micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself; norms then
-        come from the sketch, as the cross terms between micro-batches are not at hand) and after
-        ``before_backward``. ``zero`` are parameters that
+        come from the sketch, as the cross terms between micro-batches are not at hand). ``zero`` are parameters that
         have no gradient and are reduced as if it were zero. Of a parameter that ranks hold whole, while others are in
         shards, only the norm is measured.
         """
-        index_of, pairs, seen = self.layout.index_of, self._known(gradients), self._seen[phase]
-        if phase == "local":
-            self._take_off()
-            add = add or self._adds
+        index_of = self.layout.index_of
+        pairs = [
+            (index_of[id(param)], gradient.detach() if gradient.requires_grad else gradient)
+            for param, gradient in gradients
+            if id(param) in index_of and gradient.layout == torch.strided
+        ]
+        seen = self._seen[phase]
         if self.layout.whole:
             whole = {index: gradient for index, gradient in pairs if index in self.layout.whole}
             seen.whole |= {index: _norm2(gradient) for index, gradient in whole.items()}
@@ -145,11 +127,10 @@ class GradientProbe:
         measured = self.layout.sketcher.measure(pairs, shard=shard)
         seen.zero = tuple(index_of[id(param)] for param in zero if id(param) in index_of)
         key = measured.indices
-        meets = key in seen.calls or any(not set(key).isdisjoint(other) for other in seen.calls)
-        if meets and add:
+        if add and key in seen.calls:
             seen.times[key] = seen.times.get(key, 1) + 1
-            measured = _sum(seen.calls[key], measured) if key in seen.calls else measured
-        elif meets and key not in seen.calls:
+            measured = _sum(seen.calls[key], measured)
+        elif key not in seen.calls and any(not set(key).isdisjoint(other) for other in seen.calls):
             seen.calls.clear()  # DDP has cut its buckets anew since the micro-batch before
         seen.calls[key] = measured
         if self.exact and phase == "local":
@@ -205,35 +186,6 @@ class GradientProbe:
                 out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
                 out[f"{phase}_times"] = torch.full((), max(seen.times.values()), **like)
         return out
-
-    def _known(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[int, Tensor]]:
-        """The gradients of watched parameters by position."""
-        index_of = self.layout.index_of
-        return [
-            (index_of[id(param)], gradient.detach() if gradient.requires_grad else gradient)
-            for param, gradient in gradients
-            if id(param) in index_of and gradient.layout == torch.strided
-        ]
-
-    def _take_off(self) -> None:
-        """Take what was in ``.grad`` before this backward off what was seen before it; where the user has cleared it,
-        that is no part of the gradient any more.
-        """
-        left, self._left = self._left, None
-        if left is None:
-            return
-        self._adds = left.measured is not None
-        if left.measured is None:
-            self._seen["local"], self.copies = _PhaseCalls(), {}
-            return
-        there = left.measured.norm2.sum() > 0
-        calls = self._seen["local"].calls
-        for key, one in calls.items():
-            calls[key] = dataclasses.replace(one, norm2=one.norm2 * there, sketch=one.sketch * there)
-        none = {"positions": left.measured.positions[:0], "norm2": left.measured.norm2[:0]}
-        calls[-1 - len(calls),] = dataclasses.replace(left.measured, sketch=-left.measured.sketch, **none)
-        for index, copy in self.copies.items():
-            self.copies[index] = copy * there - left.copies.get(index, 0.0)
 
     def _keep(self, pairs: list[tuple[int, Tensor]], *, add: bool) -> None:
         for index, gradient in pairs:
