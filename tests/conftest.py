@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -45,17 +44,6 @@ LONGEST_FIRST = (
 """Files of more than ten seconds of CPU time, all their processes counted, by what they take. Workers of pytest-xdist
 begin with them, so that none is left with a long one when the others have ended.
 """
-
-MEMORY = Path("/dev/shm")
-"""A file system in memory, where Linux has one."""
-MEMORY_BYTES = 4 * 2**30
-
-if (  # on a disk a writer's fsyncs take longer than all else that it does; tests also execute what they write
-    os.access(MEMORY, os.W_OK)
-    and shutil.disk_usage(MEMORY).free > MEMORY_BYTES
-    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
-):
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 RanksOf = Callable[[int], Ranks]
 
