@@ -19,7 +19,7 @@ import trueline
 from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.testing.entry import all_entries, chosen_entries
-from trueline.testing.gallery import Score, run_gallery, summary
+from trueline.testing.gallery import Score, run_gallery, summary, upper_bound
 from trueline.testing.true_causes import true_causes
 
 
@@ -54,7 +54,7 @@ def _told(scores: Sequence[Score]) -> str:
             continue
         faults = [score for score in own if score.kind == "fault"]
         alarmed = sum(bool(score.alarms) for score in own)
-        bound = "" if alarmed else f" (at most {1 - 0.05 ** (1 / len(own)):.1%} of such runs, with 95 % confidence)"
+        bound = "" if alarmed else f" (at most {upper_bound(0, len(own)):.1%} of such runs, with 95 % confidence)"
         rows.append(
             {
                 "command": f"`trueline {command}`",

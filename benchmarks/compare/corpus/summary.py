@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
 from benchmarks.compare.corpus.verdict import CRASH, ELSEWHERE, EXACT, MODULE, NOWHERE, SILENT, UNDECIDED
 from benchmarks.page import table
+
+from trueline.testing.gallery import upper_bound
 
 _COLUMNS = (EXACT, MODULE, ELSEWHERE, NOWHERE, UNDECIDED, SILENT, CRASH)
 Result = dict[str, Any]
@@ -64,18 +65,9 @@ def share(count: int, among: int) -> tuple[str, str]:
     return (f"{count / among:.0%}", f"{lower_bound(count, among):.0%}") if among else ("", "")
 
 
-def lower_bound(count: int, among: int, alpha: float = 0.05) -> float:
-    """The one-sided 95 % lower bound of a share by Clopper and Pearson (1934): the share with which as many as
-    ``count`` come about with probability ``alpha``.
-    """
-    if count == 0:
-        return 0.0
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        tail = sum(math.comb(among, k) * middle**k * (1 - middle) ** (among - k) for k in range(count, among + 1))
-        low, high = (middle, high) if tail < alpha else (low, middle)
-    return low
+def lower_bound(count: int, among: int) -> float:
+    """The one-sided 95 % lower bound of a share: all but the bound of the others' (Clopper and Pearson)."""
+    return 1 - upper_bound(among - count, among)
 
 
 def details(results: Sequence[Result]) -> str:

@@ -34,7 +34,8 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class CheckReport(Shown):
     """What all checks say about one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
-    tell what is wrong with the Run itself, ``context`` how the job was run (signs, as ``adapter:ddp``).
+    tell what is wrong with the Run itself, ``context`` how the job was run (signs, as ``adapter:ddp``),
+    which is read only where something was found.
     """
 
     run: str
@@ -174,7 +175,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
-        context=context_of(opened),
+        context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
     )
     return _with_groups(own, [check(path) for path in opened.groups])
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, Ref
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
-    ref: Annotated[
-        str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")
-    ] = None,
+    ref: Ref = None,
     format: Annotated[
         Literal["github", "junit"] | None,
         typer.Option(help="Print GitHub annotations, or JUnit XML.", show_default=False),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import Json, Ref
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
-    ref: Annotated[
-        str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")
-    ] = None,
+    ref: Ref = None,
     json: Json = False,
 ) -> None:
     """Name the most likely cause of what is wrong in a Run, what speaks for and against it, and what would settle it.

@@ -20,4 +20,5 @@ Steps = Annotated[
 Ranks = Annotated[
     list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.", metavar="R", min=0)
 ]
+Ref = Annotated[str | None, typer.Option(help="Compare with this Run too, as `trueline compare` does.", metavar="RUN")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

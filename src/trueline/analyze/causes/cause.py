@@ -10,7 +10,7 @@ Strength = Literal["always", "mostly", "often"]
 
 CHANCES: dict[Strength, float] = {"always": 0.95, "mostly": 0.8, "often": 0.5}
 """The probability that a Run with the cause shows a sign, given that it was looked for. Asserted, not fitted: 0.95 and
-0.8 are the prior means of an implied sign; ``benchmarks/causes`` counts how often they lead to the right cause.
+0.8 are the prior means of an implied sign; ``benchmarks/gallery`` counts how often they lead to the right cause.
 """
 KIND_ALWAYS = 0.99
 """The same of the kind of a finding that is always the same: what a check says of it is typed and exact."""

@@ -1,4 +1,4 @@
-"""The causes that are known: one file each under ``known``, and those of other packages."""
+"""The causes that are known: one file each under ``known``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trueline.analyze.causes.cause import Cause
 
 @cache
 def known_causes() -> tuple[Cause, ...]:
-    """Every cause, in the order of their slugs: file ``data/seeds_differ.py`` is the cause ``seeds-differ``."""
+    """Every cause, in the order of their slugs: file ``data/data_not_split.py`` is the cause ``data-not-split``."""
     found = pkgutil.walk_packages(known.__path__, f"{known.__name__}.")
     modules = [importlib.import_module(each.name) for each in found if not each.ispkg]
     causes = [

@@ -18,9 +18,7 @@ UNKNOWN = "unknown"
 """The cause that is none of the known."""
 
 BY_UNKNOWN = 0.1
-"""Probability of a finding under a cause that nobody wrote down: it brings findings too, but not these in particular.
-A cause of which one code alone is seen stays below ``SUPPORTED``.
-"""
+"""Probability of a finding under a cause that nobody wrote down: it brings some, but not these in particular."""
 UNRELATED = 0.01
 """Probability of a finding that a cause neither brings nor explains: another fault at the same time."""
 NEUTRAL = 0.5

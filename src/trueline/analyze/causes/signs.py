@@ -5,19 +5,21 @@ A sign is one of
 - the code of a finding, as ``worker-scale``;
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
-- how the job was run, as ``adapter:ddp``, ``sampler:none``, ``micro:several``, ``precision:float16``.
+- how the job was run, as ``adapter:ddp``, ``sampler:whole``, ``micro:several``, ``precision:float16``.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from trueline.analyze.compared_ranks import numbers
 from trueline.analyze.incidents import Incident
+from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
@@ -80,8 +82,12 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
 
 
 def _kinds(finding: Finding) -> tuple[str, ...]:
+    """Those that the check states; a check of another package may keep something else under this name."""
     kind = finding.evidence.get("kind")
-    return (kind,) if isinstance(kind, str) else tuple(kind or ())
+    if isinstance(kind, str):
+        return (kind,)
+    kinds = cast(Sequence[Any], kind) if isinstance(kind, list | tuple) else ()
+    return tuple(each for each in kinds if isinstance(each, str))
 
 
 def _who(findings: Sequence[Finding], world_size: int) -> set[str]:
@@ -100,18 +106,15 @@ def _since(findings: Sequence[Finding], report: CheckReport) -> set[str]:
     """Whether it is there from the first step of the Run on, or began within it."""
     if report.judged.steps is None:
         return set()
-    first = report.judged.steps[0]
-    begins: list[tuple[int, int]] = []
+    begins: list[int] = []
     for finding in findings:
-        interval = finding.evidence.get("onset_interval")
-        if interval:
-            begins.append((int(interval[0]), int(interval[1])))
+        if interval := finding.evidence.get("onset_interval"):
+            begins.append(int(interval[0]))
         elif finding.code in _DATED and finding.step_first is not None:
-            begins.append((finding.step_first, finding.step_first))
+            begins.append(finding.step_first)
     if not begins:
         return set()
-    low, _ = min(begins)
-    return {"since:start"} if low <= first else {"since:later"}
+    return {"since:start"} if min(begins) <= report.judged.steps[0] else {"since:later"}
 
 
 def _steps(findings: Sequence[Finding]) -> set[str]:
@@ -123,14 +126,17 @@ def _steps(findings: Sequence[Finding]) -> set[str]:
 
 
 def context_of(run: Run) -> frozenset[str]:
-    """How the job was run: framework, sampler, micro-batches, precision."""
+    """How the job was run: framework, sampler, micro-batches, precision; without what a damaged Run does not say."""
     envs = list(run.env.values())
     found = {f"adapter:{run.manifest.adapter}"} if run.manifest.adapter else set[str]()
     samplers = {_sampler(env.data) for env in envs} - {""}
     found |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
     if envs:
         found.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
-    return frozenset(found | _micro(run) | _synced(run))
+    for signs in (_micro, _synced):
+        with contextlib.suppress(RunError):
+            found |= signs(run)
+    return frozenset(found)
 
 
 def _sampler(data: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, several_workers
+from trueline.analyze.compared_ranks import Bools, Floats, Ints, any_over, columns_of, several_workers
 from trueline.analyze.workers.whole_parameters import EQUAL, held_by_one
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.run_manifest import RankEnv
@@ -56,12 +56,12 @@ class Reductions:
     @cached_property
     def backward_TN(self) -> Bools:
         """[T, N] whether the worker computed a gradient."""
-        return ~np.isnan(self.params("param_grad_norms")).all(axis=2)
+        return any_over(~np.isnan(self.params("param_grad_norms")), 2)
 
     @cached_property
     def used_TN(self) -> Bools:
         """[T, N] whether the worker's optimizer received any gradient."""
-        return np.any(self.params("used_param_norms") >= 0, axis=2)
+        return any_over(self.params("used_param_norms") >= 0, 2)
 
     @cached_property
     def not_reduced_params(self) -> Bools:

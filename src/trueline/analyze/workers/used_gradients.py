@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Floats, Ints
+from trueline.analyze.compared_ranks import Floats, Ints, any_over
 from trueline.analyze.workers.reduction import Reductions
 from trueline.schema.text.words import listed, ranks_text
 
@@ -40,13 +40,10 @@ class Uses:
             return f" The optimizer of {none} received no gradient, or zeros."
         each = listed([f"{factor:.3g} on rank {rank}" for rank, factor in list(self.factors.items())[:4]])
         why = {
-            "dropped": "",
             "clipped": f", and its norm there is {self.norm or 0:.3g} at every step, as clipping leaves it",
             "clipped-by-own-norm": ", as clipping by each rank's own norm before the reduction makes them",
             "loss-scale": ": powers of two apart, as different loss scales are",
-            "scaled": "",
-            "other": "",
-        }[self.use]
+        }.get(self.use, "")
         return f" They are the reduced gradient times {each}{why}."
 
 
@@ -57,9 +54,9 @@ def uses_of(reductions: Reductions, factor: Floats, shape: Floats, floor: Floats
     norms_TN = _norms(reductions, "used_param_norms", times)
     dropped_TN = (norms_TN == 0) | (reductions.backward_TN & ~reductions.used_TN)[list(times)]
     if np.any(dropped_TN):
-        first = dropped_TN[int(np.argmax(dropped_TN.any(axis=1)))]
+        first = dropped_TN[int(np.argmax(any_over(dropped_TN, 1)))]
         return Uses("dropped", dict(zip(reductions.ranks, (~first).astype(float).tolist(), strict=True)))
-    whole = ~np.isnan(factor[times]).all(axis=2).any(axis=1)  # factors are measured at some of the steps
+    whole = any_over(~np.isnan(factor[times]), 2).all(axis=1)  # factors are measured at some of the steps
     seen = np.asarray(times)[whole]
     if not len(seen):
         return Uses("other", {})

@@ -11,12 +11,14 @@ import trueline
 from trueline.analyze import checks
 from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, posterior, score
-from trueline.analyze.causes.signs import Signs
+from trueline.analyze.causes.signs import Signs, context_of
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.check_run import COMPARE_CODES, CheckReport
 from trueline.analyze.registry import installed_checks
+from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Asked, Judged, NotRun
+from trueline.store.reader import Run
 
 CAUSES = {cause.slug: cause for cause in known_causes()}
 CODES = {check.code for check in installed_checks()} | set(COMPARE_CODES)
@@ -114,6 +116,21 @@ def test_leaving_out_checks_ends_in_abstention_and_not_in_another_cause():
     assert answer(finding("worker-scale")).standing == "undecided"  # its kind is not known
     without = [cause for slug, cause in CAUSES.items() if slug != whole.cause]
     assert verdicts_of(report(scaled, longer), without)[0].standing == "undecided"
+
+
+@pytest.mark.parametrize("kind", [3, {"a": 1}, [1, "all"], None])
+def test_what_a_check_of_another_package_keeps_under_kind_is_no_matter(kind):
+    assert answer(finding("gradient-not-reduced", (0, 1, 2, 3), kind=kind)).cause
+
+
+def test_a_damaged_run_still_says_how_it_was_run(tmp_path, monkeypatch):
+    run = Run(write_run(tmp_path, healthy_rows(2, 4)).path)
+
+    def damaged(column):
+        raise RunError(f"{column} cannot be read")
+
+    monkeypatch.setattr(run, "pivot", damaged)
+    assert "adapter:ddp" in context_of(run)
 
 
 def test_a_report_without_incidents_has_no_causes():
