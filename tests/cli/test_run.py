@@ -13,6 +13,7 @@ import pytest
 from tests.forked_scripts import run_unwatched, run_watched
 from tests.synthetic_runs import write_run
 
+import trueline
 from trueline.cli.main import main
 from trueline.cli.run_end import watched as told_as_watched
 from trueline.schema.finding import WATCH_DEGRADED, Finding
@@ -304,3 +305,25 @@ def test_a_run_that_could_not_be_written_is_not_told_as_training_without_a_step(
     claim = "The Run could not be written from step 1 on rank 0: File too large."
     write_run(tmp_path, num_ranks=1, num_steps=0, findings=(Finding(WATCH_DEGRADED, "info", claim),))
     assert told_as_watched(str(tmp_path), before={}).startswith(f"NOTHING WAS RECORDED: {claim} Run: ")
+
+
+EVALUATES = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_watched_and_told(tmp_path):
+    (tmp_path / "train.py").write_text(EVALUATES, encoding="utf-8")
+    run_watched(tmp_path / "train.py", out=tmp_path / "run", world_size=1)
+    run = trueline.open_run(tmp_path / "run")
+    assert run.steps.tolist() == [0, 1, 2]
+    assert run.pivot("num_micro")[0][1:, 0].tolist() == [1, 1]
+    (note,) = run.manifest.notes
+    assert "model.train()" in note

@@ -121,6 +121,37 @@ def test_uneven_accumulation_is_no_difference(two, tmp_path):
     assert run.pivot("cosine_mean")[1].all()
 
 
+def train_in_modes(rank, world, out, kind):
+    """Rank 1 trains in evaluation mode from TRIGGER on; both evaluate before each step with a graph, which is lost."""
+    import trueline
+
+    model = wrap(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1}):
+        for step in range(STEPS):
+            model.eval()
+            model(samples(rank, 99))
+            model.train((rank, step) < (1, TRIGGER))
+            model(samples(rank, step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_evaluation_mode_on_one_rank_is_told_and_no_other_iteration(two, tmp_path, kind):
+    import trueline
+
+    two.run(train_in_modes, str(tmp_path / "run"), kind)
+    run = trueline.open_run(tmp_path / "run")
+    assert run.live_findings == []
+    assert run.pivot("num_micro")[0].tolist() == [[1, 1]] * STEPS
+    assert {len(digests) for digests in run.lists("sample_digests").values()} == {4}
+    found = {one.code: one for one in trueline.check(run).findings if one.severity != "info"}
+    assert set(found) == {"rank-config-differs"}
+    assert found["rank-config-differs"].step_first == TRIGGER
+    assert "evaluation mode is 0 on rank 0 and" in found["rank-config-differs"].claim
+
+
 def average(params, world, how):
     if how == "one by one":
         for param in params:

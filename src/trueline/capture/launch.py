@@ -69,9 +69,9 @@ class Attachment:
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
         self._listens_for = 0
-        self._stage: weakref.ref[nn.Module] | None = None
-        """A stage of a pipeline that was called. The stage before it waits for none, so all ranks can meet only as they
-        update.
+        self._called: weakref.ref[nn.Module] | None = None
+        """What all ranks can only be known to train as they update: a stage of a pipeline (the one before it waits for
+        none), or a model that is called in evaluation mode.
         """
 
     @property
@@ -114,22 +114,29 @@ class Attachment:
         """Any module is about to run. The hooks that watching puts on see this very call: it has not looked for any
         yet.
         """
-        if not (module.training and torch.is_grad_enabled()) or id(module) in self._fruitless:
+        if not torch.is_grad_enabled() or id(module) in self._fruitless:
             return
-        if self._outermost is None:
+        if self._outermost is None and module.training:
             self._outermost = weakref.ref(module)
+        if not module.training and self._called is not None:
+            return
         model = self._model_behind(module)
         if model is None:
-            if self.watches:
+            if self.watches or not module.training:
                 self._fruitless.add(id(module))
             return
-        patches.module_call.remove(self._at_call)
+        if not module.training:
+            self._called = weakref.ref(model)
+            return
         if in_pipeline() and not _meets_replicas_only(model):
-            self._stage = weakref.ref(model)
+            patches.module_call.remove(self._at_call)
+            self._called = weakref.ref(model)
             return
         self._take(model)
 
     def _take(self, model: nn.Module) -> None:
+        self._called = None
+        patches.module_call.remove(self._at_call)
         try:
             watch = self._begin(model) if not self.watches else self._begin_another(model)
         except Exception as error:
@@ -149,11 +156,13 @@ class Attachment:
         """An optimizer is about to update. One whose parameters no watched model has may be that of another model; one
         that holds copies of parameters shows by this what it trains.
         """
-        stage, self._stage = self._stage, None
-        if stage is not None and (model := stage()) is not None:
+        model = None if self._called is None else self._called()
+        if model is not None and any(one is optimizer for one in self._training(model)):
             self._take(model)
         if self._failed:
             return
+        if not self.watches:
+            self._fruitless.clear()
         self._updated, self._outermost = self._outermost, None
         self._listens_for -= 1
         made = next((one for one in self._optimizers if one.optimizer() is optimizer), None)

@@ -213,24 +213,28 @@ class Watch:
         return handles
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the samples of a training forward pass; evaluation and generation are left alone."""
-        if not (module.training and torch.is_grad_enabled()):
+        """Take the samples of a forward pass that may be trained on: a model may be so in evaluation mode too, and
+        what no gradient comes back from is not counted.
+        """
+        if not torch.is_grad_enabled():
             return
         self._end_unseen()
         self._stop_if_asked()
-        self.updates.saw_forward()
+        if module.training:
+            self.updates.saw_forward()
         if not self._batch_given:
             self._recorder.at_batch(args, kwargs)
         self._recorder.at_forward(module)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if module.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             self._recorder.at_output(args, kwargs, output)
-            if self.updates.asks_for_backward:
+            if self.updates.asks_for_backward or not module.training:
                 for tensor in differentiable(output):
                     tensor.register_hook(Hook(self._after_backward))
 
     def _after_backward(self, gradient: Tensor) -> None:
+        self.updates.saw_forward()
         self.updates.saw_backward()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

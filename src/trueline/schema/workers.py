@@ -50,6 +50,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("epoch", "int32", "", "How many times the training DataLoader had been iterated before; None if unseen."),
     Column("num_micro", "int32", "", "Forward passes whose gradients the step descends (micro-batches)."),
     Column(
+        "eval_modules",
+        "int32",
+        "modules",
+        "Modules of the model in evaluation mode in the forward pass, on sampled steps.",
+    ),
+    Column(
         "passes",
         "int64",
         "backward passes",

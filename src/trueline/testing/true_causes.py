@@ -65,6 +65,7 @@ _CAUSES: dict[str, str] = {
     "S3.autocast": "precision-differs-on-rank",
     "S3.dtype": "precision-differs-on-rank",
     "S3.flags": "software-differs-on-rank",
+    "S3.mode": "evaluation-mode-on-rank",
     "S4": "code-differs loss-not-divided",
     "S5": "gradient-wrong-on-rank",
     "U1": "update-rule-differs",

@@ -3,9 +3,9 @@
 What it finds
 -------------
 Optimizer hyper-parameters (also where they begin to differ later, as with a scheduler that steps once more on one
-rank), dtypes, autocast; which parameters a rank holds and trains, from the start or from the step on at which it
-freezes, drops, adds, replaces or casts one; versions of packages, switches of torch, and environment variables that
-change numbers.
+rank), dtypes, autocast; evaluation mode of a model on some ranks only; which parameters a rank holds and trains,
+from the start or from the step on at which it freezes, drops, adds, replaces or casts one; versions of packages,
+switches of torch, and environment variables that change numbers.
 
 Why it matters
 --------------
@@ -53,12 +53,20 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Floats, columns_of, differs, odd_ranks, several_workers
+from trueline.analyze.compared_ranks import (
+    Floats,
+    columns_of,
+    data_parallel_ranks,
+    differs,
+    numbers,
+    odd_ranks,
+    several_workers,
+)
 from trueline.analyze.workers.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
@@ -95,6 +103,7 @@ def check(run: Run) -> list[Finding]:
         _static("error", "precision", _precision(env, replicas), run),
         _static("warning", "environment", _environment(env), run),
     ]
+    found += [_mode(run)]
     return [*map(_parted, partings(run)), *(finding for finding in found if finding is not None)]
 
 
@@ -200,6 +209,23 @@ def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
     }
 
 
+def _mode(run: Run) -> Finding | None:
+    """A Finding on modules that are in evaluation mode on some replicas only."""
+    ranks = data_parallel_ranks(run)
+    modules_TN, measured_TN = numbers(run, "eval_modules", ranks)
+    steps = np.flatnonzero(differs(modules_TN, measured_TN)) if len(ranks) > 1 and len(modules_TN) else []
+    if not len(steps):
+        return None
+    first, there = steps[0], np.flatnonzero(measured_TN[steps[0]]).tolist()
+    entry = _Difference(
+        "the number of modules in evaluation mode", {ranks[n]: f"{modules_TN[first, n]:.0f}" for n in there}
+    )
+    step_first, step_last = (int(run.steps[t]) for t in (first, steps[-1]))
+    odd = odd_ranks(entry.values)
+    found = _finding("error", "mode", [entry], odd, among=[*entry.values], step_first=step_first, step_last=step_last)
+    return replace(found, claim=f"{capitalized(_told(entry))} at step {step_first}.")
+
+
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested settings as one level, ``groups[0].weight_decay``; learning rates come from the rows."""
     if isinstance(value, Mapping):
@@ -211,6 +237,13 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         entries = enumerate(cast(list[Any], value))
         return {name: leaf for index, entry in entries for name, leaf in _flat(entry, f"{prefix}[{index}]").items()}
     return {prefix.lstrip("."): value}
+
+
+_ONE_FILE = "Build the optimizer and the configuration from one file that every rank reads."
+_NEXT = {
+    "mode": "Call model.train() on every rank before training goes on after an evaluation, also where only one rank "
+    "evaluates: dropout and normalisation work otherwise in evaluation mode."
+}
 
 
 def _who(what: str, ranks: Sequence[int], among: Sequence[int]) -> str:
@@ -249,10 +282,7 @@ def _finding(
         false_alarm_rate=0.0,
         evidence={"kind": what}
         | {entry.name: {str(rank): value for rank, value in entry.values.items()} for entry in entries[:50]},
-        next=(
-            f"Make {named_some(names)} equal on all ranks, or build the optimizer and the configuration from one file "
-            "that every rank reads.",
-        ),
+        next=(_NEXT.get(what) or f"Make {named_some(names)} equal on all ranks. {_ONE_FILE}",),
     )
 
 

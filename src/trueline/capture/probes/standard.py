@@ -10,7 +10,13 @@ from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.sample_losses import SampleLossProbe
-from trueline.capture.probes.surroundings import AveragingProbe, OptimizerProbe, StreamProbe, SurroundingsProbe
+from trueline.capture.probes.surroundings import (
+    AveragingProbe,
+    ModeProbe,
+    OptimizerProbe,
+    StreamProbe,
+    SurroundingsProbe,
+)
 from trueline.capture.probes.updates import UpdateProbe
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
@@ -34,6 +40,7 @@ class StandardProbes:
             SurroundingsProbe(
                 by_hand=getattr(adapter, "reduces_by_hand", False), goes_round=getattr(adapter, "goes_round", None)
             ),
+            ModeProbe(adapter.notes, contributions),
             self._averaging,
             BatchProbe(contributions),
             self.loss,

@@ -1,5 +1,5 @@
-"""What surrounds a step of a rank: autocast and collectives in the forward pass, model averagers of torch, the random
-streams of the process, and the optimizer's hyper-parameters.
+"""What surrounds a step of a rank: autocast, collectives and modes in the forward pass, model averagers of torch, the
+random streams of the process, and the optimizer's hyper-parameters.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import nn
 
 from trueline.capture.job.environment import autocast_state, num_params, plain_value
+from trueline.capture.model.layout import Layout
 from trueline.capture.model.patches import PatchedCall
 from trueline.capture.model.world import collectives_started
 from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.step.passes import Contributions, Pass
 
 LOOKS = 3
 """Forward passes at the start of training in which collectives are looked for."""
@@ -49,6 +52,51 @@ class SurroundingsProbe(FactProbe):
                 self._looks_left -= 1
                 step.facts["talks_in_forward"] = step.facts.get("talks_in_forward", False) or started > self._before
         return {}
+
+
+_OTHERWISE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+"""What computes otherwise in evaluation mode."""
+_EVALUATES = (
+    "the model trains in evaluation mode (model.eval()): its dropout is off, and its batch normalisation uses running "
+    "statistics. If that is not meant, call model.train() before training."
+)
+
+
+class ModeProbe(FactProbe):
+    """The column ``eval_modules``, on sampled steps: of the last forward pass that the step descends. A model that is
+    in evaluation mode as a whole, and computes otherwise there, is said once in ``notes``.
+    """
+
+    name = "mode"
+    moments = ("forward", "gradients")
+
+    def __init__(self, notes: list[str], passes: Contributions) -> None:
+        self._notes = notes
+        self._passes = passes
+        self._counts: list[tuple[Pass, int]] = []
+        self._modules: tuple[nn.Module, ...] = ()
+        self._of: Layout | None = None
+
+    def begin(self, step: Step) -> bool:
+        """Forget the step before."""
+        self._counts = []
+        return step.sampled
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """The column, when gradients are there; absent where no forward pass was seen."""
+        if moment == "forward" and step.module is not None:
+            if step.layout is not self._of:
+                self._modules, self._of = tuple(step.module.modules()), step.layout
+            self._counts.append((self._passes.now(), sum(not module.training for module in self._modules)))
+        if moment == "forward":
+            return {}
+        descended = [count for one, count in self._counts if step.counted.counts(one)]
+        if not descended:
+            return {}
+        whole = descended[-1] == len(self._modules) and _EVALUATES not in self._notes
+        if whole and any(isinstance(module, _OTHERWISE) for module in self._modules):
+            self._notes.append(_EVALUATES)
+        return {"eval_modules": descended[-1]}
 
 
 _AVERAGERS = (

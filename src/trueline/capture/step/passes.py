@@ -281,7 +281,7 @@ class ReducedPasses:
 
     def __init__(self, *, by_hand: Sequence[int] = ()) -> None:
         self.count = 0
-        self._awaited = False
+        self._awaited = self._trains = False
         self._by_hand = by_hand
         self._before = collectives_started(by_hand) if by_hand else 0
 
@@ -292,17 +292,20 @@ class ReducedPasses:
         return self.count or None
 
     def at_forward(self, model: nn.Module) -> None:
-        """A training forward pass begins. FSDP2 gathers weights there, which all workers do together; DDP reduces only
-        if a backward pass follows, which one rank's look at its model need not have.
+        """A forward pass begins. FSDP2 gathers weights there, which all workers do together; DDP reduces only if a
+        backward pass follows, which one rank's look at its model need not have.
         """
         reduces = reduces_itself(model)
         self._awaited = reduces and isinstance(uncompiled(model), nn.parallel.DistributedDataParallel)
+        self._trains = model.training
         self.count += reduces and not self._awaited
 
     def at_output(self, output: Any) -> None:
-        """Count the backward pass that comes back through ``output``, once."""
+        """Count the backward pass that comes back through ``output``, once; where no gradient can, that of a model in
+        training mode is taken for granted.
+        """
         tensors = list(differentiable(output)) if self._awaited else []
-        self.count += self._awaited and not tensors
+        self.count += self._awaited and self._trains and not tensors
         self._awaited = False
         left = [1]
 

@@ -95,6 +95,23 @@ def accumulated(script, how):
     script.update()
 
 
+def in_evaluation_mode(script, how):
+    script.model.eval()
+    accumulated(script, how)
+    script.loss(7.0)
+
+
+def evaluated(script, how):
+    """With a graph, which is lost, before each pass that trains."""
+    script.zero(how)
+    for _ in range(3):
+        script.model.eval()
+        script.loss(7.0)
+        script.model.train()
+        script.backward(script.loss(1 / 3))
+    script.update()
+
+
 def accumulated_after_a_look(script, how):
     script.backward(script.loss(7.0), counts=False)
     script.zero(how)
@@ -168,7 +185,18 @@ def surgery(script, how):
     script.update()
 
 
-WAYS = (diagnosed, between, after_the_step, accumulated, accumulated_after_a_look, critic, frozen_critic, into_others)
+WAYS = (
+    diagnosed,
+    between,
+    after_the_step,
+    accumulated,
+    in_evaluation_mode,
+    evaluated,
+    accumulated_after_a_look,
+    critic,
+    frozen_critic,
+    into_others,
+)
 WAYS += (saliency, sharpness_aware, surgery)
 
 

@@ -107,6 +107,23 @@ def matmul_precision(ctx: EntryContext, faulty: bool) -> nn.Module:
         torch.set_float32_matmul_precision(before)
 
 
+def mode(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """After an evaluation on one rank the model stays in evaluation mode there; the twin's goes back. Nobody turned
+    gradients off.
+    """
+    problem = CausalLM(dropout=0.1)
+    model = wrapped(problem.model())
+    held_out = problem.dataset(8, seed=5)
+
+    def evaluate(step: int) -> None:
+        if ctx.rank == ODD_RANK and step == TRIGGER - 1:
+            model.eval()
+            problem.loss(model.module, held_out[slice(None)])
+            model.train(not faulty)
+
+    return fit(ctx, problem, model, after_step=evaluate)
+
+
 def _odd(ctx: EntryContext, faulty: bool) -> bool:
     return faulty and ctx.rank == ODD_RANK
 
@@ -151,6 +168,15 @@ ENTRIES = (
     _fault("autocast", "autocast on one rank only", autocast),
     _fault(
         "dtype", "bf16 weights on one rank only", dtype, may_find=(*ALSO, "reduction-mismatch", "gradient-not-reduced")
+    ),
+    _fault(
+        "mode",
+        "one rank stays in evaluation mode",
+        mode,
+        step=TRIGGER,
+        shows=trains_differently,
+        world_size=3,
+        ranks=(1,),
     ),
     _fault("flags", "matmul precision differs on one rank", matmul_precision, shows=always),
 )
