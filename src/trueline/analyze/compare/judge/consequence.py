@@ -4,7 +4,8 @@ maps to zero, the addends of a sum in another order, or a sum divided by a count
 Between the two ways values are altogether different; what they are for does not differ by more than rounding explains.
 The results of the model and the gradients of all parameters must have been judged, and agree: a fault that changes
 neither what the model returns nor what is learned from it is none of this step. They are to agree to a thousandth,
-whatever rounding might explain: in bfloat16 that includes what a wrong branch adds. Gradients may be in another order,
+whatever rounding might explain: in bfloat16 that includes what a wrong branch adds. Where more is expected, what was
+measured must be as small as the rounding of float32. Gradients may be in another order,
 and nothing else. A small difference is never excused, as those that follow from it may be too small to tell, and
 neither are calls that write to memory, nor values that no call computed: what is left in a buffer counts at the steps
 that use it.
@@ -21,6 +22,11 @@ from trueline.analyze.recorded.step_values import Value
 
 _TIGHT_REL = 1e-3
 """The expected difference of a result up to which it agrees for certain, unless it is equal."""
+
+_MEASURED_REL = 2.0**-17
+"""The measured difference up to which a result agrees, whatever was expected: 128 units of float32, and a 500th of one
+of bfloat16.
+"""
 
 _NOISE = 1e-5
 """Norm of a gradient, over the largest one of any parameter, below which it is what rounding left of 0, as that of a
@@ -88,4 +94,7 @@ def _is_result(value: Value) -> bool:
 def _certainly_agrees(row: Compared) -> bool:
     if row.judgement != "within":
         return row.judgement == "equal"
-    return row.expectation is not None and row.expectation.rel <= _TIGHT_REL
+    if row.expectation is not None and row.expectation.rel <= _TIGHT_REL:
+        return True
+    most = None if row.distance is None else row.distance.rel if row.distance.how == "tensor" else row.distance.most_rel
+    return most is not None and most <= _MEASURED_REL

@@ -65,3 +65,11 @@ def test_a_gradient_that_is_noise_need_not_agree(size: float, *, harmless: bool)
     """That of a bias of keys is what rounding left of 0: its size over that of the others tells, not its difference."""
     rows = judged(step(mask=2.0, small=1.0, size=size), step(mask=0.0, size=size), explained=1.4)
     assert excused(rows) == harmless
+
+
+@pytest.mark.parametrize(("small", "harmless"), [(1e-6, True), (1e-4, False)])
+def test_a_gradient_of_which_much_might_be_explained_agrees_by_what_was_measured(
+    small: float, *, harmless: bool
+) -> None:
+    rows = judged(step(mask=2.0, small=small), step(mask=0.0), explained=1.4)
+    assert excused(rows) == harmless

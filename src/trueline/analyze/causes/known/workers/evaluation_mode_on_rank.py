@@ -11,7 +11,6 @@ CAUSE = Cause(
         "rank-config-differs": "always",
         "rank-config-differs/mode": "always",
         "who:some": "mostly",
-        "worker-loss-outlier": "often",
     },
     needs=("rank-config-differs",),
     settles="Print model.training on every rank at the step that is named.",
