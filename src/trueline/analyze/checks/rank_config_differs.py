@@ -213,14 +213,14 @@ def _mode(run: Run) -> Finding | None:
     """A Finding on modules that are in evaluation mode on some replicas only."""
     ranks = data_parallel_ranks(run)
     modules_TN, measured_TN = numbers(run, "eval_modules", ranks)
-    steps = np.flatnonzero(differs(modules_TN, measured_TN)) if len(ranks) > 1 and len(modules_TN) else []
-    if not len(steps):
+    rows: list[int] = np.flatnonzero(differs(modules_TN, measured_TN)).tolist() if modules_TN.size else []
+    if not rows:
         return None
-    first, there = steps[0], np.flatnonzero(measured_TN[steps[0]]).tolist()
+    first, there = rows[0], np.flatnonzero(measured_TN[rows[0]]).tolist()
     entry = _Difference(
         "the number of modules in evaluation mode", {ranks[n]: f"{modules_TN[first, n]:.0f}" for n in there}
     )
-    step_first, step_last = (int(run.steps[t]) for t in (first, steps[-1]))
+    step_first, step_last = (int(run.steps[t]) for t in (first, rows[-1]))
     odd = odd_ranks(entry.values)
     found = _finding("error", "mode", [entry], odd, among=[*entry.values], step_first=step_first, step_last=step_last)
     return replace(found, claim=f"{capitalized(_told(entry))} at step {step_first}.")
