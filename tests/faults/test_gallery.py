@@ -59,7 +59,7 @@ WANTED = (
     "S4",
     *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
-    *(f"U{number}" for number in range(1, 6)),
+    *(f"U{number}" for number in range(1, 7)),
 )
 
 

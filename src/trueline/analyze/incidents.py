@@ -33,6 +33,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
     "worker-direction-outlier": ("dispersion-high",),
     "grad-spike": ("loss-spike",),
+    "grad-accumulates": (*_JUMPS, *_APART),
     "optimizer-detached": ("param-frozen",),
     "param-frozen": (*_OF_UPDATES, "optimizer-state-stale"),
     "optimizer-state-stale": _OF_UPDATES,

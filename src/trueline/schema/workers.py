@@ -143,6 +143,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "reduced; None where it never does.",
     ),
     Column(
+        "kept_gradients",
+        "list<int64>",
+        "",
+        "Positions in `RankEnv.params` of those whose gradient was still as the update before had left it when the "
+        "backward passes of this step began, and was added to; None where no gradients were looked at.",
+    ),
+    Column(
         "group_used_local",
         "list<float64>",
         "rel",

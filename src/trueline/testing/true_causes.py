@@ -76,6 +76,7 @@ _CAUSES: dict[str, str] = {
     "U3.frozen": "frozen-parameters-move",
     "U4": "updates-lost-in-rounding",
     "U5": "masters-not-copied",
+    "U6": "gradients-not-cleared",
 }
 """Of an id, else of its family: slugs with spaces between, any of which is right."""
 

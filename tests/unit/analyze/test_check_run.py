@@ -45,6 +45,7 @@ RECORDED = ("grad-explosion", "overflow-origin", "range-saturation")
 """Checks that need recorded steps, which none of these Runs has."""
 
 UPDATES = (
+    "grad-accumulates",
     "master-working-mismatch",
     "optimizer-detached",
     "optimizer-state-stale",

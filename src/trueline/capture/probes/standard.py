@@ -7,6 +7,7 @@ from trueline.capture.probes.batch import BatchProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.probes.kept_gradients import KeptGradientProbe
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.sample_losses import SampleLossProbe
@@ -34,6 +35,7 @@ class StandardProbes:
         self.epoch = EpochProbe()
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=guard, passes=contributions)
         self._averaging = AveragingProbe()
+        self._kept = KeptGradientProbe(guard, rank=team.index)
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
@@ -51,9 +53,10 @@ class StandardProbes:
             gradients,
             ExactCosineProbe(gradients, team),
             UpdateProbe(guard, rank=team.index),
+            self._kept,
         ]
 
     def detach(self) -> None:
         """Stop listening to what torch is called with."""
-        for listener in (self.contributions, self.epoch, self._averaging, self.loss):
+        for listener in (self.contributions, self.epoch, self._averaging, self.loss, self._kept):
             listener.detach()

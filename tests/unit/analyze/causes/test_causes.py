@@ -27,7 +27,6 @@ COMING = {
     "loss-scale-wrong",
     "clip-differs",
     "norm-misreported",
-    "grad-accumulates",
     "schedule-differs",
 }
 

@@ -1,0 +1,177 @@
+"""What is left of gradients between an update and the next backward pass: a fault is found, what people do is not."""
+
+import pytest
+import torch
+from tests.unit.trained_updates import mlp
+from torch import nn
+
+import trueline
+
+AT = 6
+"""The first step that begins with gradients of another."""
+
+
+def watched(out, loop, *, model=mlp, make=torch.optim.AdamW, steps=12, watch_optimizer=True):
+    """The findings of ``grad-accumulates`` after ``loop(step, model, optimizer)``; None where it did not run."""
+    torch.manual_seed(0)
+    made = model()
+    optimizer = make(made.parameters(), lr=1e-3)
+    with trueline.watch(made, optimizer if watch_optimizer else None, out=out, plan={"every": 1}):
+        for step in range(steps):
+            loop(step, made, optimizer)
+    report = trueline.check(out)
+    if "grad-accumulates" not in report.checks_run:
+        return None
+    return [finding for finding in report.findings if finding.code == "grad-accumulates"]
+
+
+def loss_of(model):
+    return model(torch.randn(8, 16)).square().mean()
+
+
+@pytest.mark.parametrize("none", [True, False])
+def test_a_step_that_begins_with_used_gradients(tmp_path, none):
+    def forgetful(step, model, optimizer):
+        if step < AT:
+            optimizer.zero_grad(set_to_none=none)
+        loss_of(model).backward()
+        optimizer.step()
+
+    (finding,) = watched(tmp_path / "run", forgetful)
+    assert (finding.step_first, finding.step_last, finding.severity) == (AT, 11, "error")
+    assert set(finding.evidence["names"]) == {name for name, _ in mlp().named_parameters()}
+
+
+def test_a_part_that_is_not_cleared_is_named(tmp_path):
+    def partly(step, model, optimizer):
+        loss_of(model).backward()
+        optimizer.step()
+        model[3].zero_grad()
+        if step < AT - 1:
+            optimizer.zero_grad()
+
+    (finding,) = watched(tmp_path / "run", partly)
+    assert finding.step_first == AT
+    assert set(finding.evidence["names"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def after_forward(step, model, optimizer):
+    """Cleared between loss and backward, by hand."""
+    loss = loss_of(model)
+    for param in model.parameters():
+        if param.grad is not None:
+            param.grad.data.zero_()
+    loss.backward()
+    optimizer.step()
+
+
+def accumulating(step, model, optimizer):
+    """Three backward passes an update."""
+    for _ in range(3):
+        (loss_of(model) / 3).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+
+
+def scaled(step, model, optimizer):
+    """A scaler that skips every other update."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer.zero_grad()
+    loss = loss_of(model)
+    scaler.scale(loss * float("inf") if step % 2 else loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def sharpness_aware(step, model, optimizer):
+    """Two backward passes, the first for a perturbation."""
+    loss_of(model).backward()
+    moved = [(param, 0.01 * param.grad) for param in model.parameters()]
+    with torch.no_grad():
+        for param, by in moved:
+            param.add_(by)
+    model.zero_grad()
+    loss_of(model).backward()
+    with torch.no_grad():
+        for param, by in moved:
+            param.sub_(by)
+    optimizer.step()
+    model.zero_grad()
+
+
+def adversarial(step, model, optimizer):
+    """The generator's backward pass leaves gradients in the critic, which are cleared before its own."""
+    generator = nn.Linear(16, 16)
+    model(generator(torch.randn(8, 16))).mean().backward()
+    optimizer.zero_grad()
+    (loss_of(model) - model(generator(torch.randn(8, 16)).detach()).mean()).backward()
+    optimizer.step()
+
+
+def as_momentum(step, model, optimizer):
+    """A running gradient on purpose: what is kept is damped."""
+    for param in model.parameters():
+        if param.grad is not None:
+            param.grad.mul_(0.9)
+    loss_of(model).backward()
+    optimizer.step()
+
+
+def by_hand(step, model, optimizer):
+    """Gradients that are computed elsewhere and copied in, while another model calls backward."""
+    nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
+    grads = torch.autograd.grad(loss_of(model), list(model.parameters()))
+    for param, grad in zip(model.parameters(), grads, strict=True):
+        if param.grad is None:
+            param.grad = grad
+        else:
+            param.grad.copy_(grad)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "loop", [after_forward, accumulating, scaled, sharpness_aware, adversarial, as_momentum, by_hand]
+)
+def test_what_people_do_is_left_alone(tmp_path, loop):
+    assert watched(tmp_path / "run", loop) == []
+
+
+def test_a_closure_that_clears_is_left_alone_and_one_that_does_not_is_found(tmp_path):
+    def closing(clears):
+        def loop(step, model, optimizer):
+            def closure():
+                if clears:
+                    optimizer.zero_grad()
+                loss = loss_of(model)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+        return loop
+
+    def lbfgs(params, lr):
+        return torch.optim.LBFGS(params, lr=lr, max_iter=3)
+
+    assert watched(tmp_path / "healthy", closing(True), make=lbfgs) == []
+    (finding,) = watched(tmp_path / "faulty", closing(False), make=torch.optim.SGD)
+    assert finding.step_first == 1
+
+
+def test_an_optimizer_that_updates_less_often_keeps_its_own(tmp_path):
+    heads = []
+
+    def seldom(step, model, optimizer):
+        if not heads:
+            heads.append(torch.optim.SGD(model[3].parameters(), lr=0.01))
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 4 == 3:
+            heads[0].step()
+            heads[0].zero_grad()
+
+    def of_body(params, lr):
+        return torch.optim.SGD(list(params)[:4], lr=lr)
+
+    assert watched(tmp_path / "run", seldom, make=of_body, watch_optimizer=False) == []
