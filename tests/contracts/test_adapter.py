@@ -27,8 +27,10 @@ def batch(rank, step, micro=0):
     return torch.randn(6, 30, generator=generator), torch.randint(0, 5, (6,), generator=generator)
 
 
-def train(rank, world, kind, out, micros, no_sync):
-    """One short training; returns the local gradients per step, from a twin that is never reduced."""
+def train(rank, world, kind, out, micros, held, clears=None):
+    """One short training; returns the local gradients per step, from a twin that is never reduced. Micro-batches in
+    ``held`` are not reduced; ``clears``, if given, is what all gradients are before the last one.
+    """
     import trueline
 
     model = wrap(make_model(), kind)
@@ -37,10 +39,14 @@ def train(rank, world, kind, out, micros, no_sync):
     watch = trueline.watch(model, optimizer, out=out, plan=plan)
     truths = []
     for step in range(STEPS):
-        truths.append(true_gradient(model, rank, step, micros))
+        truths.append(true_gradient(model, rank, step, micros, first=0 if clears is None else micros - 1))
         for micro in range(micros):
             x, y = batch(rank, step, micro)
-            with hold(model, kind) if no_sync and micro + 1 < micros else contextlib.nullcontext():
+            if clears is not None and micro + 1 == micros:
+                unrelated = torch.ones(2, requires_grad=True).sum()  # another model's backward pass
+                unrelated.backward()
+                optimizer.zero_grad(set_to_none=clears == "none")
+            with hold(model, kind) if micro in held else contextlib.nullcontext():
                 backward(model, kind, x, y)
         assert not any(param._backward_hooks for param in model.parameters())
         if kind.startswith("manual"):
@@ -86,7 +92,8 @@ def backward(model, kind, x, y):
 def wrap(model, kind):
     if kind.startswith("ddp"):
         model.__class__ = {"ddp inside": Inside, "ddp hidden": Hidden}.get(kind, nn.Sequential)
-        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+        view = kind == "ddp in buckets"
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, gradient_as_bucket_view=view)
         if kind == "ddp taken":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -119,12 +126,12 @@ def hold(model, kind):
         yield
 
 
-def true_gradient(model, rank, step, micros):
+def true_gradient(model, rank, step, micros, *, first=0):
     """float64 [n] of this rank's gradient, from a copy of the weights that no framework touches."""
     state = {name.removeprefix("module."): full(value) for name, value in model.state_dict().items()}
     twin = make_model()
     twin.load_state_dict(state)
-    for micro in range(micros):
+    for micro in range(first, micros):
         x, y = batch(rank, step, micro)
         nn.functional.cross_entropy(twin(x), y).backward()
     return torch.cat([param.grad.flatten() for param in twin.parameters()]).double().numpy()
@@ -135,12 +142,12 @@ def full(value):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("micros", "no_sync"), [(1, False), (2, True)])
-def test_recorded_signals_equal_a_brute_force_gather(two, tmp_path, kind, micros, no_sync):
+@pytest.mark.parametrize(("micros", "held"), [(1, ()), (2, (0,))])
+def test_recorded_signals_equal_a_brute_force_gather(two, tmp_path, kind, micros, held):
     import trueline
 
     out = tmp_path / "run"
-    truths = np.array(two.run(train, kind, str(out), micros, no_sync))  # [N, T, n]
+    truths = np.array(two.run(train, kind, str(out), micros, held))  # [N, T, n]
     run = trueline.open_run(out)
     assert [finding.claim for finding in run.live_findings] == []
     for step in range(STEPS):
@@ -161,14 +168,36 @@ def test_recorded_signals_equal_a_brute_force_gather(two, tmp_path, kind, micros
             assert all(r <= f for r, f in zip(held, row["group_reduce_floor"], strict=True))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_accumulation_without_no_sync_is_seen_too(two, tmp_path, kind):
-    """Every micro-batch is reduced: DDP adds to what it averaged before, FSDP2 hands over each by itself."""
+REDUCED_AGAIN = {
+    **{
+        f"ddp{more}": {"kind": f"ddp{more}", "micros": 2}
+        for more in ("", " inside", " hidden", " taken", " in buckets")
+    },
+    "fsdp2": {"kind": "fsdp2", "micros": 2},
+    "ddp, one held": {"kind": "ddp", "micros": 3, "held": (1,)},
+    "ddp, cleared": {"kind": "ddp", "micros": 2, "clears": "none"},
+    "ddp, zeroed": {"kind": "ddp", "micros": 2, "clears": "zero"},
+}
+
+
+@pytest.mark.parametrize("case", REDUCED_AGAIN)
+def test_gradients_that_are_reduced_several_times_a_step_are_the_workers_own(two, tmp_path, case):
+    """DDP adds to what it averaged before, FSDP2 hands over each micro-batch by itself. The norm of a sum of several is
+    that of its sketch, whose standard error is 1 / sqrt(2k): five of these.
+    """
     import trueline
 
-    out = tmp_path / "run"
-    two.run(train, kind, str(out), 2, False)
+    out, given = tmp_path / "run", {"held": (), "clears": None} | REDUCED_AGAIN[case]
+    truths = np.array(two.run(train, given["kind"], str(out), given["micros"], given["held"], given["clears"]))
     run = trueline.open_run(out)
+    for step in range(STEPS):
+        norms = np.linalg.norm(truths[:, step], axis=1)
+        cosine = truths[0, step] @ truths[1, step] / norms.prod()
+        for rank in range(WORLD):
+            row = row_of(run, step, rank)
+            within = 1e-5 if given["clears"] else 5 / np.sqrt(2 * 2053)
+            assert row["grad_norm"] == pytest.approx(norms[rank], rel=within)
+            assert row["exact_cosines"][1 - rank] == pytest.approx(cosine, abs=1e-5)
     residual, floor = run.stack("group_reduce_residual")[0], run.stack("group_reduce_floor")[0]
     assert (residual <= floor).all()
     assert run.pivot("cosine_mean")[1].all()

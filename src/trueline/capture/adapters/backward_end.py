@@ -6,11 +6,12 @@ gradient of backward, that of the module's output, and so finds the worker's own
 backward runs before the module has an output (Lightning's manual optimization calls a whole training step inside of
 it), or the output has no tensors, the first gradient of a parameter is looked for. Nothing is registered with DDP: its
 hooks, buckets and kernels are what they are without Trueline. Not so with ``gradient_as_bucket_view``, where ``.grad``
-is the bucket.
+is the bucket; there only what earlier reductions of the step have left in ``.grad`` is looked at, as backward begins.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,18 +29,22 @@ _engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 
 
 class BackwardEnd:
-    """Shows ``probe`` the parameters' gradients before and, where it asks for them, after the reduction.
+    """Shows ``probe`` the parameters' gradients before and, where it asks for them, after the reduction, and what the
+    step's earlier reductions have left. With ``only_left`` it shows that alone.
 
     ``forward`` is the module whose call starts a training step, ``reduced`` the parameters whose gradients are reduced,
     ``due`` whether the coming backward is one that reduces (False under ``no_sync``).
     """
 
-    def __init__(self, forward: nn.Module, *, reduced: list[nn.Parameter], due: Callable[[], bool]) -> None:
+    def __init__(
+        self, forward: nn.Module, *, reduced: list[nn.Parameter], due: Callable[[], bool], only_left: bool = False
+    ) -> None:
         self.probe: GradientProbe | None = None
         self.guard: Guard | None = None
         self._reduced = reduced
         self._due = due
-        self._queued = self._inside = False
+        self._only_left = only_left
+        self._queued = self._inside = self._ran_inside = False
         self._handles = [
             forward.register_forward_pre_hook(Hook(self._before_forward)),
             forward.register_forward_hook(Hook(self._after_forward)),
@@ -56,14 +61,16 @@ class BackwardEnd:
             handle.remove()
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        self._inside = not in_backward()
+        self._inside, self._ran_inside = not in_backward(), False
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         self._inside = False
-        self._await_gradient(output)
+        if not self._ran_inside or any(True for _ in differentiable(output)):
+            self._await_gradient(output)
 
     def _at_backward(self, *args: Any, **kwargs: Any) -> None:
         if self._inside:
+            self._ran_inside = True
             self._await_gradient(None)
 
     def _await_gradient(self, output: Any) -> None:
@@ -71,14 +78,15 @@ class BackwardEnd:
         probe, guard = self.probe, self.guard
         if probe is None or guard is None or not (probe.active and torch.is_grad_enabled()):
             return
-        staged = in_pipeline()  # which decides only at each backward whether that reduces
-        if not (staged or self._due()):
+        # A pipeline decides only at each backward whether that reduces.
+        due = False if self._only_left else None if in_pipeline() else self._due()
+        if due is False and not probe.has_local:
             return
         with guard("gradients"):
             self._queued = False
             self._forget_parameters()
             tensors = list(differentiable(output))
-            look = Hook(self._at_last_micro_batch if staged else self._at_first_gradient)
+            look = Hook(functools.partial(self._at_first_gradient, due))
             for tensor in tensors:
                 tensor.register_hook(look)
             if not tensors:
@@ -89,14 +97,18 @@ class BackwardEnd:
             handle.remove()
         self._at_params = []
 
-    def _at_last_micro_batch(self, gradient: Tensor) -> None:
-        if self._due():
-            self._at_first_gradient(gradient)
-
-    def _at_first_gradient(self, gradient: Tensor) -> None:
-        if not self._queued:
-            self._queued = True
-            _engine.queue_callback(Hook(self._before_reduction))
+    def _at_first_gradient(self, due: bool | None, gradient: Tensor) -> None:
+        probe, guard = self.probe, self.guard
+        if self._queued or probe is None or guard is None:
+            return
+        if probe.has_local:
+            with guard("gradients"), torch.no_grad():
+                probe.before_backward((param, param.grad) for param in self._reduced if param.grad is not None)
+        if not (self._due() if due is None else due):
+            self._forget_parameters()
+            return
+        self._queued = True
+        _engine.queue_callback(Hook(self._before_reduction))
 
     def _before_reduction(self) -> None:
         probe, guard = self.probe, self.guard

@@ -177,13 +177,14 @@ class DdpAdapter(HookingAdapter):
             if self._fallback:
                 super().detach()
                 self.handles = watch_accumulation(probe, guard, due=self._reduces)
-            return
-        if self._end is None:
+        if self._end is None and getattr(self._called, "_compiled_call_impl", None) is None:
             ignored = self._ddp.parameters_to_ignore
             named = self._ddp.module.named_parameters()
             reduced = [param for name, param in named if param.requires_grad and name not in ignored]
-            self._end = BackwardEnd(self._called, reduced=reduced, due=self._reduces)
-        self._end.probe, self._end.guard = probe, guard
+            hooked = self._hook is not None
+            self._end = BackwardEnd(self._called, reduced=reduced, due=self._reduces, only_left=hooked)
+        if self._end is not None:
+            self._end.probe, self._end.guard = probe, guard
 
     def reduction(self) -> Reduction:
         """The user's hook, and the dtype and number of roundings that it implies."""

@@ -28,12 +28,26 @@ PHASES: tuple[Phase, ...] = ("local", "reduced", "used")
 
 @dataclass
 class _PhaseCalls:
-    """The calls of one phase: a bucket, a parameter group or one parameter each, by the parameters it was about."""
+    """The calls of one phase: a bucket, a parameter group or one parameter each, by the parameters it was about.
+
+    ``earlier`` is the sketch, float64 [G, k], of what earlier backward passes of the step gave and is in no call;
+    ``adds`` whether that is anything, bool [].
+    """
 
     calls: dict[tuple[int, ...], Measured] = field(default_factory=dict)
     times: dict[tuple[int, ...], int] = field(default_factory=dict)
+    earlier: Tensor | None = None
+    adds: Tensor | None = None
     zero: tuple[int, ...] = ()
     whole: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What reductions have left in ``.grad``: None where nothing is there. ``copies`` as those of the probe."""
+
+    measured: Measured | None
+    copies: dict[int, Tensor]
 
 
 class GradientProbe:
@@ -91,7 +105,23 @@ class GradientProbe:
     def _forget(self) -> None:
         self.copies: dict[int, Tensor] = {}
         """Of the local gradients, float32, by position, where they are compared exactly."""
+        self._left: _Left | None = None
         self._seen: dict[Phase, _PhaseCalls] = {phase: _PhaseCalls() for phase in PHASES}
+
+    @property
+    def has_local(self) -> bool:
+        """Whether gradients were seen before their reduction in this step."""
+        return bool(self._seen["local"].calls)
+
+    def before_backward(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Measure (parameter, ``.grad``) pairs as a backward pass of the model begins, the first since a reduction of
+        the same step: ``local`` gradients seen next have what that left in them, not what this worker gave.
+        """
+        if self._left is not None or not self.has_local:
+            return
+        pairs = self._known(gradients)
+        copies = {index: gradient.to(torch.float32, copy=True) for index, gradient in pairs} if self.exact else {}
+        self._left = _Left(self.layout.sketcher.measure(pairs) if pairs else None, copies)
 
     def see(
         self,
@@ -107,16 +137,14 @@ class GradientProbe:
 
         A second look at a parameter in one step replaces the first (what accumulates in ``.grad`` holds the earlier
         micro-batches already), or is added to it with ``add`` (FSDP hands over each micro-batch by itself; norms then
-        come from the sketch, as the cross terms between micro-batches are not at hand). ``zero`` are parameters that
+        come from the sketch, as the cross terms between micro-batches are not at hand), as it is after
+        ``before_backward``, whose gradients are taken off. ``zero`` are parameters that
         have no gradient and are reduced as if it were zero. Of a parameter that ranks hold whole, while others are in
         shards, only the norm is measured.
         """
-        index_of = self.layout.index_of
-        pairs = [
-            (index_of[id(param)], gradient.detach() if gradient.requires_grad else gradient)
-            for param, gradient in gradients
-            if id(param) in index_of and gradient.layout == torch.strided
-        ]
+        index_of, pairs = self.layout.index_of, self._known(gradients)
+        if phase == "local":
+            self._take_off()
         seen = self._seen[phase]
         if self.layout.whole:
             whole = {index: gradient for index, gradient in pairs if index in self.layout.whole}
@@ -134,7 +162,7 @@ class GradientProbe:
             seen.calls.clear()  # DDP has cut its buckets anew since the micro-batch before
         seen.calls[key] = measured
         if self.exact and phase == "local":
-            self._keep(pairs, add=add)
+            self._keep(pairs, add=add or seen.earlier is not None)
 
     def see_used(self) -> None:
         """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one, or this rank's
@@ -163,7 +191,6 @@ class GradientProbe:
         float64 [G*k]; where micro-batches were added up, ``<phase>_group_norm2`` [G] of their sum and
         ``<phase>_times``, how many there were at most; ``<phase>_whole_norm2`` of ``Layout.whole``.
         """
-        shape = (len(self.layout.groups), self.layout.k)
         like = {"dtype": torch.float64, "device": self.layout.device}
         out: dict[str, Tensor] = {}
         for phase, seen in self._seen.items():
@@ -176,16 +203,53 @@ class GradientProbe:
             norm2 = torch.full((len(self.layout.names),), MISSING, **like)
             for index in seen.zero:  # one by one: a list of them would have to be copied to the device
                 norm2[index].zero_()
-            sketch = torch.zeros(shape, **like)
             for measured in seen.calls.values():
                 norm2.index_copy_(0, measured.positions, measured.norm2)
-                sketch.index_add_(0, measured.groups, measured.sketch)
+            sketch = self._sketch(seen)
             out[f"{phase}_norm2"] = norm2
             out[f"{phase}_sketch"] = sketch.view(-1)
             if seen.times:
                 out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
                 out[f"{phase}_times"] = torch.full((), max(seen.times.values()), **like)
+            elif seen.adds is not None:
+                out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
+                out[f"{phase}_times"] = seen.adds + 1
         return out
+
+    def _known(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[int, Tensor]]:
+        """The gradients of watched parameters by position."""
+        index_of = self.layout.index_of
+        return [
+            (index_of[id(param)], gradient.detach() if gradient.requires_grad else gradient)
+            for param, gradient in gradients
+            if id(param) in index_of and gradient.layout == torch.strided
+        ]
+
+    def _sketch(self, seen: _PhaseCalls) -> Tensor:
+        """Float64 [G, k] of all that was seen in one phase."""
+        shape = (len(self.layout.groups), self.layout.k)
+        sketch = torch.zeros(shape, dtype=torch.float64, device=self.layout.device)
+        for measured in seen.calls.values():
+            sketch.index_add_(0, measured.groups, measured.sketch)
+        return sketch if seen.earlier is None else sketch.add_(seen.earlier)
+
+    def _take_off(self) -> None:
+        """Keep of the local gradients of earlier backward passes what is not in ``.grad`` any more, now that the worker
+        has added to what the reduction left there. Where that is nothing, or zero, the user has cleared it: the earlier
+        passes are no part of this step then.
+        """
+        left, self._left = self._left, None
+        if left is None:
+            return
+        seen, self._seen["local"] = self._seen["local"], _PhaseCalls()
+        if left.measured is None:
+            self.copies = {}
+            return
+        adds = left.measured.norm2.sum() > 0
+        earlier = self._sketch(seen).index_add_(0, left.measured.groups, left.measured.sketch, alpha=-1)
+        self._seen["local"].earlier, self._seen["local"].adds = torch.where(adds, earlier, 0.0), adds
+        for index, copy in self.copies.items():
+            self.copies[index] = torch.where(adds, copy - left.copies.get(index, 0.0), 0.0)
 
     def _keep(self, pairs: list[tuple[int, Tensor]], *, add: bool) -> None:
         for index, gradient in pairs:
