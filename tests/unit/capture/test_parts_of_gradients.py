@@ -15,6 +15,7 @@ from torch import nn
 from trueline.capture.adapters import deepspeed
 from trueline.capture.model.layout import Apart, experts, in_shards, make_layout
 from trueline.capture.model.mesh import Mesh
+from trueline.capture.probes.masters import copies_of
 from trueline.capture.step import shared_columns
 from trueline.capture.step.shared_columns import Own
 
@@ -71,6 +72,22 @@ def test_own_parts_of_zero_1_add_up_to_the_gradient():
         param._hp_mapping, param._index_in_param_group = mapping, 0
         total += deepspeed._own_part(param)
     assert torch.equal(total, gradient)
+
+
+def test_a_copy_is_not_compared_where_the_map_to_it_leaves_the_flat_memory():
+    flat = torch.arange(12.0).bfloat16()
+    copies = flat.float()
+    first, second = nn.Parameter(flat[8:]), nn.Parameter(flat[:8])  # dealt out in another order than the model's
+    for param, start in ((first, 0), (second, 0)):
+        param._hp_mapping = SimpleNamespace(
+            use_offload=False,
+            lp_fragment=param.detach(),
+            hp_fragment=copies[start : start + param.numel()],
+            lp_fragment_address=SimpleNamespace(start=0, numel=param.numel()),
+            hp_fragment_address=SimpleNamespace(start=start, numel=param.numel()),
+        )
+    found = copies_of(torch.optim.SGD([copies]), SimpleNamespace(names=["first", "second"], params=[first, second]))
+    assert [copy.name for copy in found] == ["second"]
 
 
 def test_what_is_not_seen_of_a_reduction_is_no_wrong_result():

@@ -67,7 +67,7 @@ class DeepSpeedAdapter(HookingAdapter):
         self._hides = bool(hiding)
         self.notes += [
             f"DeepSpeed {asked[name].format('reduced gradients')} ({name}): they are not compared with the mean of "
-            "what the ranks had before the reduction."
+            "what the ranks had before the reduction, nor all parameters with the copies that the optimizer updates."
             for name in hiding
         ]
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.capture.model.layout import Layout
+from trueline.capture.model.world import own_rank, ranks_of
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,20 @@ def _of_frameworks(layout: Layout) -> Iterator[Copy]:
     for name, param in zip(layout.names, layout.params, strict=True):
         fragments = getattr(param, "_hp_mapping", None)
         main = getattr(param, "main_param", None)
-        if fragments is not None and not fragments.use_offload:
+        if fragments is not None and not fragments.use_offload and _is_in_place(param, fragments):
             yield Copy(name, fragments.lp_fragment.reshape(-1), fragments.hp_fragment.reshape(-1))
         elif isinstance(main, Tensor) and main.numel() == param.numel() and _is_flat(param) and _is_flat(main):
             yield Copy(name, param.view(-1), main.view(-1))
+
+
+def _is_in_place(param: Tensor, fragments: Any) -> bool:
+    """Whether DeepSpeed's map from a parameter to its copy follows the flat memory that is cut among ranks: with
+    ``round_robin_gradients`` it leads to the copy of another one (0.19.8).
+    """
+    ranks = ranks_of(getattr(param, "_dp_group", None))
+    held = param.untyped_storage().nbytes() // param.element_size() // len(ranks)
+    begins = ranks.index(own_rank()) * held + fragments.hp_fragment_address.start
+    return param.storage_offset() + fragments.lp_fragment_address.start == begins
 
 
 def _in_order(optimizer: torch.optim.Optimizer, layout: Layout) -> Iterator[Copy]:
