@@ -185,6 +185,20 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "Sampled elements of parameters, gradients and optimizer states before, then of parameters and states after "
         "the update.",
     ),
+    Column(
+        "token_weights",
+        "list<float64>",
+        "",
+        "On some sampled steps, for each backward pass `TokenWeights`: why nothing is known, tokens, least and "
+        "greatest weight of one in the loss, loss scale taken out, rounding, reduction, scalings.",
+    ),
+    Column(
+        "grads_factor",
+        "float64",
+        "",
+        "By what the gradients that backward left were multiplied before the optimizer received them (clipping: < 1), "
+        "loss scale taken out, at a few elements; None if unseen or by no single number.",
+    ),
 )
 
 PARAM_COLUMNS = frozenset(

@@ -18,6 +18,7 @@ from trueline.capture.probes.surroundings import (
     StreamProbe,
     SurroundingsProbe,
 )
+from trueline.capture.probes.token_weights import TokenWeightProbe
 from trueline.capture.probes.updates import UpdateProbe
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
@@ -36,6 +37,7 @@ class StandardProbes:
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=guard, passes=contributions)
         self._averaging = AveragingProbe()
         self._kept = KeptGradientProbe(guard, rank=team.index)
+        self._token_weights = TokenWeightProbe(guard, contributions)
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
@@ -54,9 +56,10 @@ class StandardProbes:
             ExactCosineProbe(gradients, team),
             UpdateProbe(guard, rank=team.index),
             self._kept,
+            self._token_weights,
         ]
 
     def detach(self) -> None:
         """Stop listening to what torch is called with."""
-        for listener in (self.contributions, self.epoch, self._averaging, self.loss, self._kept):
+        for listener in (self.contributions, self.epoch, self._averaging, self.loss, self._kept, self._token_weights):
             listener.detach()

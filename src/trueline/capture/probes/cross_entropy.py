@@ -1,0 +1,116 @@
+"""The cross-entropy below a loss: found in its graph, which is read before backward uses it.
+
+Nothing of the graph is kept, no logits are read. Letters: N targets, in any shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.model.untraced import Hook
+
+MAX_NODES = 64
+"""Operations between loss and cross-entropy that are looked at."""
+
+_LINEAR = re.compile(
+    "Mul|Div|Neg|Add|Sub|Sum|Mean|Dot|ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Expand|Index|"
+    "Slice|Select|IndexSelect|MaskedSelect|MaskedFill|Where|Stack|Cat|Split|Permute|Transpose|T|AsStrided|_DDPSink"
+)
+"""Operations whose result is a multiple of, or a sum over, what needs a gradient."""
+
+_unknown = object()
+"""Of versions of torch that do not say whether hooks keep a saved tensor: to read it may run a forward pass again."""
+
+_SCALINGS = ("Mul", "Div")
+_MEAN = 1
+_NONE = 0
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The node of one, the operations above it, those of them that multiply or divide, and its reduction as torch
+    numbers it.
+    """
+
+    node: Any
+    depth: int
+    scalings: int
+
+    @property
+    def reduction(self) -> int:
+        """0: none, 1: mean, 2: sum."""
+        return int(self.node._saved_reduction)
+
+
+def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
+    """The only cross-entropy that ``roots`` are a multiple of, or the number of the doubt (``schema.token_weights``).
+
+    Everything that needs a gradient must lead to it: a path that ends elsewhere is another term of the loss.
+    """
+    ahead = deque(root.grad_fn for root in roots if root.grad_fn is not None)
+    seen: set[Any] = set()
+    found: list[Any] = []
+    strange = False
+    scalings = 0
+    while ahead and len(seen) < MAX_NODES:
+        node = ahead.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        kind = node.name()
+        if kind.startswith("NllLoss"):
+            found.append(node)
+            continue
+        operation = kind.rstrip("0123456789").removesuffix("Backward")
+        strange |= _LINEAR.fullmatch(operation) is None
+        scalings += operation in _SCALINGS
+        ahead.extend(below for below, _ in node.next_functions if below is not None)
+    if not found:
+        return 1
+    if ahead or any(not node.next_functions for node in seen):
+        return 2
+    if len(found) > 1:
+        return 3
+    hooked = getattr(found[0]._raw_saved_total_weight, "unpack_hook", _unknown)
+    if hooked is not None:
+        return 8
+    if found[0]._saved_weight is not None:
+        return 4
+    return 5 if strange else CrossEntropy(found[0], len(seen), scalings)
+
+
+def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype], None]) -> None:
+    """Call ``take``, once, with the number of its targets that count, their least and greatest weight, float64 [], and
+    the dtype that these were in, when the gradient reaches it. The node must not be held by what is registered on it,
+    or neither would ever be freed.
+    """
+    node, reduction = to.node, to.reduction
+    ignored = int(node._saved_ignore_index)
+    ignored -= 2**64 if ignored >= 2**63 else 0  # torch shows it without its sign
+    kept = (node._saved_target if reduction == _NONE else node._saved_total_weight).detach()
+
+    awaited = [True]
+
+    def reached(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[0]
+        if gradient is None or not awaited:
+            return
+        awaited.clear()
+        g = gradient.detach().to(torch.float64)
+        if reduction == _NONE:
+            counts_N = (kept != ignored) & (g != 0)
+            least, greatest = (torch.where(counts_N, g, end) for end in (torch.inf, -torch.inf))
+            take(counts_N.sum().double(), least.min(), greatest.max(), gradient.dtype)
+            return
+        total = kept.to(torch.float64)
+        weight = g / total if reduction == _MEAN else g
+        take(total, weight, weight, gradient.dtype)
+
+    node.register_prehook(Hook(reached))
