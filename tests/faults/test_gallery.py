@@ -60,6 +60,8 @@ WANTED = (
     *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
     *(f"U{number}" for number in range(1, 7)),
+    "W1",
+    "W2",
 )
 
 

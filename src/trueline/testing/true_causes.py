@@ -77,6 +77,8 @@ _CAUSES: dict[str, str] = {
     "U4": "updates-lost-in-rounding",
     "U5": "masters-not-copied",
     "U6": "gradients-not-cleared",
+    "W1": "tokens-weighted-unequally",
+    "W2": "loss-not-divided",
 }
 """Of an id, else of its family: slugs with spaces between, any of which is right."""
 

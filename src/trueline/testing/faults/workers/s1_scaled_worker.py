@@ -6,7 +6,7 @@ Nothing fails: its samples count c times in every update.
 Planted: the loss of one rank times 1.1, times 2, halved; its gradient alone, by hooks on parameters, or by a loss scale
 of 1,024 that is not in the recorded loss; under DDP, FSDP2 and a hand-written all-reduce; of two workers and of four,
 from the first step or later.
-Twin: the same factor on every rank.
+Twin: the same factor on every rank; of four ranks that of a loss is taken out of the gradients before the update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Problem, Regression
 from trueline.testing.sharding import sharded
-from trueline.testing.training import batches_of, fit, mean_gradients, wrapped
+from trueline.testing.training import batches_of, fit, mean_gradients, nothing, wrapped
 from trueline.testing.witness import trains_differently
 
 BAD_RANK = 1
@@ -41,7 +41,11 @@ def loss_times(
         here = next(at_step) >= first and _here(ctx, faulty)
         return problem.loss(called, batch) * (factor if here else 1.0)
 
-    return fit(ctx, problem, batches=_fresh(ctx, problem, batch_size), steps=steps, loss_of=loss_of)
+    model = wrapped(problem.model())
+    batches = _fresh(ctx, problem, batch_size)
+    takes_out = not faulty and ctx.world_size > 2  # of two, half a gradient is one that is divided twice
+    after = partial(_take_out, model, factor, first) if takes_out else nothing
+    return fit(ctx, problem, model, batches=batches, steps=steps, loss_of=loss_of, after_backward=after)
 
 
 def by_hooks(ctx: EntryContext, faulty: bool, *, factor: float = 2.0) -> nn.Module:
@@ -93,7 +97,14 @@ def fsdp(ctx: EntryContext, faulty: bool, *, factor: float = 2.0) -> nn.Module:
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
         return problem.loss(called, batch) * (factor if _here(ctx, faulty) else 1.0)
 
-    return fit(ctx, problem, model, batches=_fresh(ctx, problem), steps=20, loss_of=loss_of)
+    after = nothing if faulty else partial(_take_out, model, factor, 0)
+    return fit(ctx, problem, model, batches=_fresh(ctx, problem), steps=20, loss_of=loss_of, after_backward=after)
+
+
+def _take_out(model: nn.Module, factor: float, first: int, step: int) -> None:
+    for param in model.parameters():
+        if param.grad is not None and step >= first:
+            param.grad.div_(factor)
 
 
 def _here(ctx: EntryContext, faulty: bool) -> bool:

@@ -1,0 +1,236 @@
+"""All tokens together weigh another number than 1.
+
+What it finds
+-------------
+A loss that is not divided by the accumulation steps, is divided twice, or is multiplied by a constant: the learning
+rate and the clipping norm are in effect that many times as large.
+
+Why it matters
+--------------
+All ranks share it, the loss that is logged often is right, and the run looks like one with a bad learning rate.
+
+How it decides
+--------------
+By arithmetic, at the steps and micro-batches at which `token-weights-differ` looks: the number of tokens times what
+each weighs, added up over micro-batches, in the mean over ranks, times what the reduction was measured to multiply
+with (a sum of losses that were divided before is right). The sum is to be 1, to 1 % or the roundings on the way (2u(n +
+4)).
+
+What the script does to gradients after backward is seen, too, at a few elements: where they are divided such that the
+sum comes to 1, nothing is wrong, and where they are so much smaller that it comes to less (clipped, perhaps), nothing
+is said. It is reported where it was the same wrong sum in at least half of the steps that tell since the first one, and
+it is a warning: a constant factor can be meant.
+
+Left alone are sums that are meant: a token that weighs 1, or 1 over the number of samples (the sum over a sample's
+tokens); as many as there are ranks (multiplied since the reduction averages), unless that is also the number of
+micro-batches and nothing is multiplied or divided at all; one over the ranks, other than under DDP (a reduction that
+was told to add); powers of two from 16 on, which are a loss scale that was not seen; and steps with fewer micro-batches
+than others.
+
+What it may miss
+----------------
+What `token-weights-differ` may miss; sums that change from step to step; gradients that are reduced by hand.
+
+Example
+-------
+All tokens together weigh 4 at steps 0-15: the loss is not divided by the 4 micro-batches of a step.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+for batch in micro_batches:
+    cross_entropy(model(batch.x), batch.y).backward()  # gradients add up to 4 means
+optimizer.step()
+```
+
+Right:
+
+```python
+for batch in micro_batches:
+    (cross_entropy(model(batch.x), batch.y) / len(micro_batches)).backward()
+optimizer.step()
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueline.analyze.compared_ranks import data_parallel_ranks
+from trueline.analyze.workers.token_weighting import LEAST, Weighed, noun_of, weighed_steps
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.site import Site
+from trueline.schema.text.words import steps_text
+from trueline.store.reader import Run
+
+CODE = "loss-scale-wrong"
+QUESTION = "weights"
+NEEDS: tuple[str, ...] = ("token_weights", "grads_factor")
+
+NEAR = 0.02
+"""Relative difference within which factors that were measured at gradients are equal: those of bfloat16 are."""
+
+LOSS_SCALE = 16.0
+"""Powers of two from here on may be a loss scale."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What all tokens of ``of`` weigh together, and whether that is wrong: None where gradients were changed after
+    backward so that it cannot be told.
+    """
+
+    of: Weighed
+    value: float
+    wrong: bool | None
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of sums that are not 1; raises ``CannotTell`` where no step tells, or the sum may be meant."""
+    every = weighed_steps(run)
+    most = max(each.num_micro or 0 for each in every)
+    whole = [each for each in every if each.num_micro == most and (not each.differs or each.is_means)]
+    sums = list(_sums(run, whole))
+    known = [each for each in sums if each.wrong is not None]
+    if not known:
+        raise CannotTell(
+            "what happens to gradients between backward and update is not known, or not only a division"
+            if whole
+            else "micro-batches have weights of their own, which are not those of means",
+            reason="undecidable",
+        )
+    wrong = [each for each in known if each.wrong]
+    since = [each for each in known if wrong and each.of.step >= wrong[0].of.step]
+    if 2 * len(wrong) < len(since) or not wrong:
+        return []
+    value = float(np.median([each.value for each in wrong]))
+    if any(abs(each.value / value - 1) > each.of.tolerance for each in wrong):
+        raise CannotTell(
+            f"all tokens together weigh {min(each.value for each in wrong):.3g} to "
+            f"{max(each.value for each in wrong):.3g}, as a loss that is a sum on purpose",
+            reason="undecidable",
+        )
+    num_ranks = len(data_parallel_ranks(run))
+    if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
+        raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
+    return [_finding(wrong, value, among=[each.of.step for each in known], noun=noun_of(run), num_ranks=num_ranks)]
+
+
+def _sums(run: Run, steps: Sequence[Weighed]) -> list[_Sum]:
+    ranks = data_parallel_ranks(run)
+    factors, measured = run.pivot("grads_factor")
+    row_of = {int(step): row for row, step in enumerate(run.steps)}
+    columns = [run.ranks.index(rank) for rank in ranks]
+    reduced = run.lists("group_reduce_factor", steps=[each.step for each in steps]) if len(ranks) > 1 else {}
+    sums: list[_Sum] = []
+    for each in steps:
+        by = _reduction_of(run, each.step, ranks, reduced)
+        row = row_of[each.step]
+        told = by is not None and bool(measured[row, columns].all())
+        value = each.total * (by or 1.0)
+        sums.append(_Sum(each, value, _is_wrong(value, factors[row, columns], each.tolerance) if told else None))
+    return sums
+
+
+def _is_wrong(value: float, factors: np.ndarray, tolerance: float) -> bool | None:
+    """Whether tokens that weigh ``value`` together do not come to 1, with what gradients were multiplied by after
+    backward. Clipping makes them smaller, nothing makes them larger.
+    """
+    if abs(value - 1) <= tolerance:
+        return False
+    factor = float(np.median(factors))
+    if np.ptp(factors) > NEAR * abs(factor) or factor > 1 + NEAR or factor <= 0:
+        return None
+    if abs(value * factor - 1) <= NEAR:
+        return False
+    return None if value > 1 > value * factor else True
+
+
+def _reduction_of(
+    run: Run, step: int, ranks: Sequence[int], reduced: Mapping[tuple[int, int], np.ndarray]
+) -> float | None:
+    """By what the reduction multiplies the mean over ranks: 1, or their number where it adds; None if unclear."""
+    if len(ranks) == 1:
+        return 1.0
+    values = [np.asarray(reduced[step, rank], dtype=np.float64) for rank in ranks if (step, rank) in reduced]
+    finite = [value for each in values for value in each[np.isfinite(each)]]
+    if not finite:
+        return None
+    factor = float(np.median(finite))
+    near = [known for known in (1.0, float(len(ranks))) if abs(factor / known - 1) <= NEAR]
+    return near[0] if near else None
+
+
+def _meant(run: Run, steps: Sequence[Weighed], value: float, num_ranks: int) -> str:
+    """Why this sum may be on purpose, in words; '' where nothing suggests so."""
+    told = steps[0]
+    micros = told.num_micro or 1
+    near = LEAST + told.rounding
+    if micros > 1 and _is(value, micros, near) and not (_is(value, num_ranks, near) and told.scalings):
+        return ""
+    if num_ranks > 1 and _is(value, num_ranks, near):
+        return "as many as there are ranks: the loss may be multiplied since the reduction averages"
+    if num_ranks > 1 and _is(value * num_ranks, 1.0, near) and run.manifest.adapter != "ddp":
+        return "one over the ranks: the reduction may have been told to add"
+    if value >= LOSS_SCALE * (1 - near) and _is(value, 2.0 ** round(math.log2(value)), near):
+        return "a power of two, as a loss scale that was not seen"
+    if told.reduction != 1 and value > 1 and _per_sample(run, told, near):
+        return "as a loss that is a sum over the tokens of a sample, or of all"
+    return ""
+
+
+def _per_sample(run: Run, told: Weighed, near: float) -> bool:
+    """Whether a token weighs 1, or 1 over a number of samples: of a micro-batch, a rank's step, or all ranks'."""
+    part = told.parts[0]
+    read = run.lists("sample_digests", steps=[told.step], ranks=[part.rank]).get((told.step, part.rank), ())
+    micros, num = told.num_micro or 1, len(read)
+    counts = (1.0, float(num), num / micros, float(micros))
+    return any(count and _is(part.weight * count, 1.0, near) for count in counts)
+
+
+def _is(value: float, number: float, near: float) -> bool:
+    return abs(value / number - 1) <= near
+
+
+def _finding(wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun: str, num_ranks: int) -> Finding:
+    steps = [each.of.step for each in wrong]
+    told = wrong[0].of
+    ranks = tuple(sorted(told.by_rank))
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"All {noun}s together weigh {value:.4g} at {steps_text(steps, among=among)}"
+        f"{_because(value, told, num_ranks)}.",
+        ranks=ranks,
+        step_first=min(steps),
+        step_last=max(steps),
+        sites=tuple(str(Site(told.step, 0, rank, "loss", "all")) for rank in ranks[:2]),
+        measured=value,
+        expected=1.0,
+        unit=f"sum of the weights of all {noun}s",
+        false_alarm_rate=0.0,
+        evidence={"steps": steps[:100], "num_micro": told.num_micro},
+        next=(
+            "Print what the loss of each micro-batch is multiplied and divided by: the mean over all "
+            f"{noun}s of a step is what an optimizer's usual learning rates are for.",
+            "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
+        ),
+    )
+
+
+def _because(value: float, told: Weighed, num_ranks: int) -> str:
+    micros, near = told.num_micro or 1, LEAST + told.rounding
+    if micros > 1 and _is(value, micros, near):
+        return f": the loss is not divided by the {micros} micro-batches of a step"
+    if micros > 1 and _is(value * micros, 1.0, near):
+        return f": the loss is divided once more by the {micros} micro-batches of a step"
+    if num_ranks > 1 and _is(value * num_ranks, 1.0, near):
+        return f": the loss is divided by the {num_ranks} ranks, over which the reduction averages"
+    return ", and should weigh 1"

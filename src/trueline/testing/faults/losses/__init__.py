@@ -1,0 +1,1 @@
+"""Faults in how the loss weighs its tokens, which all ranks share."""

@@ -1,0 +1,158 @@
+"""The token-weight law: means of means and wrong sums are found, what is meant or equal but for rounding is left alone.
+
+A Run here is the rows that the probe writes: tokens and weight of each micro-batch, of steps whose counts vary.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from tests.unit.healthy_run import healthy_rows, write_run
+
+import trueline
+from trueline.analyze.workers.token_weighting import LEAST
+from trueline.schema.token_weights import TokenWeights
+
+CODES = ("loss-scale-wrong", "token-weights-differ")
+FLOAT32 = 8e-7
+
+
+def run_of(path, weigh, *, num_ranks=1, num_micro=3, steps=range(8), factor=1.0, spread=(5, 200), **fields):
+    """A Run in which ``weigh(counts [ranks, micro])`` gives the weights [ranks, micro]."""
+    draw = np.random.default_rng(7)
+    rows = healthy_rows(num_ranks, len(steps))
+    for step in steps:
+        counts = draw.integers(*spread, (num_ranks, num_micro))
+        weights = np.broadcast_to(weigh(counts), counts.shape)
+        for rank in range(num_ranks):
+            rows[step, rank] |= {"token_weights": list(itertools.chain(*map(row_of, counts[rank], weights[rank])))}
+            rows[step, rank] |= {"grads_factor": factor, "group_reduce_factor": [1.0] * 3}
+            rows[step, rank] |= fields
+    return write_run(path, rows)
+
+
+def row_of(count, weight, *, within=0.0, reduction=1.0, scalings=1.0, doubt=0.0):
+    known = (count, weight, weight * (1 + within), 1.0, FLOAT32, reduction, scalings)
+    return [getattr(TokenWeights(doubt, *known), name) for name in TokenWeights.__slots__]
+
+
+def findings(run):
+    """Severity and the finding by code."""
+    return {each.code: each for each in trueline.check(run).findings if each.code in CODES}
+
+
+def not_run(run):
+    return {each.check: each for each in trueline.check(run).checks_not_run if each.check in CODES}
+
+
+def means(counts):
+    return 1 / counts / counts.shape[1]
+
+
+def fair(counts):
+    return counts.shape[0] / counts.sum()
+
+
+def test_means_of_micro_batches_are_a_warning(tmp_path):
+    finding = findings(run_of(tmp_path / "run", means))["token-weights-differ"]
+    assert (finding.severity, finding.false_alarm_rate, finding.step_first) == ("warning", 0.0, 0)
+    assert finding.measured >= 2
+    assert "each micro-batch's loss is a mean over its own tokens, which are" in finding.claim
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_every_token_alike_is_left_alone(tmp_path, num_ranks):
+    run = run_of(tmp_path / "run", fair, num_ranks=num_ranks)
+    assert findings(run) == {}
+    assert not_run(run) == {}
+
+
+@pytest.mark.parametrize(
+    ("weigh", "spread", "num_ranks"),
+    [(means, (90, 110), 1), (lambda counts: 1 / counts.sum(axis=1, keepdims=True), (5, 200), 2)],
+    ids=["counts that hardly differ", "means of ranks"],
+)
+def test_what_is_common_is_an_information(tmp_path, weigh, spread, num_ranks):
+    found = findings(run_of(tmp_path / "run", weigh, spread=spread, num_ranks=num_ranks))
+    assert {code: each.severity for code, each in found.items()} == {"token-weights-differ": "info"}
+
+
+def test_a_last_micro_batch_of_an_epoch_is_an_information(tmp_path):
+    """Counts are equal, but for a few steps."""
+
+    def weigh(counts):
+        return 1 / counts / 3
+
+    rows = healthy_rows(1, 8)
+    for step in range(8):
+        counts = np.array([32, 32, 3 if step == 5 else 32])
+        rows[step, 0] |= {"token_weights": list(itertools.chain(*map(row_of, counts, weigh(counts))))}
+        rows[step, 0] |= {"grads_factor": 1.0}
+    finding = findings(write_run(tmp_path / "run", rows))["token-weights-differ"]
+    assert (finding.severity, finding.step_first, finding.step_last) == ("info", 5, 5)
+
+
+def test_rounding_is_no_difference(tmp_path):
+    draw = np.random.default_rng(0)
+    near = run_of(tmp_path / "near", lambda counts: fair(counts) * (1 + draw.uniform(-1, 1, counts.shape) * LEAST / 3))
+    assert findings(near) == {}
+
+
+@pytest.mark.parametrize(
+    ("weigh", "because"),
+    [
+        (lambda counts: counts.shape[1] * fair(counts), "is not divided by the 3 micro-batches"),
+        (lambda counts: fair(counts) / counts.shape[1], "divided once more by the 3 micro-batches"),
+        (lambda counts: 1.1 * fair(counts), "and should weigh 1"),
+    ],
+    ids=["undivided", "divided twice", "a constant"],
+)
+def test_a_wrong_sum_is_a_warning(tmp_path, weigh, because):
+    finding = findings(run_of(tmp_path / "run", weigh))["loss-scale-wrong"]
+    assert finding.severity == "warning"
+    assert because in finding.claim
+
+
+@pytest.mark.parametrize(
+    ("weigh", "fields", "num_ranks"),
+    [
+        (lambda counts: 3 * fair(counts), {"grads_factor": 1 / 3}, 1),
+        (lambda counts: fair(counts) / 2, {"group_reduce_factor": [2.0] * 3}, 2),
+    ],
+    ids=["divided after backward", "added up by the reduction"],
+)
+def test_a_sum_that_is_mended_later_is_right(tmp_path, weigh, fields, num_ranks):
+    run = run_of(tmp_path / "run", weigh, num_ranks=num_ranks, **fields)
+    assert findings(run) == {}
+    assert "loss-scale-wrong" not in not_run(run)
+
+
+@pytest.mark.parametrize(
+    ("weigh", "fields", "num_ranks", "why"),
+    [
+        (lambda counts: 1.0, {}, 1, "sum on purpose"),
+        (lambda counts: 2 * fair(counts), {}, 2, "as many as there are ranks"),
+        (lambda counts: 1024 * fair(counts), {}, 1, "loss scale"),
+        (lambda counts: 3 * fair(counts), {"grads_factor": 0.1}, 1, "between backward and update"),
+        (lambda counts: 3 * fair(counts), {"grads_factor": None}, 1, "between backward and update"),
+        (lambda counts: fair(counts) * np.arange(1, 4) / 2, {}, 1, "weights of their own"),
+    ],
+    ids=["sum", "times the ranks", "unseen scale", "clipped", "changed", "tasks"],
+)
+def test_what_may_be_meant_cannot_be_told(tmp_path, weigh, fields, num_ranks, why):
+    run = run_of(tmp_path / "run", weigh, num_ranks=num_ranks, **fields)
+    assert findings(run) == {}
+    assert why in not_run(run)["loss-scale-wrong"].why
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [({"doubt": 2.0}, "by-design"), ({"doubt": 7.0}, "undecidable"), ({"within": 0.5}, "undecidable")],
+)
+def test_what_was_not_seen_has_its_reason(tmp_path, row, reason):
+    rows = healthy_rows(1, 4)
+    for each in rows.values():
+        each |= {"token_weights": row_of(10, 0.1, **row), "grads_factor": 1.0}
+    run = write_run(tmp_path / "run", rows)
+    assert findings(run) == {}
+    assert {each.reason for each in not_run(run).values()} == {reason}
