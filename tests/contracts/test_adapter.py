@@ -102,7 +102,7 @@ def wrap(model, kind):
     if kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(model[0])
+        fully_shard([model[0], model[2]])  # several modules in one group
         return fully_shard(model)
     if kind.startswith("fsdp1"):
         from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1

@@ -157,12 +157,11 @@ def holds_padding(model: nn.Module) -> bool:
 
 
 def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
-    """FSDP2's own groups of the parameters of ``model``; none where a version of torch keeps them elsewhere."""
-    for module in model.modules():
-        state_of = getattr(module, "_get_fsdp_state", None)
-        if state_of is None:
-            continue
-        state = state_of()
+    """FSDP2's own groups of the parameters of ``model``, which several modules may share; none where a version of torch
+    keeps them elsewhere.
+    """
+    states = (module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state"))
+    for state in dict.fromkeys(states):
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:
             single = getattr(state, "_fsdp_param_group", None)
