@@ -91,6 +91,14 @@ def test_copies_on_parts_of_a_model_that_part_are_found_in_the_groups_together(d
     assert (finding.evidence["last_equal"], finding.evidence["first_different"]) == (20, 22)
 
 
+def test_copies_beside_the_local_tensors_of_ddp_over_tensor_parallelism_are_known(tmp_path):
+    watched("ddp_tp", tmp_path / "run", world=4, steps=2)
+    alike = trueline.open_run(tmp_path / "run").env[0].alike
+    assert [
+        (held.ranks, "layers.0.norm.weight" in held.params, "layers.0.up.weight" in held.params) for held in alike
+    ] == [([0, 1], True, False)]
+
+
 def test_one_line_and_one_page_cover_all_groups(drifting):
     assert "(fsdp2, 4 ranks in 2 groups)" in last_line(str(drifting))
     assert [result.run.ranks for result in results_of(str(drifting))] == [[0, 2], [1, 3]]

@@ -270,7 +270,7 @@ def copies(layout: Layout) -> dict[tuple[int, ...], list[str]]:
     these hold in copies instead.
     """
     named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
-    meshes = {name: layout.mesh.of(param) for name, param in named if is_dtensor(param)}
+    meshes = {name: layout.mesh.of(param) for name, param in named if is_dtensor(param) or hasattr(param, "_st_info")}
     cuts = {
         mesh.group(axis)
         for mesh in meshes.values()

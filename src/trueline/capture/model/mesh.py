@@ -108,13 +108,15 @@ class Mesh:
         return "all" if self.shards == 1 else f"shard {self.shard} of {self.shards}"
 
     def of(self, param: Tensor) -> Mesh:
-        """The mesh that ``param`` is on, with the roles that its own placements give the axes."""
-        held: Any = getattr(param, "device_mesh", None)
+        """The mesh that ``param`` is on, with the roles that its own placements give the axes. (Where DDP is over tensor
+        parallelism, torch leaves what they were beside the local tensor, ``torch.distributed.tensor.parallel.ddp``.)
+        """
+        spec: Any = getattr(param, "_st_info", param)
+        held = getattr(spec, "device_mesh", None)
         if held is None:
             return self if is_piece(param) else replace(self, roles=tuple(map(_whole, self.roles)))
         mesh = on_device_mesh(held, rank=self.rank)
-        placements: Any = param.placements  # type: ignore[attr-defined]
-        cuts = [not placement.is_replicate() for placement in placements]  # FSDP cuts what is cut already in strides
+        cuts = [not placement.is_replicate() for placement in spec.placements]  # FSDP cuts what is cut in strides
         roles = [self._role(mesh.group(name)) if cut else "replica" for name, cut in zip(mesh.names, cuts, strict=True)]
         return replace(mesh, roles=tuple(roles))
 
