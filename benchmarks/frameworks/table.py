@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.frameworks.job import FAULTS
 from benchmarks.page import table
 
-FRAMEWORKS = (
-    *("launchers", "ddp", "fsdp", "trainer", "trl", "accelerate", "lightning", "ray"),
-    *("deepspeed", "deepspeed_hf", "megatron"),
-)
+FRAMEWORKS = {
+    "launchers": "launchers",
+    "ddp": "torch's DDP",
+    "fsdp": "torch's FSDP",
+    "trainer": "Transformers",
+    "trl": "TRL",
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "ray": "Ray",
+    "deepspeed": "DeepSpeed",
+    "deepspeed_hf": "DeepSpeed below Hugging Face",
+    "megatron": "Megatron-core",
+}
+"""Each file here, and what to call it."""
 
 TITLE = "Frameworks, with the real package"
 
@@ -69,20 +79,40 @@ def _grey(results: Mapping[str, Any]) -> list[str]:
         for what, said in tried["cells"].items()
         if said
     ]
-    unseen: dict[str, list[str]] = {}
-    for name, of in results.items():
-        for mode, tried in of["modes"].items():
-            for note in [
-                *tried.get("notes", []),
-                *(f"`{code}`: {why}" for code, why in tried.get("not run", {}).items()),
-            ]:
-                unseen.setdefault(note, []).append(f"{name} {mode}")
-    lines = [f"- {note} ({'; '.join(where)})" for note, where in unseen.items()]
+    every = [(name, mode) for name, of in results.items() for mode, tried in of["modes"].items() if "not run" in tried]
+    unseen: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, mode in every:
+        tried = results[name]["modes"][mode]
+        for code, why in [*(("", note) for note in tried["notes"]), *tried["not run"].items()]:
+            unseen.setdefault((code, why), []).append((name, mode))
+    codes: dict[tuple[str, str], list[str]] = {}
+    for (code, why), found in unseen.items():
+        codes.setdefault((why.rstrip("."), _where(found, every)), []).extend([f"`{code}`"] if code else [])
+    lines = [f"- {', '.join(of)}{': ' if of else ''}{why}. {where}" for (why, where), of in codes.items()]
     return [
         *(["## What is not right", "\n".join(wrong)] if wrong else []),
         "## What is not seen, and why",
         "\n".join(lines) or "Nothing.",
     ]
+
+
+def _where(found: Sequence[tuple[str, str]], every: Sequence[tuple[str, str]]) -> str:
+    """In which modes of which frameworks, or in which it is not where these are few."""
+    others = [one for one in every if one not in found]
+    if not others:
+        return "*(all)*"
+    if len(others) < len(found) / 3:
+        return f"*(all but {_named(others, every)})*"
+    return f"*({_named(found, every)})*"
+
+
+def _named(some: Sequence[tuple[str, str]], every: Sequence[tuple[str, str]]) -> str:
+    texts = []
+    for name in dict.fromkeys(name for name, _ in some):
+        modes = [mode for of, mode in some if of == name]
+        is_whole = len(modes) == len([mode for of, mode in every if of == name])
+        texts.append(FRAMEWORKS[name] if is_whole else f"{FRAMEWORKS[name]}: {'; '.join(modes)}")
+    return " · ".join(texts)
 
 
 def _how(results: Mapping[str, Any]) -> str:

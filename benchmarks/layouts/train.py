@@ -375,7 +375,7 @@ def ep_hand(job: Job) -> str:
 
 
 def ep_fsdp2(job: Job) -> str:
-    """The same with FSDP2: experts are cut among their replicas, all else among all ranks."""
+    """Experts with FSDP2, which cuts them among their replicas, all else among all ranks."""
     mesh = _expert_mesh()
     all_ranks = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     model = plain(lambda: Experts(mesh.get_group("ep"), mesh.get_local_rank("ep")))

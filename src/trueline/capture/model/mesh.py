@@ -108,8 +108,8 @@ class Mesh:
         return "all" if self.shards == 1 else f"shard {self.shard} of {self.shards}"
 
     def of(self, param: Tensor) -> Mesh:
-        """The mesh that ``param`` is on, with the roles that its own placements give the axes. (Where DDP is over tensor
-        parallelism, torch leaves what they were beside the local tensor, ``torch.distributed.tensor.parallel.ddp``.)
+        """The mesh that ``param`` is on, with the roles that its own placements give the axes. (For DDP over tensor
+        parallelism torch leaves what they were beside the local tensor, ``torch.distributed.tensor.parallel.ddp``.)
         """
         spec: Any = getattr(param, "_st_info", param)
         held = getattr(spec, "device_mesh", None)
