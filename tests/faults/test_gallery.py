@@ -54,12 +54,10 @@ LEFT_OPEN = ("D5", "N4", "R3.fsdp")
 WANTED = (
     *(f"D{number}" for number in range(1, 8)),
     *(f"R{number}" for number in range(1, 11)),
-    "S1",
-    "S3",
-    "S4",
+    *(f"S{number}" for number in range(1, 5)),
     *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
-    *(f"U{number}" for number in range(1, 7)),
+    *(f"U{number}" for number in range(1, 8)),
     "W1",
     "W2",
 )

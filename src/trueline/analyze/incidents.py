@@ -33,6 +33,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
     "worker-direction-outlier": ("dispersion-high",),
     "grad-spike": ("loss-spike",),
+    "norm-misreported": ("clip-differs", "reduction-mismatch", *_OF_UPDATES),
+    "clip-differs": ("reduction-mismatch", *_OF_UPDATES),
     "grad-accumulates": (*_JUMPS, *_APART),
     "optimizer-detached": ("param-frozen",),
     "param-frozen": (*_OF_UPDATES, "optimizer-state-stale"),

@@ -172,6 +172,21 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
     ),
     Column(
+        "clip_facts",
+        "string",
+        "",
+        "On sampled steps, JSON of each call that clips by a norm: what it was given, and which elements `clip_values` "
+        "are.",
+    ),
+    Column(
+        "clip_values",
+        "list<float64>",
+        "",
+        "For each of these calls: the norm that it clips by (NaN where ranks hold parts of that), the squared norms of "
+        "this rank's shards and of what it holds whole, the loss scale, then sampled elements of gradients before and "
+        "after.",
+    ),
+    Column(
         "update_facts",
         "string",
         "",

@@ -61,6 +61,7 @@ _CAUSES: dict[str, str] = {
     "S1": "loss-scaled-on-rank",
     "S1.hooks": "gradient-scaled-on-rank",
     "S1.kept": "gradient-scaled-on-rank",
+    "S2": "clipping-wrong",
     "S3": "optimizer-settings-differ",
     "S3.autocast": "precision-differs-on-rank",
     "S3.dtype": "precision-differs-on-rank",
@@ -77,6 +78,7 @@ _CAUSES: dict[str, str] = {
     "U4": "updates-lost-in-rounding",
     "U5": "masters-not-copied",
     "U6": "gradients-not-cleared",
+    "U7": "clipping-wrong",
     "W1": "tokens-weighted-unequally",
     "W2": "loss-not-divided",
 }

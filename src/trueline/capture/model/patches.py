@@ -132,5 +132,18 @@ def scales() -> list[PatchedCall]:
     return [scale, *_deepspeeds]
 
 
+clips = (
+    PatchedCall(torch.nn.utils.clip_grad, "_clip_grads_with_norm_"),
+    PatchedCall(torch.nn.utils, "clip_grads_with_norm_"),
+)
+"""Calls of ``(parameters, max_norm, total_norm)`` that clip: by ``clip_grad_norm_``, which looks its parts up when it
+is called, whatever name a script has for it, and the public one.
+"""
+norms = (
+    PatchedCall(torch.nn.utils.clip_grad, "_get_total_norm"),
+    PatchedCall(torch.nn.utils, "get_total_norm"),
+)
+"""Calls of ``(tensors, norm_type)`` that compute the norm for these."""
+
 optimizer_init = PatchedCall(torch.optim.Optimizer, "__init__")
 ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")

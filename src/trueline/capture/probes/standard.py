@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trueline.capture.probes.base import Probe
 from trueline.capture.probes.batch import BatchProbe
+from trueline.capture.probes.clipping import ClippingProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -35,9 +36,6 @@ class StandardProbes:
         contributions.listen(guard)
         self.epoch = EpochProbe()
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=guard, passes=contributions)
-        self._averaging = AveragingProbe()
-        self._kept = KeptGradientProbe(guard, rank=team.index)
-        self._token_weights = TokenWeightProbe(guard, contributions)
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
@@ -45,7 +43,7 @@ class StandardProbes:
                 by_hand=getattr(adapter, "reduces_by_hand", False), goes_round=getattr(adapter, "goes_round", None)
             ),
             ModeProbe(adapter.notes, contributions),
-            self._averaging,
+            AveragingProbe(),
             BatchProbe(contributions),
             self.loss,
             SampleLossProbe(adapter.notes, self.loss, contributions),
@@ -55,11 +53,15 @@ class StandardProbes:
             gradients,
             ExactCosineProbe(gradients, team),
             UpdateProbe(guard, rank=team.index),
-            self._kept,
-            self._token_weights,
+            KeptGradientProbe(guard, rank=team.index),
+            ClippingProbe(guard),
+            TokenWeightProbe(guard, contributions),
         ]
 
     def detach(self) -> None:
         """Stop listening to what torch is called with."""
-        for listener in (self.contributions, self.epoch, self._averaging, self.loss, self._kept, self._token_weights):
-            listener.detach()
+        self.contributions.detach()
+        for probe in self.each:
+            detach = getattr(probe, "detach", None)
+            if detach is not None:
+                detach()

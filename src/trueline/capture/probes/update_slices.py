@@ -152,6 +152,14 @@ def _is_shared(own: Tensor) -> bool:
     return own.device.type == "cpu" and own.is_shared()
 
 
+def place_in(param: Tensor, layout: Layout, random: random.Random) -> Place | None:
+    """A random place in a parameter that ``layout`` has; None where it has no plain elements."""
+    own, at = _memory(param), layout.index_of[id(param)]
+    if not _is_plain(own) or not own.numel() or _is_shared(own):
+        return None
+    return _place(param, layout.names[at], at, 0, own, random)
+
+
 def _place(param: Tensor, name: str, position: int, group: int, own: Tensor, random: random.Random) -> Place:
     if own.is_contiguous():
         num = min(LENGTH, own.numel())

@@ -23,8 +23,6 @@ from trueline.store.reader import Run
 CAUSES = {cause.slug: cause for cause in known_causes()}
 CODES = {check.code for check in installed_checks()} | set(COMPARE_CODES)
 COMING = {
-    "clip-differs",
-    "norm-misreported",
     "schedule-differs",
 }
 

@@ -1,0 +1,237 @@
+"""Calls that clip gradients by their norm: what they were given, what that norm was, what became of some elements."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model import patches
+from trueline.capture.model.layout import Layout
+from trueline.capture.model.mesh import is_dtensor
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.update_slices import NUM_SLICES, Gathered, Place, place_in
+from trueline.capture.probes.updates import EARLY, MAX_WAITING, gap
+
+MAX_CALLS = 4
+"""Calls of a step that are looked at: the last ones."""
+
+NUMBERS = 4
+"""What ``_Call.numbers`` holds."""
+
+
+_ACCUMULATED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""In what the squares of gradients are summed that are kept in less."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call. ``numbers`` are float64 [4]: the total norm that it was given (NaN where ranks hold parts of that), the
+    squared norms of this rank's shards and of what it holds whole, and the loss scale. ``unscaled`` are the optimizers,
+    by ``id``, whose gradients a scaler had divided by it.
+    """
+
+    facts: dict[str, Any]
+    numbers: Tensor
+    places: Sequence[Place]
+    before: Gathered
+    after: Gathered
+    unscaled: frozenset[int]
+
+
+class ClippingProbe:
+    """Listens to the functions that ``clip_grad_norm_`` of torch itself calls, so that it does not matter by which name
+    a script has imported that, and to those that compute a norm and clip by it one by one.
+    """
+
+    name = "clipping"
+    moments = ("gradients",)
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._next_step = 0
+        self._waiting: dict[int, list[_Call]] = {}
+        self._norm_type: float | None = None
+        self._forget()
+        for patched in patches.clips:
+            patched.add(self._before_clip)
+            patched.add(self._after_clip, after=True)
+        for patched in patches.norms:
+            patched.add(self._at_norm)
+        patches.scale.add(self._at_scale)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        self._forget()
+        for patched in patches.clips:
+            patched.remove(self._before_clip)
+            patched.remove(self._after_clip)
+        for patched in patches.norms:
+            patched.remove(self._at_norm)
+        patches.scale.remove(self._at_scale)
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then."""
+        self._forget()
+        if step.watched and (step.age < EARLY or step.number >= self._next_step):
+            self._next_step = step.number + gap(step.age)
+            self._step = step
+        return self._step is not None
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """Copies of what the calls of this step were given and did."""
+        calls, scaler = self._calls, self._scaler
+        self._forget()
+        if not calls:
+            return {}
+        found: dict[str, Tensor] = {}
+        for number, call in enumerate(calls):
+            call.facts["scaled"] = _unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
+            found |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
+        self._waiting[step.number] = calls
+        if len(self._waiting) > MAX_WAITING:
+            del self._waiting[min(self._waiting)]
+        return found | {"clip_numbers": torch.stack([call.numbers for call in calls])}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``clip_facts`` and ``clip_values``."""
+        calls = self._waiting.pop(step.number, [])
+        if not calls:
+            return {}
+        values: list[Tensor] = []
+        for numbers, call in zip(host["clip_numbers"], calls, strict=True):
+            values += [numbers, *call.before.values(host), *call.after.values(host)]
+        return {
+            "clip_facts": json.dumps([call.facts for call in calls]),
+            "clip_values": torch.cat(values).tolist(),
+        }
+
+    def _forget(self) -> None:
+        self._step: Step | None = None
+        self._calls: list[_Call] = []
+        self._open: _Call | None = None
+        self._scaler: Any = None
+
+    def _at_scale(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        self._scaler = scaler
+
+    def _at_norm(self, tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> None:
+        self._norm_type = float(norm_type) if isinstance(norm_type, (int, float, str)) else None
+
+    def _before_clip(self, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> None:
+        norm_type, self._norm_type, self._open = self._norm_type, None, None
+        if self._step is None:
+            return
+        params: Sequence[Any] = [parameters] if isinstance(parameters, Tensor) else parameters
+        if isinstance(params, (list, tuple)) and isinstance(max_norm, (int, float)):
+            with self._guard(self.name), torch.no_grad():
+                self._open = self._look(self._step, params, total_norm)
+                if self._open is not None:
+                    self._open.facts |= {"max_norm": float(max_norm), "norm_type": norm_type}
+
+    def _after_clip(self, *args: Any, **kwargs: Any) -> None:
+        call, self._open = self._open, None
+        if call is None:
+            return
+        with self._guard(self.name), torch.no_grad():
+            for place in call.places:
+                view = None if place.param.grad is None else place.of(place.param.grad)
+                call.after.add(place.param.new_zeros(0) if view is None else view)
+            call.after.copy()
+            self._calls = [*self._calls, call][-MAX_CALLS:]
+
+    def _look(self, step: Step, params: Sequence[Any], total: Any) -> _Call | None:
+        """The gradients of ``params`` as a call finds them; None where they are not this model's."""
+        layout = step.layout
+        held = [id(param) in layout.index_of for param in params]
+        graded = [param for param in params if getattr(param, "grad", None) is not None]
+        if (params and not any(held)) or any(param.grad.layout is not torch.strided for param in graded):
+            return None
+        chance = random.Random(step.number)
+        places: list[Place] = []
+        before = Gathered()
+        for param in chance.sample(graded, min(NUM_SLICES, len(graded))):
+            place = place_in(param, layout, chance) if id(param) in layout.index_of else None
+            view = None if place is None else place.of(param.grad)
+            if place is not None and view is not None:
+                places.append(place)
+                before.add(view)
+        before.copy()
+        facts = {
+            "num_params": len(params),
+            "num_grads": len(graded),
+            "largest": max((param.numel() for param in graded), default=0),
+            "known": all(held) and layout.mesh.compares and not _in_parts(layout, graded),
+            "dtype": str(total.dtype).removeprefix("torch.") if isinstance(total, Tensor) else "",
+            "slices": [[place.name, place.num, _dtype(place.param.grad)] for place in places],
+        }
+        unscaled, scale = _unscaled(self._scaler)
+        numbers = torch.stack([*_norms(layout, graded, total), _on(layout, scale)])
+        return _Call(facts, numbers, places, before, Gathered(), unscaled)
+
+
+def _norms(layout: Layout, params: Sequence[Tensor], total: Any) -> list[Tensor]:
+    """The total norm that is known here, and the squared norms of shards and of whole gradients; float64 [] each."""
+    sharded, whole = list[Tensor](), list[Tensor]()
+    pieces = layout.mesh.shards > 1
+    for param in params:
+        is_whole = not pieces or layout.index_of.get(id(param)) in layout.whole
+        grad: Any = param.grad
+        (whole if is_whole else sharded).append(getattr(grad, "_local_tensor", grad).detach())
+    given = math.nan if is_dtensor(total) else total
+    return [_on(layout, given), _squares(layout, sharded), _squares(layout, whole)]
+
+
+def _squares(layout: Layout, gradients: Sequence[Tensor]) -> Tensor:
+    alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for each in gradients:
+        alike[each.device, each.dtype].append(each)
+    sums = [_on(layout, 0.0)]
+    for (_, dtype), some in alike.items():
+        norms = torch._foreach_norm(some, 2, _ACCUMULATED.get(dtype))
+        sums.append(torch.stack(norms).to(layout.device, torch.float64).square().sum())
+    return torch.stack(sums).sum()
+
+
+def _on(layout: Layout, value: Any) -> Tensor:
+    """A number as float64 [] on the device; one that is not there is filled in, since a copy would wait."""
+    if isinstance(value, Tensor):
+        return value.detach().to(layout.device, torch.float64, copy=True).reshape(())
+    return torch.full((), float(value), dtype=torch.float64, device=layout.device)
+
+
+def _in_parts(layout: Layout, params: Sequence[Tensor]) -> bool:
+    """Whether ranks hold parts of these that are no shards of what is reduced together, whose norms are not here."""
+    several = {(id(p.device_mesh), p.placements): p for p in params if is_dtensor(p)}
+    return any("part" in layout.mesh.of(param).roles for param in several.values())
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _unscaled(scaler: Any) -> tuple[frozenset[int], Any]:
+    """The optimizers, by ``id``, whose gradients ``scaler`` has divided by its scale, and that; 1 without one."""
+    states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
+    if states is None or scale is None:
+        return frozenset(), 1.0
+    return frozenset(key for key, state in states.items() if _stage(state) == "UNSCALED"), scale
+
+
+def _unscales(scaler: Any, optimizer: Any) -> bool:
+    """Whether ``scaler`` has divided the gradients of ``optimizer``, which is about to update, or lets it do so."""
+    states = getattr(scaler, "_per_optimizer_states", None) or {}
+    fused = getattr(optimizer, "grad_scale", None) is not None
+    return id(optimizer) in states and (fused or _stage(states[id(optimizer)]) == "UNSCALED")
+
+
+def _stage(state: Mapping[str, Any]) -> str:
+    return getattr(state.get("stage"), "name", "")

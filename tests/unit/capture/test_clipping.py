@@ -1,0 +1,147 @@
+"""Clipping by a norm as it is watched: what people do is left alone, and a norm that is not the gradient's is found."""
+
+import itertools
+
+import pytest
+import torch
+from tests.unit.trained_updates import mlp, trained
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm  # by name, before anything is watched
+
+import trueline
+from trueline.store.reader import Run
+
+LAWS = ("clip-differs", "norm-misreported")
+
+
+def stepping(clip):
+    """An update that clips first, as ``clip(params)``."""
+
+    def step(optimizer):
+        clip([param for group in optimizer.param_groups for param in group["params"]])
+        optimizer.step()
+
+    return step
+
+
+def findings(out):
+    """Those of the two laws; None where they could not judge."""
+    report = trueline.check(out)
+    if not set(LAWS) & set(report.checks_run):
+        return None
+    return [finding for finding in report.findings if finding.code in LAWS]
+
+
+def in_two_parts(params):
+    clip_grad_norm_(params[:3], 0.1)
+    clip_grad_norm_(params[3:], 0.2)
+
+
+def by_its_parts(params):
+    torch.nn.utils.clip_grads_with_norm_(params, 0.1, torch.nn.utils.get_total_norm([param.grad for param in params]))
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda params: clip_grad_norm_(params, 0.1),
+        lambda params: clip_grad_norm_(params, float("inf")),
+        lambda params: clip_grad_norm_(params, 0.1, norm_type=float("inf")),
+        lambda params: [clip_grad_norm_(params, 0.1) for _ in range(2)],
+        in_two_parts,
+        by_its_parts,
+    ],
+    ids=["by the norm", "norm alone", "largest element", "twice", "in parts", "by its parts"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_clipping_that_is_right_is_left_alone(tmp_path, clip, dtype):
+    trained(tmp_path / "run", step=stepping(clip), dtype=dtype, steps=6)
+    assert findings(tmp_path / "run") == []
+
+
+def test_watching_clips_bit_for_bit_alike(tmp_path):
+    def clip(params):
+        clip_grad_norm_(params, 0.1)
+
+    watched, alone = (trained(out, step=stepping(clip), steps=6) for out in (tmp_path / "run", None))
+    assert all(torch.equal(one, other) for one, other in zip(watched, alone, strict=True))
+    assert len(Run(str(tmp_path / "run")).texts("clip_facts")) == 6
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.99, 1.5])
+def test_a_norm_that_is_another_number(tmp_path, factor):
+    def clip(params):
+        total = get_total_norm([param.grad for param in params])
+        clip_grads_with_norm_(params, 0.1, total * factor)
+
+    trained(tmp_path / "run", step=stepping(clip), steps=6)
+    # by the names of the script, which were bound before: only what torch looks up itself is seen
+    assert findings(tmp_path / "run") is None
+
+    def by_attribute(params):
+        total = torch.nn.utils.get_total_norm([param.grad for param in params])
+        torch.nn.utils.clip_grads_with_norm_(params, 0.1, total * factor)
+
+    trained(tmp_path / "seen", step=stepping(by_attribute), steps=6)
+    (finding,) = findings(tmp_path / "seen")
+    assert (finding.code, finding.step_first, finding.severity) == ("norm-misreported", 0, "error")
+    assert finding.measured == pytest.approx(factor, rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["unscaled", "threshold scaled", "wrong"])
+def test_clipping_with_a_loss_scale(tmp_path, how):
+    scale = 2.0**12
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+    def step(optimizer):
+        if how == "unscaled":
+            scaler.unscale_(optimizer)
+        max_norm = 0.1 * scale if how == "threshold scaled" else 0.1
+        clip_grad_norm_([param for group in optimizer.param_groups for param in group["params"]], max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trueline.watch(model, optimizer, out=tmp_path / "run"):
+        for _ in range(6):
+            scaler.scale(model(torch.randn(8, 16)).square().mean()).backward()
+            step(optimizer)
+            optimizer.zero_grad()
+    found = findings(tmp_path / "run")
+    assert [(finding.code, finding.measured) for finding in found] == (
+        [("norm-misreported", scale)] if how == "wrong" else []
+    )
+
+
+def test_a_call_that_comes_before_the_backward_pass(tmp_path):
+    def before(step, model, optimizer):
+        clip_grad_norm_(model.parameters(), 0.1)
+
+    trained(tmp_path / "run", before=before, steps=6)
+    (finding,) = findings(tmp_path / "run")
+    assert (finding.code, finding.evidence["kind"]) == ("clip-differs", "nothing")
+    assert "found none of its parameters with a gradient" in finding.claim
+
+
+def test_elements_that_are_left_out_are_named(tmp_path):
+    calls = itertools.count()
+
+    def clip(params):
+        spared = params[0].grad.clone()
+        clip_grad_norm_(params, 0.1)
+        params[0].grad.copy_(spared)  # after the call: no fault of clipping
+
+    trained(tmp_path / "after", step=stepping(clip), steps=6)
+    assert findings(tmp_path / "after") == []
+
+    plain = torch.nn.utils.clip_grad._clip_grads_with_norm_
+
+    def leaving(params, *args):
+        plain(params[1:] if next(calls) >= 3 else params, *args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.nn.utils.clip_grad, "_clip_grads_with_norm_", leaving)
+        trained(tmp_path / "run", step=stepping(lambda params: clip_grad_norm_(params, 0.1)), steps=6)
+    (finding,) = findings(tmp_path / "run")
+    assert (finding.code, finding.step_first, finding.evidence["names"]) == ("clip-differs", 3, ["0.weight"])
