@@ -57,7 +57,7 @@ WANTED = (
     *(f"S{number}" for number in range(1, 5)),
     *(f"C{number}" for number in range(1, 8)),
     *(f"N{number}" for number in range(1, 6)),
-    *(f"U{number}" for number in range(1, 8)),
+    *(f"U{number}" for number in range(1, 9)),
     "W1",
     "W2",
 )

@@ -77,6 +77,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "there are two or more; NaN where a sample has no token.",
     ),
     Column("lr", "list<float64>", "", "Learning rate of each optimizer parameter group."),
+    Column(
+        "schedule_calls",
+        "list<int64>",
+        "calls",
+        "Of each scheduler of this optimizer that was seen, how often it was stepped between the last forward pass and "
+        "this update.",
+    ),
+    Column("schedule_epochs", "list<int64>", "", "Of each of these, its `last_epoch` at this update."),
     Column("optimizer_digest", "uint64", "", "Digest of every optimizer hyper-parameter of the step."),
     Column("sample_digests", "list<uint64>", "", "One digest per consumed sample, in order; equal samples are equal."),
     Column("target_digests", "list<uint64>", "", "One digest per sample of its labels, where labels were seen."),

@@ -79,6 +79,7 @@ _CAUSES: dict[str, str] = {
     "U5": "masters-not-copied",
     "U6": "gradients-not-cleared",
     "U7": "clipping-wrong",
+    "U8": "schedule-wrong",
     "W1": "tokens-weighted-unequally",
     "W2": "loss-not-divided",
 }

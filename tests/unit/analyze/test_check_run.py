@@ -53,6 +53,7 @@ UPDATES = (
     "optimizer-state-stale",
     "param-frozen",
     "param-moves-without-gradient",
+    "schedule-differs",
     "update-lost",
     "update-magnitude",
 )
@@ -83,7 +84,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
 
     assert report.checks_run == tuple(code for code in CODES if code not in NOT_RUN)
     assert tuple(entry.check for entry in report.checks_not_run) == NOT_RUN
-    lacking = ("no step was recorded", "no update", "no call of", "no token weights")
+    lacking = ("no step was recorded", "no update", "no call of", "no token weights", "no scheduler")
     assert all(entry.why.startswith(lacking) for entry in report.checks_not_run)
     assert report.notes == ()
     assert [finding.code for finding in report.findings] == ["rng-streams"]

@@ -116,6 +116,7 @@ class PatchedCall:
 
 backward = PatchedCall(torch.autograd, "backward")
 scale = PatchedCall(torch.amp.GradScaler, "scale")
+schedule = PatchedCall(torch.optim.lr_scheduler.LRScheduler, "step")
 loader_iter = PatchedCall(DataLoader, "__iter__")
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
 module_call = PatchedCall(torch.nn.Module, "__call__")

@@ -12,6 +12,7 @@ from trueline.capture.probes.kept_gradients import KeptGradientProbe
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.sample_losses import SampleLossProbe
+from trueline.capture.probes.schedules import ScheduleProbe
 from trueline.capture.probes.surroundings import (
     AveragingProbe,
     ModeProbe,
@@ -56,6 +57,7 @@ class StandardProbes:
             KeptGradientProbe(guard, rank=team.index),
             ClippingProbe(guard),
             TokenWeightProbe(guard, contributions),
+            ScheduleProbe(),
         ]
 
     def detach(self) -> None:

@@ -22,9 +22,6 @@ from trueline.store.reader import Run
 
 CAUSES = {cause.slug: cause for cause in known_causes()}
 CODES = {check.code for check in installed_checks()} | set(COMPARE_CODES)
-COMING = {
-    "schedule-differs",
-}
 
 
 def finding(code, ranks=(2,), step=32, severity="error", **evidence):
@@ -137,7 +134,7 @@ def test_a_cause_names_codes_and_kinds_that_there_are(cause):
     kinds = _kinds_in_the_checks()
     for sign in (*cause.shows, *cause.needs, *cause.excludes):
         topic, _, kind = sign.partition("/")
-        assert ":" in sign or topic in CODES | COMING, sign
+        assert ":" in sign or topic in CODES, sign
         assert all(each in kinds for each in kind.split("|") if each), sign
     assert cause.settles.endswith(".")
     assert cause.says[0].isupper()

@@ -1,0 +1,219 @@
+"""The learning rate does not follow its schedule.
+
+What it finds
+-------------
+A schedule that has come to its end, a learning rate of 0, while training goes on: it was stepped once a rank, once a
+micro-batch, or made for fewer updates. A schedule that begins anew where a job was started again. A scheduler that is
+stepped before the optimizer in each step, so that the first rate is never used. As information: one that is made and
+never stepped.
+
+Why it matters
+--------------
+With a rate of 0 the rest of the training changes nothing. A schedule that begins anew warms a trained model up again,
+at rates that it is past.
+
+How it decides
+--------------
+By what is declared, exactly. The rates of all updates are in the Run, and of schedulers of torch their `last_epoch`. An
+optimizer that a scheduler drives, and whose rates were not 0, has come to the end of its schedule where they are 0 at
+all further updates, if these are more than an error in counting explains (one an epoch, and two). Starting again is a
+finding where `last_epoch` is smaller than before and at least three updates have bit for bit the rates of the first
+ones, other than the last before. The order is one where a scheduler is stepped between the last forward pass and the
+update in at least three updates, and in all.
+
+Schedules that are stepped once an epoch, ReduceLROnPlateau, rates that the script sets by itself and constant ones are
+left alone; so are several calls an update, which some schedules are made for (Accelerate's), while they last. Ranks
+with different rates are told by `rank-config-differs`.
+
+What it may miss
+----------------
+Classes with a `step` of their own (SequentialLR, CosineAnnealingWarmRestarts, those of frameworks): of these only rates
+of 0 are seen. A schedule that is too fast or too slow and does not end.
+
+Example
+-------
+The learning rate is 0 since step 50, to the last at step 199: its schedule goes on by 4 an update.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=num_updates)
+for batch in loader:
+    model(batch).backward()
+    scheduler.step()  # before the optimizer, and once a micro-batch
+    if last_of_the_update(batch):
+        optimizer.step()
+        optimizer.zero_grad()
+```
+
+Right:
+
+```python
+for batch in loader:
+    model(batch).backward()
+    if last_of_the_update(batch):
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+```
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.text.words import ranks_text
+from trueline.store.reader import Run
+
+CODE = "schedule-differs"
+QUESTION = "updates"
+NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs")
+ACROSS_RANKS = False
+
+FEWEST = 3
+"""Updates in a row from which something is no coincidence."""
+
+Kind = Literal["ended", "never-positive", "started-again", "stepped-first", "never-stepped"]
+Lists = Mapping[int, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """Of one rank, by step: the ``rates`` of all groups, the ``epochs`` of its schedulers, and how often these were
+    stepped between forward pass and update (``early``). ``declared`` is the largest rate that a schedule begins with,
+    ``num_epochs`` how often the data was gone through, at least.
+    """
+
+    rates: Lists
+    epochs: Lists
+    early: Lists
+    declared: float
+    num_epochs: int
+
+
+def check(run: Run) -> list[Finding]:
+    """A Finding for each way in which rates do not follow; raises ``CannotTell`` where no schedule was seen."""
+    schedules = {rank: schedule for rank, schedule in _schedules(run).items() if schedule.declared or schedule.epochs}
+    if not schedules:
+        raise CannotTell("no scheduler of torch.optim.lr_scheduler was seen", reason="by-design")
+    found: defaultdict[tuple[Kind, int, int], list[int]] = defaultdict(list)
+    for rank, schedule in schedules.items():
+        for kind, first, last in _wrong(schedule, [attempt.step for attempt in run.manifest.attempts[1:]]):
+            found[kind, first, last].append(rank)
+    return [
+        _finding(kind, first, last, ranks, schedules[ranks[0]]) for (kind, first, last), ranks in sorted(found.items())
+    ]
+
+
+def _schedules(run: Run) -> dict[int, _Schedule]:
+    rates, early, epochs = (_by_rank(run.lists(name)) for name in NEEDS)
+    declared: defaultdict[int, float] = defaultdict(float)
+    for (_, rank), text in run.texts("update_facts").items():
+        groups: Mapping[str, Any] = json.loads(text)["groups"]
+        begins = [cast(Mapping[str, Any], group).get("initial_lr") for group in groups.values()]
+        declared[rank] = max([declared[rank], *(each for each in begins if isinstance(each, (int, float)))])
+    passes, measured = run.pivot("epoch")
+    num_epochs = int(np.max(passes[measured], initial=0)) + 1
+    return {
+        rank: _Schedule(by_step, epochs.get(rank, {}), early.get(rank, {}), declared[rank], num_epochs)
+        for rank, by_step in rates.items()
+    }
+
+
+def _by_rank(lists: Mapping[tuple[int, int], np.ndarray]) -> dict[int, dict[int, np.ndarray]]:
+    found: defaultdict[int, dict[int, np.ndarray]] = defaultdict(dict)
+    for step, rank in sorted(lists):
+        found[rank][step] = lists[step, rank]
+    return dict(found)
+
+
+def _wrong(of: _Schedule, starts: Sequence[int]) -> list[tuple[Kind, int, int]]:
+    """What is wrong, with the first and last step that show it."""
+    steps = list(of.rates)
+    found: list[tuple[Kind, int, int]] = []
+    positive = [step for step in steps if not np.all(of.rates[step] == 0)]
+    zero = [step for step in steps if not positive or step > positive[-1]]
+    if len(zero) >= FEWEST and not positive and of.declared > 0:
+        found.append(("never-positive", zero[0], zero[-1]))
+    elif positive and len(zero) > of.num_epochs + 2:
+        found.append(("ended", zero[0], zero[-1]))
+    for start in starts:
+        last = _again(of, start)
+        if last is not None:
+            found.append(("started-again", start, last))
+    early = [step for step, calls in of.early.items() if np.any(calls > 0)]
+    if len(early) >= FEWEST and len(early) == len(of.early):
+        found.append(("stepped-first", early[0], early[-1]))
+    at = list(of.epochs.values())
+    if len(at) >= FEWEST and of.num_epochs > 2 and all(np.array_equal(each, at[0]) for each in at):
+        found.append(("never-stepped", min(of.epochs), max(of.epochs)))
+    return found
+
+
+def _again(of: _Schedule, start: int) -> int | None:
+    """The last step that has the rate of the first ones again from ``start`` on, where the schedule went back; None
+    where it went on.
+    """
+    before = [step for step in of.rates if step < start]
+    after = [step for step in of.rates if step >= start]
+    epochs_before = [of.epochs[step] for step in before if step in of.epochs]
+    epochs_after = [of.epochs[step] for step in after if step in of.epochs]
+    if not epochs_before or not epochs_after or np.max(epochs_after[0]) >= np.max(epochs_before[-1]):
+        return None
+    if np.array_equal(of.rates[before[0]], of.rates[before[-1]]):
+        return None
+    same = [np.array_equal(of.rates[old], of.rates[new]) for old, new in zip(before, after, strict=False)]
+    num = same.index(False) if False in same else len(same)
+    return after[num - 1] if num >= FEWEST else None
+
+
+def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Schedule) -> Finding:
+    at = list(of.epochs.values())
+    pace = float(np.max(at[-1] - at[0])) / (len(at) - 1) if len(at) > 1 and at[0].shape == at[-1].shape else math.nan
+    paced = f": its schedule goes on by {pace:.3g} an update" if pace > 1.5 else ""
+    where = ranks_text(ranks)
+    severity: Severity = "info" if kind == "never-stepped" else "warning"
+    claims: dict[Kind, str] = {
+        "ended": f"The learning rate is 0 on {where} since step {first}, to the last at step {last}{paced}.",
+        "never-positive": f"The learning rate is 0 on {where} at all of steps {first}-{last}, although its schedule "
+        f"declares {of.declared:g}.",
+        "started-again": f"The job was started again at step {first}, and the learning rates of steps {first}-{last} "
+        f"on {where} are those of the first steps: the schedule went back.",
+        "stepped-first": f"The scheduler was stepped before the optimizer in each of steps {first}-{last} on {where}: "
+        "each update has the learning rate of the next one.",
+        "never-stepped": f"A scheduler was made on {where} and never stepped at steps {first}-{last}, over "
+        f"{of.num_epochs} epochs of the data.",
+    }
+    advice: dict[Kind, str] = {
+        "ended": "Step the scheduler once after each optimizer.step(), not once a micro-batch or rank, or make it for "
+        "as many steps as it is called.",
+        "never-positive": "Step the scheduler after each optimizer.step().",
+        "started-again": "Save scheduler.state_dict() with the checkpoint and load it after the scheduler is made.",
+        "stepped-first": "Call scheduler.step() after optimizer.step().",
+        "never-stepped": "Step the scheduler after each optimizer.step() or epoch, as it counts.",
+    }
+    return Finding(
+        code=CODE,
+        severity=severity,
+        claim=claims[kind],
+        ranks=tuple(ranks),
+        step_first=first,
+        step_last=last,
+        measured=float(np.max(of.rates[last])),
+        expected=None,
+        unit="learning rate at the last of these steps",
+        false_alarm_rate=0.0,
+        evidence={"kind": kind},
+        next=(advice[kind],),
+    )

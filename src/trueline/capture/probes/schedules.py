@@ -1,0 +1,58 @@
+"""Where the schedules of the learning rate are at each update, and whether they have been stepped before it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trueline.capture.model import patches
+from trueline.capture.probes.base import FactProbe, Moment, Step
+
+
+class ScheduleProbe(FactProbe):
+    """The columns ``schedule_epochs`` and ``schedule_calls``, by listening to ``LRScheduler.step``: schedulers of other
+    kinds (ReduceLROnPlateau, classes with a step of their own) are not seen.
+    """
+
+    name = "schedules"
+    moments = ("forward", "update")
+
+    def __init__(self) -> None:
+        self._calls: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
+        self._has_forward = False
+        patches.schedule.add(self._at_step)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        patches.schedule.remove(self._at_step)
+
+    def begin(self, step: Step) -> bool:
+        """True: calls come at any time."""
+        self._has_forward = False
+        return True
+
+    def take(self, moment: Moment, step: Step) -> dict[str, list[int]]:
+        """The columns, just before the update."""
+        if moment == "forward":
+            self._has_forward = True
+            for scheduler in self._calls:
+                self._calls[scheduler] = 0
+            return {}
+        of = [] if step.optimizer is None else [each for each in self._calls if _drives(each, step.optimizer)]
+        if not of:
+            return {}
+        calls = {"schedule_calls": [self._calls[each] for each in of]} if self._has_forward else {}
+        return calls | {"schedule_epochs": [int(each.last_epoch) for each in of]}
+
+    def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes
+        self._calls[scheduler] = 0 if made else self._calls.get(scheduler, 0) + 1
+
+
+def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
+    """Whether it is of that optimizer, which may be inside of the one that it was given."""
+    given: Any = getattr(scheduler, "optimizer", None)
+    return given is not None and given.param_groups is optimizer.param_groups

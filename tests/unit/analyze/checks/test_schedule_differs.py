@@ -1,0 +1,110 @@
+"""Learning rates against the schedules that a script has made: what people do is left alone."""
+
+import pytest
+import torch
+from tests.unit.trained_updates import mlp
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, StepLR
+
+import trueline
+
+STEPS = 12
+
+
+def trained(out, make, advance, *, first=0, steps=STEPS, resume=False, early=None):
+    """``STEPS`` updates with the scheduler that ``make`` makes, stepped by ``advance(step, scheduler, optimizer)``."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=out, step=first or None, resume=resume):
+        scheduler = make(optimizer)
+        for step in range(first, first + steps):
+            model(torch.randn(8, 16)).square().mean().backward()
+            if early is not None:
+                early(step, scheduler, optimizer)
+            optimizer.step()
+            advance(step, scheduler, optimizer)
+            optimizer.zero_grad()
+
+
+def findings(out):
+    return [finding for finding in trueline.check(out).findings if finding.code == "schedule-differs"]
+
+
+def decay(optimizer):
+    return LinearLR(optimizer, 1.0, 0.0, total_iters=STEPS)
+
+
+def once(step, scheduler, optimizer):
+    scheduler.step()
+
+
+def once_an_epoch(step, scheduler, optimizer):
+    if step % 4 == 3:
+        scheduler.step()
+
+
+def on_plateau(step, scheduler, optimizer):
+    scheduler.step(1.0)
+
+
+def by_hand(step, scheduler, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.1 / (step + 2)
+
+
+def four_times(step, scheduler, optimizer):
+    for _ in range(4):
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "advance"),
+    [
+        (decay, once),
+        (lambda optimizer: StepLR(optimizer, 1, gamma=0.1), once_an_epoch),
+        (lambda optimizer: ReduceLROnPlateau(optimizer, patience=2), on_plateau),
+        (lambda optimizer: None, by_hand),
+        (lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=4 * STEPS), four_times),
+        (lambda optimizer: LambdaLR(optimizer, lambda step: 0.0 if step % 4 == 3 else 1.0), once),
+    ],
+    ids=["decay", "once an epoch", "plateau", "by hand", "once a rank, made for that", "0 now and then"],
+)
+def test_what_people_do_is_left_alone(tmp_path, make, advance):
+    trained(tmp_path / "run", make, advance)
+    assert findings(tmp_path / "run") == []
+
+
+def test_a_schedule_that_ends_while_training_goes_on(tmp_path):
+    trained(tmp_path / "run", decay, four_times)
+    (finding,) = findings(tmp_path / "run")
+    assert (finding.evidence["kind"], finding.step_first, finding.step_last) == ("ended", 3, STEPS - 1)
+    assert "its schedule goes on by 4 an update" in finding.claim
+
+
+@pytest.mark.parametrize("early", [once, None])
+def test_a_scheduler_that_is_stepped_before_the_optimizer(tmp_path, early):
+    def never(step, scheduler, optimizer):
+        pass
+
+    trained(tmp_path / "run", decay, never if early else once, early=early)
+    kinds = [finding.evidence["kind"] for finding in findings(tmp_path / "run")]
+    assert kinds == (["stepped-first"] if early else [])
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_schedule_that_begins_anew_where_the_job_starts_again(tmp_path, loaded):
+    def made(optimizer):
+        return LambdaLR(optimizer, lambda step: 0.9**step)
+
+    def goes_on(optimizer):
+        scheduler = made(optimizer)
+        if loaded:
+            for _ in range(STEPS):
+                scheduler.step()
+        return scheduler
+
+    trained(tmp_path / "run", made, once)
+    trained(tmp_path / "run", goes_on, once, first=STEPS, steps=6, resume=True)
+    found = findings(tmp_path / "run")
+    assert [(each.evidence["kind"], each.step_first, each.step_last) for each in found] == (
+        [] if loaded else [("started-again", STEPS, STEPS + 5)]
+    )
