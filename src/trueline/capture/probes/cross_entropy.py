@@ -28,6 +28,9 @@ _LINEAR = re.compile(
 _unknown = object()
 """Of versions of torch that do not say whether hooks keep a saved tensor: to read it may run a forward pass again."""
 
+_SINK = "_DDPSink"
+"""What DDP passes all outputs of a model through, each to the one in its place."""
+
 _SCALINGS = ("Mul", "Div")
 _MEAN = 1
 _NONE = 0
@@ -54,13 +57,13 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
 
     Everything that needs a gradient must lead to it: a path that ends elsewhere is another term of the loss.
     """
-    ahead = deque(root.grad_fn for root in roots if root.grad_fn is not None)
+    ahead = deque((root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None)
     seen: set[Any] = set()
     found: list[Any] = []
     strange = False
     scalings = 0
     while ahead and len(seen) < MAX_NODES:
-        node = ahead.popleft()
+        node, output = ahead.popleft()
         if node in seen:
             continue
         seen.add(node)
@@ -71,7 +74,9 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
         operation = kind.rstrip("0123456789").removesuffix("Backward")
         strange |= _LINEAR.fullmatch(operation) is None
         scalings += operation in _SCALINGS
-        ahead.extend(below for below, _ in node.next_functions if below is not None)
+        below = node.next_functions
+        below = below[output : output + 1] if operation == _SINK else below
+        ahead.extend(edge for edge in below if edge[0] is not None)
     if not found:
         return 1
     if ahead or any(not node.next_functions for node in seen):

@@ -100,7 +100,7 @@ class TokenWeightProbe:
         self._scales = self._reading = False
 
     def _at_scale(self, scaler: Any, outputs: Any) -> None:
-        if self._due:
+        if self._due and getattr(scaler, "_enabled", True):
             self._scaler, self._scales = scaler, True
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -155,7 +155,7 @@ def _at(like: Tensor, place: int) -> Tensor:
 
 def _loss_scale(scaler: Any) -> Tensor | float:
     """What ``scaler`` multiplies losses by: that of torch holds it in ``_scale``, DeepSpeed's in ``loss_scale``."""
-    if scaler is None or not getattr(scaler, "_enabled", True):
+    if scaler is None:
         return 1.0
     scale = getattr(scaler, "_scale", None)
     return scale if isinstance(scale, Tensor) else float(getattr(scaler, "loss_scale", math.nan))

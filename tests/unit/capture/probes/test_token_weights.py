@@ -75,7 +75,26 @@ def over_positions(model, x, targets):
     return cross_entropy(model(x).view(3, 4, 5).transpose(1, 2), targets.view(3, 4), reduction="none").sum() / TOTAL
 
 
-@pytest.mark.parametrize("loss_of", [by_total, by_mean, masked_by_hand, over_positions])
+class _DDPSink(torch.autograd.Function):
+    """In form and name that of DDP."""
+
+    @staticmethod
+    def forward(ctx, owner, *outputs):
+        return tuple(each.clone() for each in outputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None, *gradients
+
+
+def through_ddp(model, x, targets):
+    """As DDP with `find_unused_parameters` returns a loss beside logits."""
+    logits = model(x)
+    _, loss = _DDPSink.apply(None, logits, cross_entropy(logits, targets, reduction="sum"))
+    return loss / TOTAL
+
+
+@pytest.mark.parametrize("loss_of", [by_total, by_mean, masked_by_hand, over_positions, through_ddp])
 def test_weights_are_those_that_the_gradients_of_the_logits_show(tmp_path, loss_of):
     """For a token of class y, dL/dlogit_y = w (p_y - 1)."""
     expected = []
@@ -148,6 +167,11 @@ def test_a_loss_scale_is_taken_out_of_weights_and_gradients(tmp_path):
     np.testing.assert_allclose(measured[:, 2], 1 / TOTAL, rtol=1e-6)
     factors, _ = trueline.open_run(tmp_path / "run").pivot("grads_factor")
     np.testing.assert_allclose(factors[:, 0], 1.0, rtol=1e-6)
+
+
+def test_a_scaler_that_is_off_scales_nothing(tmp_path):
+    trained(tmp_path / "run", by_total, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    np.testing.assert_allclose(rows(tmp_path / "run")[:, 2], 1 / TOTAL, rtol=1e-6)
 
 
 def quarter(model):
