@@ -15,8 +15,8 @@ def trained(out, make, advance, *, first=0, steps=STEPS, resume=False, early=Non
     torch.manual_seed(0)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = make(optimizer)
     with trueline.watch(model, optimizer, out=out, step=first or None, resume=resume):
-        scheduler = make(optimizer)
         for step in range(first, first + steps):
             model(torch.randn(8, 16)).square().mean().backward()
             if early is not None:
