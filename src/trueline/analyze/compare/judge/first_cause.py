@@ -52,19 +52,20 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     """What the judgements of all steps say. Of a ``late`` fault and the first value that rounding does not explain the
     earlier one counts: what comes after it may be its consequence.
     """
-    findings, first = _by_laws(steps)
+    findings, first, begins = _by_laws(steps)
     marked = steps
-    if late is not None and (first is None or _is_before(steps[late.at], late, first)):
+    if late is not None and (first is None or _is_before(steps[late.at], late, begins)):
         rows = [late.row if row.place == late.row.place else row for row in steps[late.at].rows]
         step = replace(steps[late.at], rows=rows)
         findings, first, marked = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
+        begins = execution_order(*first)
     settings = differing_settings(mine, theirs)
     if settings is not None:
         findings = _with_settings(findings, settings, first)
     findings = [*_buffers_updated_otherwise(steps), *findings]
     part = dtypes_part(steps)
     if part is not None:
-        leads = first is None or execution_order(part.step, part.row) <= execution_order(*first)
+        leads = first is None or execution_order(part.step, part.row) <= begins
         findings = [_precision_differs(part, found=findings if leads else ()), *findings]
         first = (part.step, part.row) if leads else first
     if not findings:
@@ -77,12 +78,12 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     return Conclusion(in_causal_order(findings), first, marked)
 
 
-def _is_before(step: Step, late: LateFault, first: First) -> bool:
-    """Whether a late fault comes before ``first``. At one value, a change between two steps is an exact contradiction,
-    and the laws know more than a value's own history.
+def _is_before(step: Step, late: LateFault, begins: Order) -> bool:
+    """Whether a late fault comes before what ``begins`` there. At one value, a change between two steps is an exact
+    contradiction, and the laws know more than a value's own history.
     """
-    order, other = execution_order(step, late.row), execution_order(*first)
-    return order < other or (order == other and late.finding.false_alarm_rate == 0.0)
+    order = execution_order(step, late.row)
+    return order < begins or (order == begins and late.finding.false_alarm_rate == 0.0)
 
 
 def in_causal_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -95,9 +96,15 @@ def in_causal_order(findings: Iterable[Finding]) -> list[Finding]:
     )
 
 
-def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
-    """Findings on differences that rounding does not explain, and the first such value: of the first step that has any,
-    and there of the first in the order of execution. Parameters before an update are no consequences.
+Order = tuple[int, float, int]
+"""As ``execution_order`` gives it."""
+_NOWHERE: Order = (0, math.inf, 0)
+
+
+def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]:
+    """Findings on differences that rounding does not explain, the first such value, and where in the order of execution
+    that begins: of the first step that has any, and there of the first. A call that one run alone makes begins where
+    its results are used. Parameters before an update are no consequences.
     """
     at = min((step.step for step in steps if _parts(step)), default=None)
     concerned = [step for step in steps if step.step == at]
@@ -114,18 +121,21 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None]:
         findings = _weights_differ(weights)
     structure = _first_structure(concerned) or _lonely_inside(others)
     if structure is not None:
-        return [*findings, _structure_differs(*structure)], (structure[0], structure[1].row)
+        step, cause = structure
+        return [*findings, _structure_differs(step, cause)], (step, cause.row), (step.step, cause.place, step.rank or 0)
     so_far = [step for step in steps if at is None or step.step <= at]
     cut = next(((step, found) for step in so_far if (found := cut_gradient(step)) is not None), None)
     if cut is not None:
         findings = findings if cut[0].step == at else []
-        return [*findings, _gradients_cut(*cut)], (cut[0], cut[1].row)
+        first = (cut[0], cut[1].row)
+        return [*findings, _gradients_cut(*cut)], first, execution_order(*first)
     if others:
         finding = _FINDING_OF[_origin(others[0][1])](others)
         # Parts of a merged weight are parameters too, and their call is given the whole.
         findings += [] if weights and finding.code == "weight-differs" else [finding]
     findings += _wiring_differs(concerned, before=others[0] if others else None)
-    return findings, (others or weights or _rewired(concerned) or [None])[0]
+    first = (others or weights or _rewired(concerned) or [None])[0]
+    return findings, first, _NOWHERE if first is None else execution_order(*first)
 
 
 def _parts(step: Step) -> bool:

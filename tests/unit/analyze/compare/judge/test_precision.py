@@ -20,10 +20,24 @@ from trueline.analyze.compare.match.names import NameMap
 LAYERS = 3
 
 
-def model(label: str, *, low: tuple[int, ...] = (), cast: int | None = None, weights: type = np.float32) -> Making:
-    """Linears and softmaxes; those of ``low`` return half precision, before that of ``cast`` values go through it."""
+def model(
+    label: str,
+    *,
+    low: tuple[int, ...] = (),
+    cast: int | None = None,
+    ones: bool | None = None,
+    weights: type = np.float32,
+) -> Making:
+    """Linears with a bias, and activations; linears of ``low`` return half precision, what ``cast`` returns goes through
+    it, and the bias is ``ones`` or computed (False), not given.
+    """
     making, draw = Making(label), np.random.default_rng(0)
-    x = draw.standard_normal((4, 4)).astype(np.float32)
+    x, bias = (draw.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
+    if ones:
+        making.call("ones_like", "torch.ones_like", (bias,), bias := np.ones_like(bias))
+    elif ones is not None:
+        for op in ("sin", "cos"):
+            making.call(op, f"torch.{op}", (bias,), bias := np.cos(bias))
     for layer in range(LAYERS):
         weight = draw.standard_normal((4, 4)).astype(np.float32).astype(weights)
         y = (x @ weight.astype(np.float32)).astype(np.float16 if layer in low else np.float32)
@@ -33,6 +47,7 @@ def model(label: str, *, low: tuple[int, ...] = (), cast: int | None = None, wei
             making.call(f"m.{layer}.to", "torch.Tensor.to", (y,), half)
             y = half.astype(np.float32)
             making.call(f"m.{layer}.float", "torch.Tensor.float", (half,), y)
+        making.call(f"m.{layer}.add", "torch.add", (y, bias), y := (y + bias).astype(y.dtype))
         x = np.tanh(y.astype(np.float32))
         making.call(f"m.{layer}.tanh", "torch.tanh", (y,), x)
         making.put("param", f"m.{layer}.weight", "value", weight, kind="param")
@@ -75,6 +90,11 @@ def test_lower_precision_in_one_place_is_a_warning_with_both_dtypes() -> None:
     assert "computes in float16 where the reference computes in float32" in finding.claim
     assert found.first is not None
     assert value_of(found.first[1]).site.name == "m.1.linear"
+
+
+def test_a_call_of_one_run_leads_where_it_comes_before_another_precision() -> None:
+    step = compared(model("run", low=(1,), ones=True), model("ref", ones=False))
+    assert conclude(step.run, step.run, [step]).findings[0].code == "structure-differs"
 
 
 def test_another_precision_throughout_is_information() -> None:
