@@ -129,6 +129,8 @@ class _Place:
             return True
         if name == self._module:
             return self._whole
+        if not self._module and name in self._ops:
+            return True  # a call outside of the model may be named as one of its modules is
         module, op = self._split(name)
         return module == self._module and (op in self._ops or not self._ops)
 

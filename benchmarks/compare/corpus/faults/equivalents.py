@@ -105,13 +105,13 @@ def _(t: Training) -> None:
         layer.gather = lambda sent, target, num: sent.new_zeros(num, sent.shape[1]).index_add(0, target, sent.flip(0))
 
 
-@fault("gnn", "each target counted once", "numerics", "layers.0:index_put|index_put_", codes=OTHERWISE)
+@fault("gnn", "each target counted once", "numerics", "layers.0:new_zeros|index_put|index_put_", codes=OTHERWISE)
 def _(t: Training) -> None:
     for layer in t.model.layers:
         layer.gather = lambda sent, target, num: sent.new_zeros(num, sent.shape[1]).index_put((target,), sent)
 
 
-@fault("gnn", "put_ without adding up", "numerics", "layers.0:put|put_", codes=OTHERWISE)
+@fault("gnn", "put_ without adding up", "numerics", "layers.0:new_zeros|put|put_", codes=OTHERWISE)
 def _(t: Training) -> None:
     def gather(sent: Tensor, target: Tensor, num: int) -> Tensor:
         places = target[:, None] * sent.shape[1] + torch.arange(sent.shape[1])
@@ -121,7 +121,7 @@ def _(t: Training) -> None:
         layer.gather = gather
 
 
-@fault("gnn", "index_reduce by mean, for a sum", "numerics", "layers.0:index_reduce", codes=OTHERWISE)
+@fault("gnn", "index_reduce by mean, for a sum", "numerics", "layers.0:new_zeros|index_reduce", codes=OTHERWISE)
 def _(t: Training) -> None:
     for layer in t.model.layers:
         layer.gather = lambda sent, target, num: sent.new_zeros(num, sent.shape[1]).index_reduce(

@@ -199,7 +199,7 @@ def _(t: Training) -> None:
     t.model.reader.look = lambda q, k, v, here: look(q, k, v, ~here)
 
 
-@fault("perceiver", "mask of the cache off by one", "mask", "attn:le|lt|arange|getitem", codes=EITHER)
+@fault("perceiver", "mask of the cache off by one", "mask", "attn:le|lt|arange|getitem|sub", codes=EITHER)
 def _(t: Training) -> None:
     t.model.attn.mask = lambda num, length: torch.arange(length) <= torch.arange(length - num, length)[:, None] - 1
 

@@ -156,7 +156,10 @@ def _(t: Training) -> None:
 
 @fault(
     *("moe", "one expert answers for another", "structure"),
-    ("layers.1.moe.experts.2", "layers.1.moe.experts.2.gate_proj", "layers.1.moe.experts.1"),
+    (
+        *("layers.1.moe.experts.2", "layers.1.moe.experts.2.gate_proj"),
+        *("layers.1.moe.experts.1", "layers.1.moe.experts.1.gate_proj"),
+    ),
     codes=EITHER,
 )
 def _(t: Training) -> None:

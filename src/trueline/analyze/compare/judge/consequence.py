@@ -23,11 +23,6 @@ from trueline.analyze.recorded.step_values import Value
 _TIGHT_REL = 1e-3
 """The expected difference of a result up to which it agrees for certain, unless it is equal."""
 
-_MEASURED_REL = 2.0**-17
-"""The measured difference up to which a result agrees, whatever was expected: 128 units of float32, and a 500th of one
-of bfloat16.
-"""
-
 _NOISE = 1e-5
 """Norm of a gradient, over the largest one of any parameter, below which it is what rounding left of 0, as that of a
 bias of keys is.
@@ -94,7 +89,5 @@ def _is_result(value: Value) -> bool:
 def _certainly_agrees(row: Compared) -> bool:
     if row.judgement != "within":
         return row.judgement == "equal"
-    if row.expectation is not None and row.expectation.rel <= _TIGHT_REL:
-        return True
-    most = None if row.distance is None else row.distance.rel if row.distance.how == "tensor" else row.distance.most_rel
-    return most is not None and most <= _MEASURED_REL
+    tight = row.expectation is not None and row.expectation.rel <= _TIGHT_REL
+    return tight or row.hardly_differs

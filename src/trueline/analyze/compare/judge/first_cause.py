@@ -103,8 +103,8 @@ _NOWHERE: Order = (0, math.inf, 0)
 
 def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]:
     """Findings on differences that rounding does not explain, the first such value, and where in the order of execution
-    that begins: of the first step that has any, and there of the first. A call that one run alone makes begins where
-    its results are used. Parameters before an update are no consequences.
+    that begins: of the first step that has any, and there of the first. A call of the run that does not give that order
+    begins where its results are used. Parameters before an update are no consequences.
     """
     at = min((step.step for step in steps if _parts(step)), default=None)
     concerned = [step for step in steps if step.step == at]
@@ -122,7 +122,10 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
     structure = _first_structure(concerned) or _lonely_inside(others)
     if structure is not None:
         step, cause = structure
-        return [*findings, _structure_differs(step, cause)], (step, cause.row), (step.step, cause.place, step.rank or 0)
+        begins = execution_order(step, cause.row)
+        if cause.row.root is None:
+            begins = (step.step, cause.place, step.rank or 0)
+        return [*findings, _structure_differs(step, cause)], (step, cause.row), begins
     so_far = [step for step in steps if at is None or step.step <= at]
     cut = next(((step, found) for step in so_far if (found := cut_gradient(step)) is not None), None)
     if cut is not None:
@@ -133,7 +136,10 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
         finding = _FINDING_OF[_origin(others[0][1])](others)
         # Parts of a merged weight are parameters too, and their call is given the whole.
         findings += [] if weights and finding.code == "weight-differs" else [finding]
-    findings += _wiring_differs(concerned, before=others[0] if others else None)
+    wiring = _wiring_differs(concerned, before=others[0] if others else None)
+    if wiring is not None and others and _origin(others[0][1]) == "update":
+        return [wiring[0], *findings], wiring[1], execution_order(*wiring[1])  # what is updated follows from gradients
+    findings += [] if wiring is None else [wiring[0]]
     first = (others or weights or _rewired(concerned) or [None])[0]
     return findings, first, _NOWHERE if first is None else execution_order(*first)
 
@@ -314,13 +320,13 @@ def _update_result_differs(found: Sequence[First]) -> Finding:
     return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
 
 
-def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Finding]:
-    """Where calls take different inputs than in the reference, unless the final results are equal."""
+def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> tuple[Finding, First] | None:
+    """Where calls take different inputs than in the reference, and that value, unless the final results are equal."""
     found = _rewired(steps)
     if before is not None:
         found = [(step, row) for step in steps for row in step.rows if row.rewired and row.place < before[1].place]
     if not found:
-        return []
+        return None
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = value_of(first)
     behind = calls_behind(step, first) if value.site.phase == "bwd" else None
@@ -329,16 +335,14 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> list[Find
         claim = f"The two runs call different operations: {words}. Gradients before it differ, first {value.site} "
         next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
         evidence = {"difference": words, "after": str(value.site)}
-        return [
-            _finding(
-                "structure-differs", "error", f"{claim}{_by(first)}.", [(step, behind[1])], evidence=evidence, next=next
-            )
-        ]
+        sites = [(step, behind[1])]
+        found = _finding("structure-differs", "error", f"{claim}{_by(first)}.", sites, evidence=evidence, next=next)
+        return found, (step, first)
     claim = (
         f"{value.site} takes different inputs than in the reference: the two models connect their calls differently."
     )
     next = ("Compare the forward methods of both models at this call.", command_for(step.run.path, value.site))
-    return [_finding("structure-differs", "error", claim, [(step, first)], next=next)]
+    return _finding("structure-differs", "error", claim, [(step, first)], next=next), (step, first)
 
 
 def _sites(calls: Sequence[Call]) -> list[str]:

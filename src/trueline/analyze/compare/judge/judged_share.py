@@ -3,7 +3,7 @@
 A value is judged where the difference was measured, and rounding explains so little that a fault would have shown. It
 is not judged where one run lacks it; where nothing that both recorded can be compared; where it is what an update
 before left, of which no error model says how far two runs may be apart; and where rounding may explain more than
-``COARSE_REL`` of its norm, unless the value is equal, or differs by even more.
+``COARSE_REL`` of its norm, unless the value is equal, hardly differs, or differs by even more.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _not_judged(row: Compared) -> str:
         return ""
     if row.note == LEFT_BY_UPDATE:
         return row.note
-    return COARSE if row.expectation is not None and row.expectation.rel > COARSE_REL else ""
+    return COARSE if row.is_coarse else ""
 
 
 def incomparable(steps: Sequence[Step]) -> list[str]:

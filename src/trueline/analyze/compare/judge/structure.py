@@ -19,7 +19,7 @@ from trueline.analyze.compare.expect.propagation import is_masked, is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.judge.consequence import results_agree
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
+from trueline.analyze.compare.judge.value_judgement import Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of
@@ -103,16 +103,21 @@ class Structure:
     @cached_property
     def _never_undone(self) -> list[Compared]:
         """Values at the seam of the only difference of the graphs, between runs whose parameters and arguments agree:
-        no other call makes them right again, and that results agree up to coarse rounding does not excuse them.
+        no other call makes them right again, and that results agree up to coarse rounding does not excuse them. Where
+        no call is alone, and they are only connected otherwise, sums may have their addends in another order.
         """
         pairs = [(one, other) for one, other in self.step.alignment.calls if one and other and one.phase == "fwd"]
         params = (row for row in self.step.rows if value_of(row).site.phase == "param")
         if any(one.first.args != other.first.args for one, other in pairs) or results_agree(self.step.rows):
             return []
         alone = _keys(self.step.graph_diff.alone)
-        if not any(alone) or any(row.judgement != "equal" for row in params):
+        if any(row.judgement != "equal" for row in params):
             return []
-        seams = [row for row, _, seam in self._matched if seam is not None and row.rewired and _shows_all(row)]
+        seams = [
+            row
+            for row, mine, seam in self._matched
+            if seam is not None and row.rewired and _shows_all(row) and (any(alone) or not _takes_in_any_order(mine))
+        ]
         return [
             row for row in seams if row.place in self._reached and _keys(self._reached[row.place].difference) == alone
         ]
@@ -241,8 +246,7 @@ def agrees(row: Compared) -> bool:
 
 def _agrees(row: Compared) -> bool:
     """The same, where rounding does not explain so much that a fault would not show."""
-    coarse = row.judgement == "within" and row.expectation is not None and row.expectation.rel > COARSE_REL
-    return agrees(row) and not coarse
+    return agrees(row) and not row.is_coarse
 
 
 def is_apart(row: Compared) -> bool:
@@ -257,6 +261,15 @@ def _may_reorder(row: Compared, difference: GraphDifference) -> bool:
     measured = row.distance is not None and row.distance.how == "tensor"
     calls = innermost([*difference.mine, *difference.theirs])
     return not measured and all(op_class_of(function_of(call.first.api)) == "exact" for call in calls)
+
+
+_IN_ANY_ORDER = frozenset({"add", "sub", "mul", "cat", "stack", "maximum", "minimum"})
+"""Functions of which several in a row may take their operands in another order; sums and scattered ones beside."""
+
+
+def _takes_in_any_order(value: Value) -> bool:
+    function = function_of(value.api)
+    return function in _IN_ANY_ORDER or op_class_of(function) in ("sum", "scatter")
 
 
 def _shows_all(row: Compared) -> bool:

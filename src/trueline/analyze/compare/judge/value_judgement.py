@@ -35,6 +35,11 @@ COARSE_REL = 0.3
 gradient of which nine tenths of the elements are zeroed, or that points elsewhere, differs by about 1, and the limit is
 a multiple of what is expected."""
 
+HARDLY_REL = 2.0**-17
+"""A measured difference up to which values agree, whatever was expected: 128 units of float32, and a 500th of one of
+bfloat16.
+"""
+
 CARRIED = 1.5
 """Times the expected difference from which on one may come from inputs that the runs make in different ways; errors of
 an op are rarely larger (``expect.ops.LAWS``)."""
@@ -100,6 +105,20 @@ class Compared:
     def unmatched(self) -> bool:
         """Whether one side has no such value."""
         return self.mine is None or self.theirs is None
+
+    @property
+    def hardly_differs(self) -> bool:
+        """Whether it was measured that the values differ by no more than ``HARDLY_REL``."""
+        if self.distance is None or self.distance.nonfinite_differ:
+            return False
+        most = self.distance.rel if self.distance.how == "tensor" else self.distance.most_rel
+        return most is not None and most <= HARDLY_REL
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether rounding may explain so much that a fault would not show."""
+        coarse = self.judgement == "within" and self.expectation is not None and self.expectation.rel > COARSE_REL
+        return coarse and not self.hardly_differs
 
     @property
     def times(self) -> float | None:
@@ -271,7 +290,7 @@ class Divergence:
         distance, judgement, expectation = outcome.distance, outcome.judgement, outcome.expectation
         rel = distance.rel if distance.rel is not None and math.isfinite(distance.rel) else 1.0
         if distance.equal:
-            rel = self._hidden_rel(distance, expectation, dtype)
+            rel = self._hidden_rel(value, distance, expectation, dtype)
         elif distance.how != "tensor":
             most = math.inf if distance.most_rel is None else distance.most_rel
             if outcome.note == LEFT_BY_UPDATE:
@@ -290,13 +309,17 @@ class Divergence:
             value, twin, rel, dtype=dtype, tainted=tainted, decided=expectation.decided, explained=explained
         )
 
-    def _hidden_rel(self, distance: Distance, expectation: Expectation, dtype: str) -> float:
-        """The difference that a value may have although its statistics are equal: where its inputs differ, a few
-        elements may differ in their last bit and no statistic shows it, which amounts to less than one rounding.
+    def _hidden_rel(self, value: Value, distance: Distance, expectation: Expectation, dtype: str) -> float:
+        """The difference that a value may have although its statistics are equal: where its inputs differ, or an update
+        before left it, a few elements may differ in their last bit and no statistic shows it, which amounts to less
+        than one rounding.
         """
-        if distance.how != "statistics" or expectation.rel <= expectation.own:
+        rounding = rounding_rel(UNIT_ROUNDOFF.get(dtype, 0.0))
+        if distance.how != "statistics":
             return 0.0
-        return min(expectation.rel, rounding_rel(UNIT_ROUNDOFF.get(dtype, 0.0)))
+        if self._is_left_by_update(value, expectation):
+            return rounding
+        return min(expectation.rel, rounding) if expectation.rel > expectation.own else 0.0
 
     def _is_left_by_update(self, value: Value, expectation: Expectation) -> bool:
         """Whether a value is the result of an earlier update."""

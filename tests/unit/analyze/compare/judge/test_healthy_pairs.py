@@ -333,3 +333,30 @@ def test_a_call_that_no_other_undoes_is_a_finding_though_rounding_hides_what_fol
     found = compared(tmp_path, made, small(functional.softplus), dtype=torch.bfloat16)
     assert found.exit_code == exit_code
     assert all(finding.code == "structure-differs" for finding in found.findings if finding.severity != "info")
+
+
+def crossed(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([second.cos(), first.sigmoid()], -1)
+
+
+def straight(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([first.cos(), second.sigmoid()], -1)
+
+
+def added(x: Tensor, order: int) -> Tensor:
+    first, second, third = [x.cos(), x.sigmoid(), x.tanh()]
+    return (first + second) + third if order else (third + second) + first
+
+
+@pytest.mark.parametrize(
+    ("made", "ref", "exit_code"),
+    [(crossed, straight, 1), (lambda x: added(x, 0), lambda x: added(x, 1), 0)],
+    ids=["crossed", "addends in another order"],
+)
+def test_calls_connected_otherwise_are_a_finding_unless_they_only_add_in_another_order(
+    tmp_path: Path, made: Callable[[Tensor], Tensor], ref: Callable[[Tensor], Tensor], exit_code: int
+) -> None:
+    found = compared(tmp_path, small(made), small(ref), dtype=torch.bfloat16)
+    assert found.exit_code == exit_code

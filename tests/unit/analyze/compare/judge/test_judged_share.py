@@ -66,14 +66,17 @@ def test_calls_of_each_run_alone_have_their_own_line_where_both_have_one_site() 
     assert [(call.in_reference, call.where) for call in found] == [(False, "run.py:1"), (True, "ref.py:2")]
 
 
-def coarse(step: Step, num: int) -> Step:
-    """Of the gradients ``num`` differ, and rounding may explain as much as the whole value."""
+def coarse(step: Step, num: int, *, off: float = 1e-2) -> Step:
+    """Of the gradients ``num`` differ by ``off``, and rounding may explain as much as the whole value."""
     rows = list(step.rows)
     at = [place for place, row in enumerate(rows) if row.mine is not None and row.mine.site.phase in ("bwd", "grad")]
     for place in at[:num]:
-        known = rows[place].expectation
+        known, distance = rows[place].expectation, rows[place].distance
         assert known is not None
-        rows[place] = replace(rows[place], judgement="within", expectation=replace(known, rel=0.31))
+        assert distance is not None
+        rows[place] = replace(
+            rows[place], judgement="within", expectation=replace(known, rel=0.31), distance=replace(distance, rel=off)
+        )
     return replace(step, rows=rows)
 
 
@@ -85,6 +88,7 @@ def test_gradients_of_which_rounding_explains_too_much_are_not_judged() -> None:
     assert most.lacking.startswith("the backward pass could not be judged. At step 0, 1 of 4 values could; 3 could not")
     assert most.to_json()["enough"] is False
     assert few.to_json()["enough"] is True
+    assert judged_share([coarse(step, 3, off=1e-6)]).lacking == ""
 
 
 def test_the_first_step_decides_and_parameters_after_an_update_are_not_judged() -> None:

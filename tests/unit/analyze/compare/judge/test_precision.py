@@ -28,8 +28,8 @@ def model(
     ones: bool | None = None,
     weights: type = np.float32,
 ) -> Making:
-    """Linears with a bias, and activations; linears of ``low`` return half precision, what ``cast`` returns goes through
-    it, and the bias is ``ones`` or computed (False), not given.
+    """Linears with a bias, and activations; linears of ``low`` return half precision, and what ``cast`` returns goes
+    through it. The bias is ``ones``, computed (False), or given (None).
     """
     making, draw = Making(label), np.random.default_rng(0)
     x, bias = (draw.standard_normal((4, 4)).astype(np.float32) for _ in range(2))

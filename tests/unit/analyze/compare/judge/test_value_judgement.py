@@ -79,6 +79,19 @@ def test_equal_as_far_as_statistics_tell_does_not_make_what_follows_exact() -> N
     assert [rows[f"fwd/{name}:out0"].judgement for name in ("sin", "relu", "chunk")] == ["within", "equal", "within"]
 
 
+@pytest.mark.parametrize(("moved", "judgement"), [(1e-3, "within"), (None, "beyond")])
+def test_rows_of_a_weight_that_an_update_left_may_show_a_last_bit(moved: float | None, judgement: str) -> None:
+    def made(label: str, off: float) -> StepValues:
+        draw = np.random.default_rng(1)
+        weight, ids = draw.standard_normal((16, 8)).astype(np.float32), np.arange(3)
+        rows = (weight[:3] * np.float32(1 + off)).copy()
+        making = Making(label).put("param", "m.sub.weight", "param", weight, kind="param")
+        return making.call("m.sub.embedding", "torch.nn.functional.embedding", (ids, weight), rows).done
+
+    rows = judged(made("run", SMALL), made("ref", 0.0), measure=by_statistics, moved=moved)
+    assert rows["fwd/embedding:out0"].judgement == judgement
+
+
 def test_equal_statistics_of_what_equal_values_made_are_taken_for_equal() -> None:
     expected = rows_of({}, measure=by_statistics)["fwd/add:out0"].expectation
     assert expected is not None
