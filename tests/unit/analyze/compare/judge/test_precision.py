@@ -97,6 +97,18 @@ def test_a_call_of_one_run_leads_where_it_comes_before_another_precision() -> No
     assert conclude(step.run, step.run, [step]).findings[0].code == "structure-differs"
 
 
+def test_swapped_addends_of_two_precisions_are_no_other_precision() -> None:
+    def made(label: str, *, swapped: bool) -> Making:
+        making, draw = Making(label), np.random.default_rng(0)
+        x, w = (draw.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
+        half, full = (x @ w).astype(np.float16), np.tanh(x)
+        making.call("m.linear", "torch.nn.functional.linear", (x, w), half).call("m.tanh", "torch.tanh", (x,), full)
+        pair = (full, half) if swapped else (half, full)
+        return making.call("m.add", "torch.add", pair, half.astype(np.float32) + full)
+
+    assert dtypes_part([compared(made("run", swapped=True), made("ref", swapped=False))]) is None
+
+
 def test_another_precision_throughout_is_information() -> None:
     step = compared(model("run", weights=np.float16), model("ref"))
     findings = {each.code: each.severity for each in conclude(step.run, step.run, [step]).findings}
