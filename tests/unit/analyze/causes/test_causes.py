@@ -58,6 +58,14 @@ def test_what_the_signs_cannot_tell_apart_is_named_together():
     assert said.next[:2] == tuple(CAUSES[slug].settles for slug in said.among)
 
 
+def test_a_gradient_that_stands_out_alone_may_come_of_other_data():
+    """Such as inputs that were not normalised."""
+    odd = [finding(code) for code in ("worker-direction-outlier", "worker-grad-norm-outlier")]
+    said = answer(*odd, ran=("worker-loss-outlier", "worker-scale"))
+    assert said.standing == "undecided"
+    assert set(said.among) == {"gradient-wrong-on-rank", "other-data-on-rank"}
+
+
 def test_what_was_not_recorded_is_missing_and_comes_next():
     lacking = NotRun("overflow-origin", "no step was recorded; record some", "not-recorded")
     said = answer(finding("worker-nonfinite", kind=["loss"]), not_run=[lacking])

@@ -1,6 +1,7 @@
 """One rank reads other data than the others: another mixture, difficulty or length.
 
-A shard that is not a random part of the data: sorted files, one language or source, longer sequences.
+A shard that is not a random part of the data: sorted files, one language or source, longer sequences; or inputs that
+were prepared otherwise, as without normalisation, which may show in gradients alone.
 
 What looks like it
 ------------------
@@ -11,7 +12,7 @@ from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
     shows={
-        "worker-loss-outlier": "always",
+        "worker-loss-outlier": "often",
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "who:some": "mostly",

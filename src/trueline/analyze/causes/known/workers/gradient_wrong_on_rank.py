@@ -12,7 +12,7 @@ from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
     shows={
-        "worker-direction-outlier": "mostly",
+        "worker-direction-outlier": "often",
         "worker-grad-norm-outlier": "often",
         "who:some": "always",
     },
