@@ -53,7 +53,8 @@ What it may miss
 ----------------
 With two workers and without per-sample losses, copies that dropout hides cannot be seen: there is nothing to compare
 their distance with. Pairs are compared for up to 64 workers of a group. Samples that are augmented on the fly have
-different digests, so with four workers or more copies are reported although digests differ.
+different digests, so with four workers or more copies are reported although digests differ; not position by position
+where only losses of micro-batches are known, as these may be of different kinds (those of a GAN).
 Batches that are balanced on purpose (the same number of each class in each batch, stratified diffusion times) may be
 so much more similar than a random draw that all workers are reported.
 

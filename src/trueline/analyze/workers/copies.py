@@ -86,7 +86,10 @@ def copies_among(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, 
 
 
 def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
-    """The sets of workers whose losses agree place by place, beyond what all places have in common."""
+    """The sets of workers whose losses agree place by place, beyond what all places have in common. Not where digests
+    say that they read other samples and each loss is of several: places may then be losses of different kinds, as of
+    real and of made samples in a GAN, whose levels move alike on all workers.
+    """
     among = num_sample_detectors(series)
     threshold = budget.log_threshold("sample-losses", among=among)
     dealt = sample_losses_of(series, members)
@@ -102,8 +105,14 @@ def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, .
     upper = np.where(np.triu(np.ones(correlation_MM.shape, dtype=np.bool_), k=1), np.nan_to_num(correlation_MM), -1.0)
     limit = max(float(upper.max(initial=0.0)) / 2, _CHANCE_ERRORS / math.sqrt(max(number, 1)), _LEAST_CORRELATION)
     found: list[Copies] = []
+    first_step, last_step = (int(series.steps[rows[at]]) for at in (alarm.first, alarm.last))
+    are_samples = _are_samples(series, members, rows[alarm.first])
     for first, second in np.argwhere(upper >= limit).tolist():
         correlation = float(upper[first, second])
+        if not are_samples and apart_by_digest(
+            series, members[first], members[second], first=first_step, last=last_step
+        ):
+            continue
         found.append(
             _copies(
                 (series, rows, budget),
@@ -122,6 +131,12 @@ def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, .
         return rows, permutation.log_odds(permutation.by_place(own), rows.tolist(), series.steps)
 
     return [_dated(close, series, dependence, *apart(close)) for close in _connected(found)]
+
+
+def _are_samples(series: WorkerSeries, members: tuple[int, ...], row: int) -> bool:
+    """Whether the losses of a step are of a sample each, as far as is known how many were read."""
+    sizes = [len(array) for array in series.sample_losses[int(row)]]
+    return not any(sizes[worker] < series.samples[row, worker] for worker in members)
 
 
 def _places_alarm(

@@ -48,6 +48,16 @@ def test_the_same_batches_in_another_order_are_found_and_measured(workers, num_p
     assert "as far apart as different samples would be" in finding.claim
 
 
+@pytest.mark.parametrize(("num_read", "is_apart", "found"), [(16, True, 0), (16, False, 1), (2, True, 1)])
+def test_micro_batches_of_different_samples_may_be_of_different_kinds(num_read, is_apart, found):
+    series = series_from(same_batches(4, 2), 30)
+    step, worker = np.repeat(np.arange(30), 4), np.tile(np.arange(4), 30)
+    digest = (np.arange(120) if is_apart else step).astype(np.uint64)
+    read = Samples((0, 1, 2, 3), digest, step, worker, np.zeros(120, np.int64), np.zeros(120, np.int64), False)
+    series = replace(series, consumed=read, samples=np.full(series.loss.shape, float(num_read)))
+    assert len([one for one in dispersion_low.judge(series, BUDGET) if "same positions" in one.claim]) == found
+
+
 def test_a_pair_of_many_is_named_place_by_place():
     def draw(rng, step):
         x = rng.standard_normal((5, 16))
