@@ -2,7 +2,7 @@
 
 Planted: as in N4, with recorded steps: NaN in a sample under DDP, under a hand-written all-reduce, and under FSDP2;
 a row of attention that is masked throughout.
-Twin: a sample with large but finite values; a logarithm of a half; a mask that leaves every row something.
+Twin: a sample with large but finite values; a logarithm of a share above 0; a mask that leaves every row something.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fsdp(ctx: EntryContext, faulty: bool) -> nn.Module:
     steps = iter(range(1000))
 
     def loss_of(called: nn.Module, batch: Any) -> Tensor:
-        share = 0.0 if faulty and next(steps) == TRIGGER and ctx.rank == BAD_RANK else 0.5
+        share = 0.0 if faulty and next(steps) == TRIGGER and ctx.rank == BAD_RANK else math.exp(-1.0)
         return problem.loss(called, batch) * -torch.tensor(share).log()
 
     return fit(ctx, problem, model, steps=STEPS, loss_of=loss_of, plan={"preset": "mix"})
