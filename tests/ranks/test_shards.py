@@ -51,7 +51,7 @@ def train(rank, world, out, fault, options):
                 model.unshard()
             x, y = torch.randn(8, 31, generator=generator), torch.randint(0, 5, (8,), generator=generator)
             loss = nn.functional.cross_entropy(model(x).float(), y)
-            loss.backward()
+            (loss / micros).backward()
             losses.append(loss.item())
         if "whole" in options and fault not in ("own", "unreduced"):
             dist.all_reduce(model.scale.grad)

@@ -21,6 +21,8 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "analyze/checks/loss_scale_wrong.py num_ranks ranks",
+    "analyze/checks/schedule_differs.py of.num_epochs epochs",
     "analyze/compare/calibrate.py len(alignment.pairs) recorded values",
     "analyze/checks/dispersion_high.py len(members) workers",
     "analyze/checks/dispersion_low.py len(members) workers",

@@ -12,6 +12,8 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "loss-scale-wrong": "always",
+        "structure-differs": "often",
+        "first-divergence": "often",
     },
     needs=("loss-scale-wrong",),
     settles="Print what the loss of each micro-batch is divided by; the weights of all tokens of a step should "
