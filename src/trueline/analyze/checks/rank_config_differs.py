@@ -223,7 +223,11 @@ def _mode(run: Run) -> Finding | None:
     step_first, step_last = (int(run.steps[t]) for t in (first, rows[-1]))
     odd = odd_ranks(entry.values)
     found = _finding("error", "mode", [entry], odd, among=[*entry.values], step_first=step_first, step_last=step_last)
-    return replace(found, claim=f"{capitalized(_told(entry))} at step {step_first}.")
+    train = (
+        "Call model.train() on every rank before training goes on after an evaluation, also where only one rank "
+        "evaluates: dropout and normalisation work otherwise in evaluation mode."
+    )
+    return replace(found, claim=f"The number of {_told(entry)} at step {step_first}.", next=(train,))
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -237,13 +241,6 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         entries = enumerate(cast(list[Any], value))
         return {name: leaf for index, entry in entries for name, leaf in _flat(entry, f"{prefix}[{index}]").items()}
     return {prefix.lstrip("."): value}
-
-
-_ONE_FILE = "Build the optimizer and the configuration from one file that every rank reads."
-_NEXT = {
-    "mode": "Call model.train() on every rank before training goes on after an evaluation, also where only one rank "
-    "evaluates: dropout and normalisation work otherwise in evaluation mode."
-}
 
 
 def _who(what: str, ranks: Sequence[int], among: Sequence[int]) -> str:
@@ -282,7 +279,10 @@ def _finding(
         false_alarm_rate=0.0,
         evidence={"kind": what}
         | {entry.name: {str(rank): value for rank, value in entry.values.items()} for entry in entries[:50]},
-        next=(_NEXT.get(what) or f"Make {named_some(names)} equal on all ranks. {_ONE_FILE}",),
+        next=(
+            f"Make {named_some(names)} equal on all ranks, or build the optimizer and the configuration from one file "
+            "that every rank reads.",
+        ),
     )
 
 

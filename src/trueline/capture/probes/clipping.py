@@ -18,8 +18,8 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.sampling import NowAndThen, Waiting
 from trueline.capture.probes.update_slices import NUM_SLICES, Gathered, Place, place_in
-from trueline.capture.probes.updates import EARLY, MAX_WAITING, gap
 
 MAX_CALLS = 4
 """Calls of a step that are looked at: the last ones."""
@@ -57,8 +57,8 @@ class ClippingProbe:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._next_step = 0
-        self._waiting: dict[int, list[_Call]] = {}
+        self._times = NowAndThen()
+        self._waiting = Waiting[list[_Call]]()
         self._norm_type: float | None = None
         self._forget()
         for patched in patches.clips:
@@ -81,8 +81,7 @@ class ClippingProbe:
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then."""
         self._forget()
-        if step.watched and (step.age < EARLY or step.number >= self._next_step):
-            self._next_step = step.number + gap(step.age)
+        if self._times.due(step):
             self._step = step
         return self._step is not None
 
@@ -96,14 +95,12 @@ class ClippingProbe:
         for number, call in enumerate(calls):
             call.facts["scaled"] = _unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
             found |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
-        self._waiting[step.number] = calls
-        if len(self._waiting) > MAX_WAITING:
-            del self._waiting[min(self._waiting)]
+        self._waiting.put(step.number, calls)
         return found | {"clip_numbers": torch.stack([call.numbers for call in calls])}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``clip_facts`` and ``clip_values``."""
-        calls = self._waiting.pop(step.number, [])
+        calls = self._waiting.take(step.number)
         if not calls:
             return {}
         values: list[Tensor] = []

@@ -14,8 +14,8 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.sampling import NowAndThen, Waiting
 from trueline.capture.probes.update_slices import NUM_SLICES, Gathered, Place, places_of
-from trueline.capture.probes.updates import EARLY, MAX_WAITING, gap
 
 MAX_LOOKS = 8
 """Backward passes of a step before which gradients are looked at: later ones of long accumulations tell no more."""
@@ -64,9 +64,9 @@ class KeptGradientProbe:
     def __init__(self, guard: Guard, *, rank: int) -> None:
         self._guard = guard
         self._next_param = rank * NUM_SLICES  # replicas look at other parameters
-        self._next_step = 0
+        self._times = NowAndThen()
         self._sample: _Sample | None = None
-        self._waiting: dict[int, _Sample] = {}
+        self._waiting = Waiting[_Sample]()
         patches.backward.add(self._before_backward)
         patches.backward.add(self._after_backward, after=True)
 
@@ -80,9 +80,7 @@ class KeptGradientProbe:
         """In the first steps, then now and then, and in the step after each of these."""
         if self._sample is not None and (not step.watched or self._sample.step != step.number):
             self._sample = None
-        self._keeps = step.watched and (step.age < EARLY or step.number >= self._next_step)
-        if self._keeps:
-            self._next_step = step.number + gap(step.age)
+        self._keeps = self._times.due(step)
         return self._keeps or self._sample is not None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -94,9 +92,7 @@ class KeptGradientProbe:
         if sample is None or not sample.looks:
             return {}
         sample.alive = [one for one in sample.alive if one.there is not None and one.added_to]
-        self._waiting[step.number] = sample
-        if len(self._waiting) > MAX_WAITING:
-            del self._waiting[min(self._waiting)]
+        self._waiting.put(step.number, sample)
         if not sample.alive:
             return {}
         found = sample.left.hand_over("kept")
@@ -106,7 +102,7 @@ class KeptGradientProbe:
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``kept_gradients``."""
-        sample = self._waiting.pop(step.number, None)
+        sample = self._waiting.take(step.number)
         if sample is None:
             return {}
         alive = set(sample.alive) if any(name.startswith("kept") for name in host) else set[_Kept]()

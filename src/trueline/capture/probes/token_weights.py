@@ -15,7 +15,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import local
 from trueline.capture.probes import cross_entropy
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.updates import EARLY, gap
+from trueline.capture.probes.sampling import NowAndThen
 from trueline.capture.step.passes import Contributions, Pass
 from trueline.schema.token_weights import NUM_FIELDS
 
@@ -44,7 +44,7 @@ class TokenWeightProbe:
 
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         self._guard, self._passes = guard, passes
-        self._next_step = 0
+        self._times = NowAndThen()
         self._forget(due=False)
         patches.backward.add(self._at_backward)
         patches.backward.add(self._after_backward, after=True)
@@ -53,10 +53,9 @@ class TokenWeightProbe:
 
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then, as updates."""
-        due = step.watched and step.sampled and (step.age < EARLY or step.number >= self._next_step)
+        due = step.sampled and self._times.due(step)
         self._forget(due=due)
         if due:
-            self._next_step = step.number + gap(step.age)
             self._params = step.layout.params[-NUM_PARAMS:]
         return due
 

@@ -13,16 +13,9 @@ from torch import Tensor
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model.untraced import Hook
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.sampling import NowAndThen, Waiting
 from trueline.capture.probes.update_slices import NUM_SLICES, UpdateSample, law_of, places_of, sampled_copies
 from trueline.capture.step.updates import is_compiled
-
-EARLY, EVERY, RAREST = 16, 20, 100
-"""Updates are sampled in each of the first steps, as most faults of optimizers show at once, and then, of the steps in
-which gradients are, at gaps of a fiftieth of the steps gone by, at least and at most so many: a Run of a million steps
-has 11,000 samples of some kilobytes."""
-
-MAX_WAITING = 64
-"""Samples whose values are on their way to the host; older ones are given up."""
 
 
 class UpdateProbe:
@@ -36,18 +29,15 @@ class UpdateProbe:
     def __init__(self, guard: Guard, *, rank: int) -> None:
         self._guard = guard
         self._next_param = rank * NUM_SLICES  # replicas look at other parameters
-        self._next_step = 0
+        self._times = NowAndThen()
         self._handles: list[Any] = []
-        self._waiting: dict[int, UpdateSample] = {}
+        self._waiting = Waiting[UpdateSample]()
         self._forget()
 
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then."""
         self._forget()
-        due = step.watched and step.sampled and (step.age < EARLY or step.number >= self._next_step)
-        if due:
-            self._next_step = step.number + gap(step.age)
-        return due
+        return step.sampled and self._times.due(step)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """Copies of the elements, once the update is done."""
@@ -58,14 +48,12 @@ class UpdateProbe:
         self._forget()
         if sample is None or not done:
             return {}
-        self._waiting[step.number] = sample
-        if len(self._waiting) > MAX_WAITING:
-            del self._waiting[min(self._waiting)]
+        self._waiting.put(step.number, sample)
         return sample.hand_over()
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``update_facts`` and ``update_values``."""
-        sample = self._waiting.pop(step.number, None)
+        sample = self._waiting.take(step.number)
         if sample is None:
             return {}
         return {"update_facts": json.dumps(sample.facts), "update_values": sample.values(host)}
@@ -114,11 +102,6 @@ class UpdateProbe:
         self._done = False
         self._depth = 0
         self._step: Any = None
-
-
-def gap(age: int) -> int:
-    """Steps until the next sample, ``age`` steps after the first."""
-    return max(EVERY, min(age // 50, RAREST))
 
 
 def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:

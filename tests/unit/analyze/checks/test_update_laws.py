@@ -7,7 +7,7 @@ import torch
 from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
 
 import trueline
-from trueline.capture.probes.updates import gap
+from trueline.capture.probes.sampling import gap
 
 AT = 6
 """The first update that is faulty."""

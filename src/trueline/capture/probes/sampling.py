@@ -1,0 +1,53 @@
+"""At which steps probes look at sampled elements, and which samples are on their way to the host."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from trueline.capture.probes.base import Step
+
+EARLY, EVERY, RAREST = 16, 20, 100
+"""Samples are taken in each of the first steps, as most faults of optimizers show at once, and then at gaps of a
+fiftieth of the steps gone by, at least and at most so many: a Run of a million steps has 11,000 samples of some
+kilobytes."""
+
+MAX_WAITING = 64
+"""Samples whose values are on their way to the host; older ones are given up."""
+
+Sample = TypeVar("Sample")
+
+
+class NowAndThen:
+    """Says of each step, once, whether a probe takes a sample there."""
+
+    def __init__(self) -> None:
+        self._next_step = 0
+
+    def due(self, step: Step) -> bool:
+        """In the first steps, then now and then; asked only of steps at which a sample can be taken."""
+        due = step.watched and (step.age < EARLY or step.number >= self._next_step)
+        if due:
+            self._next_step = step.number + gap(step.age)
+        return due
+
+
+class Waiting(Generic[Sample]):
+    """The samples, by step, whose values are not yet on the host."""
+
+    def __init__(self) -> None:
+        self._by_step: dict[int, Sample] = {}
+
+    def put(self, step: int, sample: Sample) -> None:
+        """Keep the sample of a step, and give up the oldest of too many."""
+        self._by_step[step] = sample
+        if len(self._by_step) > MAX_WAITING:
+            del self._by_step[min(self._by_step)]
+
+    def take(self, step: int) -> Sample | None:
+        """The sample of a step, which is kept no longer; None without one."""
+        return self._by_step.pop(step, None)
+
+
+def gap(age: int) -> int:
+    """Steps until the next sample, ``age`` steps after the first."""
+    return max(EVERY, min(age // 50, RAREST))
