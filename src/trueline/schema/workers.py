@@ -191,8 +191,8 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "list<float64>",
         "",
         "For each of these calls: the norm that it clips by (NaN where ranks hold parts of that), the squared norms of "
-        "this rank's shards and of what it holds whole, the loss scale, then sampled elements of gradients before and "
-        "after.",
+        "this rank's shards and of what it holds whole (NaN where not computed), the loss scale, then sampled elements "
+        "of gradients before and after.",
     ),
     Column(
         "update_facts",

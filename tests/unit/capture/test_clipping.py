@@ -1,16 +1,24 @@
 """Clipping by a norm as it is watched: what people do is left alone, and a norm that is not the gradient's is found."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from tests.unit.trained_updates import mlp, trained
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm  # by name, before anything is watched
+from torch.utils.data import DataLoader
 
 import trueline
+from trueline.analyze.updates.clipping import clip_calls
+from trueline.capture.probes.sampling import EARLY
 from trueline.store.reader import Run
+from trueline.testing.problems import CausalLM
+from trueline.testing.sharding import sharded
+from trueline.testing.training import wrapped
 
 LAWS = ("clip-differs", "norm-misreported")
+AT = 2
 
 
 def stepping(clip):
@@ -65,6 +73,15 @@ def test_watching_clips_bit_for_bit_alike(tmp_path):
     watched, alone = (trained(out, step=stepping(clip), steps=6) for out in (tmp_path / "run", None))
     assert all(torch.equal(one, other) for one, other in zip(watched, alone, strict=True))
     assert len(Run(str(tmp_path / "run")).texts("clip_facts")) == 6
+
+
+def test_norms_are_computed_at_fewer_steps_than_elements_are_looked_at(tmp_path):
+    trained(tmp_path / "run", step=stepping(lambda params: clip_grad_norm_(params, 0.1)), steps=60)
+    calls = clip_calls(Run(str(tmp_path / "run")))
+    late = [call for call in calls if call.step >= EARLY]
+    assert late
+    assert [call.step for call in calls if math.isfinite(call.whole2)] == list(range(EARLY))
+    assert findings(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.99, 1.5])
@@ -145,3 +162,32 @@ def test_elements_that_are_left_out_are_named(tmp_path):
         trained(tmp_path / "run", step=stepping(lambda params: clip_grad_norm_(params, 0.1)), steps=6)
     (finding,) = findings(tmp_path / "run")
     assert (finding.code, finding.step_first, finding.evidence["names"]) == ("clip-differs", 3, ["0.weight"])
+
+
+@pytest.mark.parametrize("how", ["alike", "threshold"])
+@pytest.mark.parametrize("shards", [False, True], ids=["replicas", "shards"])
+def test_ranks_that_clip_one_gradient_differently(two, tmp_path, how, shards):
+    two.run(clipping_on, str(tmp_path / "run"), how, shards)
+    found = [finding for finding in findings(tmp_path / "run") if finding.code == "clip-differs"]
+    if how == "alike":
+        assert found == []
+        return
+    (finding,) = found
+    assert (finding.evidence["kind"], finding.step_first, finding.ranks) == ("ranks", AT, (0, 1))
+    factors = finding.evidence["factors"]
+    assert factors["1"] == pytest.approx(factors["0"] / 2)
+
+
+def clipping_on(rank, world_size, out, how, shards):
+    """Six steps whose gradients are clipped, from ``AT`` on at half the threshold on rank 1 where ``how`` says so."""
+    problem = CausalLM()
+    model = sharded(problem.model()) if shards else wrapped(problem.model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    batches = iter(DataLoader(problem.dataset(24, seed=rank), batch_size=4))
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1}):
+        for step, batch in enumerate(batches):
+            problem.loss(model, batch).backward()
+            lower = how == "threshold" and rank == 1 and step >= AT
+            clip_grad_norm_(model.parameters(), 0.05 if lower else 0.1)
+            optimizer.step()
+            optimizer.zero_grad()

@@ -1,15 +1,17 @@
-"""Clipping does not multiply all gradients that it is given by one factor, or is given none.
+"""Clipping does not multiply all gradients by one factor, on all ranks, or is given none.
 
 What it finds
 -------------
-A call of `clip_grad_norm_` that finds no gradient, and so clips nothing: its list of parameters is a generator that
-something else has used up, or it comes before the backward pass, or gradients are kept elsewhere. And elements of
-gradients that are not multiplied by min(1, max_norm / norm): a kernel that skips some, a patched function.
+Ranks that multiply the same gradient, or their shards of it, by different factors: another threshold on one of them, or
+each its own norm. A call of `clip_grad_norm_` that finds no gradient, and so clips nothing: its list of parameters is a
+generator that something else has used up, or it comes before the backward pass, or gradients are kept elsewhere. And
+elements of gradients that are not multiplied by min(1, max_norm / norm): a kernel that skips some, a patched function.
 
 Why it matters
 --------------
-The training runs without the clipping that its settings declare, until the first spike. Where some elements are left
-out, the direction of the update changes.
+Replicas that clip differently drift apart; shards that are clipped differently turn the update, and no two ranks show
+it. Without a gradient the training runs without the clipping that its settings declare, until the first spike. Where
+some elements are left out, the direction of the update changes, too.
 
 How it decides
 --------------
@@ -19,11 +21,15 @@ makes of it, where u is the unit roundoff of the coarsest format among gradient,
 where none of its parameters has a gradient, it has all of the model's parameters or none, no other call of that step
 finds any, and the step has a gradient.
 
-Ranks that clip differently from each other are told by `reduction-mismatch`, and a wrong norm by `norm-misreported`.
+Of ranks that have made as many calls at a step, those are compared that found the same elements in a gradient, bit for
+bit, or hold shards of gradients that are clipped together. What they multiply by may differ by 8 (u + u' √n), as in
+`norm-misreported`, which names a norm that is wrong. Whatever else makes gradients differ after the reduction, clipping
+by hand included, `reduction-mismatch` finds, which also names a rank that does not clip at all.
 
 What it may miss
 ----------------
-Elements and steps that were not sampled; clipping that frameworks or scripts do without these functions of torch.
+Elements and steps that were not sampled; clipping that frameworks or scripts do without these functions of torch: a
+factor of its own for each tensor may then be meant (clipping by layer).
 
 Example
 -------
@@ -52,12 +58,13 @@ parameters = list(model.parameters())
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import MAX_SITES, sites_of
+from trueline.analyze.compared_ranks import MAX_SITES, data_parallel_ranks, sites_of
 from trueline.analyze.updates.clipping import ClipCall, clip_calls
 from trueline.analyze.updates.laws import TOLERANCE
 from trueline.schema.finding import Finding
@@ -79,7 +86,12 @@ def check(run: Run) -> list[Finding]:
     steps = sorted({call.step for call in every})
     nothing = list(_nothing(run, every))
     apart = [(call, names) for call in every if (names := _apart(call))]
-    return [*([_of_nothing(nothing, steps)] if nothing else []), *([_of_elements(apart, steps)] if apart else [])]
+    ranks = list(_between_ranks(run, every))
+    return [
+        *([_of_ranks(ranks, steps)] if ranks else []),
+        *([_of_nothing(nothing, steps)] if nothing else []),
+        *([_of_elements(apart, steps)] if apart else []),
+    ]
 
 
 def _nothing(run: Run, every: Sequence[ClipCall]) -> Iterator[ClipCall]:
@@ -110,6 +122,68 @@ def _apart(call: ClipCall) -> list[str]:
         if np.any(finite & ~(np.abs(after - wanted) <= slack)):
             found.append(name)
     return found
+
+
+def _between_ranks(run: Run, every: Sequence[ClipCall]) -> Iterator[list[ClipCall]]:
+    """Calls of several ranks on the same gradient, or on shards of one, that multiplied it by different factors."""
+    ranks = data_parallel_ranks(run)
+    by_step: defaultdict[int, defaultdict[int, list[ClipCall]]] = defaultdict(lambda: defaultdict(list))
+    for call in every:
+        if call.rank in ranks:
+            by_step[call.step][call.rank].append(call)
+    for of_rank in by_step.values():
+        if len({len(calls) for calls in of_rank.values()}) > 1:
+            continue
+        for alike in zip(*of_rank.values(), strict=True):
+            calls = [call for call in alike if math.isfinite(call.ratio)]
+            if len(calls) > 1 and _of_one_gradient(calls) and any(not _near(calls[0], call) for call in calls):
+                yield calls
+
+
+def _of_one_gradient(calls: Sequence[ClipCall]) -> bool:
+    """Whether these calls of several ranks were given the same gradient, or shards of one."""
+    first = calls[0]
+    if any((call.names, call.num_grads) != (first.names, first.num_grads) for call in calls):
+        return False
+    if all(call.in_shards and call.known for call in calls):
+        return True
+    return all(
+        np.array_equal(one, other) for call in calls for one, other in zip(first.before, call.before, strict=True)
+    )
+
+
+def _near(one: ClipCall, other: ClipCall) -> bool:
+    return abs(one.ratio - other.ratio) <= max(one.slack, other.slack) * max(abs(one.ratio), abs(other.ratio))
+
+
+def _of_ranks(every: Sequence[list[ClipCall]], among: Sequence[int]) -> Finding:
+    steps = sorted({calls[0].step for calls in every})
+    first = every[0]
+    like = [sum(_near(call, other) for other in first) for call in first]
+    usual = first[like.index(max(like))]
+    odd = [call for call, num in zip(first, like, strict=True) if num < max(like) or max(like) * 2 <= len(first)]
+    shown = odd[:MAX_SITES] if usual in odd else [usual, *odd[: MAX_SITES - 1]]
+    factors = ", ".join(f"{call.ratio:.4g} on rank {call.rank} (max_norm {call.max_norm:g})" for call in shown)
+    ranks = tuple(sorted(call.rank for call in odd))
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=f"Ranks clipped {'their shards of one gradient' if first[0].in_shards else 'the same gradient'} "
+        f"differently at {steps_text(steps, among=among)}: at step {first[0].step} it was multiplied by {factors}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=usual.names[:1]),
+        measured=odd[-1].ratio,
+        expected=usual.ratio,
+        unit="factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": "ranks", "num_steps": len(steps), "factors": {str(call.rank): call.ratio for call in first}},
+        next=(
+            "Print max_norm and the norm that clip_grad_norm_ returns on every rank: both must be the same.",
+            "Take the norm after gradients are reduced, and of shards over all ranks.",
+        ),
+    )
 
 
 def _of_nothing(calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:

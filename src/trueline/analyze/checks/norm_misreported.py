@@ -14,11 +14,11 @@ shards, and shards are multiplied by different factors. With a norm that has the
 
 How it decides
 --------------
-By arithmetic. At the first 16 steps, and then at every 20th, later every 100th, the norm of the gradients is computed
-just before they are clipped, on each rank, with sums in float32 or more, and added up over the ranks that hold shards
-of them. The norm that they are clipped by may differ by 8 (u + u' √n), where u is the unit roundoff of the coarsest
-format in which it is kept, u' that of float32, and n the number of elements of the largest gradient: rounding of a sum
-of n squares. Where that norm is itself spread over ranks, it is read off what clipping multiplies by.
+By arithmetic. At the first 16 steps, and then at every 100th, the norm of the gradients is computed just before they
+are clipped, on each rank, with sums in float32 or more, and added up over the ranks that hold shards of them. The norm
+that they are clipped by may differ by 8 (u + u' √n), where u is the unit roundoff of the coarsest format in which it is
+kept, u' that of float32, and n the number of elements of the largest gradient: rounding of a sum of n squares. Where
+that norm is itself spread over ranks, it is read off what clipping multiplies by.
 
 A larger norm than that of the gradients in this Run is a finding only where no other rank holds a part of the model.
 Gradients that still have the loss scale are one where the scaler divides them later, before the same update, and where

@@ -30,7 +30,8 @@ _SINGLE = FORMATS["float32"].unit
 class ClipCall:
     """One call on ``rank`` at ``step``, the one of this ``number`` there. ``given`` is the norm that it clipped by, NaN
     where that shows in its elements only, and ``norm_type`` of which order that is, None if unseen. ``shards2`` and
-    ``whole2`` are the squared 2-norms of what the rank holds of its gradients in shards, and whole. ``scaled`` says
+    ``whole2`` are the squared 2-norms of what the rank holds of its gradients in shards, and whole, NaN where they were
+    not computed; ``in_shards`` says whether it holds any of them in shards. ``scaled`` says
     that they still had the loss ``scale``. ``largest`` are the elements of the largest gradient. ``known`` is whether
     the Run has all of these gradients. ``before`` and ``after`` are elements [K] of the gradients ``names``.
     """
@@ -54,6 +55,7 @@ class ClipCall:
     dtypes: Sequence[str]
     before: Sequence[Array]
     after: Sequence[Array]
+    in_shards: bool = False
 
     @property
     def unit(self) -> float:

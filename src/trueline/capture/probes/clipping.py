@@ -18,7 +18,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.sampling import NowAndThen, Waiting
+from trueline.capture.probes.sampling import RAREST, NowAndThen, Waiting
 from trueline.capture.probes.update_slices import NUM_SLICES, Gathered, Place, place_in
 
 MAX_CALLS = 4
@@ -35,8 +35,8 @@ _ACCUMULATED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 @dataclass(eq=False)
 class _Call:
     """One call. ``numbers`` are float64 [4]: the total norm that it was given (NaN where ranks hold parts of that), the
-    squared norms of this rank's shards and of what it holds whole, and the loss scale. ``unscaled`` are the optimizers,
-    by ``id``, whose gradients a scaler had divided by it.
+    squared norms of this rank's shards and of what it holds whole (NaN where they were not computed), and the loss
+    scale. ``unscaled`` are the optimizers, by ``id``, whose gradients a scaler had divided by it.
     """
 
     facts: dict[str, Any]
@@ -58,6 +58,7 @@ class ClippingProbe:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._times = NowAndThen()
+        self._times_of_norms = NowAndThen(RAREST)  # which read every gradient once more
         self._waiting = Waiting[list[_Call]]()
         self._norm_type: float | None = None
         self._forget()
@@ -79,10 +80,10 @@ class ClippingProbe:
         patches.scale.remove(self._at_scale)
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
+        """In the first steps, then now and then, and the norms of all gradients less often."""
         self._forget()
         if self._times.due(step):
-            self._step = step
+            self._step, self._norms_due = step, self._times_of_norms.due(step)
         return self._step is not None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -113,6 +114,7 @@ class ClippingProbe:
 
     def _forget(self) -> None:
         self._step: Step | None = None
+        self._norms_due = False
         self._calls: list[_Call] = []
         self._open: _Call | None = None
         self._scaler: Any = None
@@ -166,25 +168,29 @@ class ClippingProbe:
             "num_params": len(params),
             "num_grads": len(graded),
             "largest": max((param.numel() for param in graded), default=0),
+            "in_shards": any(_in_shards(layout, param) for param in graded),
             "known": all(held) and layout.mesh.compares and not _in_parts(layout, graded),
             "dtype": str(total.dtype).removeprefix("torch.") if isinstance(total, Tensor) else "",
             "slices": [[place.name, place.num, _dtype(place.param.grad)] for place in places],
         }
         unscaled, scale = _unscaled(self._scaler)
-        numbers = torch.stack([*_norms(layout, graded, total), _on(layout, scale)])
+        given = _on(layout, math.nan if is_dtensor(total) else total)
+        squares = _squares_of(layout, graded) if self._norms_due else [torch.full_like(given, math.nan)] * 2
+        numbers = torch.stack([given, *squares, _on(layout, scale)])
         return _Call(facts, numbers, places, before, Gathered(), unscaled)
 
 
-def _norms(layout: Layout, params: Sequence[Tensor], total: Any) -> list[Tensor]:
-    """The total norm that is known here, and the squared norms of shards and of whole gradients; float64 [] each."""
+def _squares_of(layout: Layout, params: Sequence[Tensor]) -> list[Tensor]:
+    """The squared norms of shards and of whole gradients; float64 [] each."""
     sharded, whole = list[Tensor](), list[Tensor]()
-    pieces = layout.mesh.shards > 1
     for param in params:
-        is_whole = not pieces or layout.index_of.get(id(param)) in layout.whole
         grad: Any = param.grad
-        (whole if is_whole else sharded).append(getattr(grad, "_local_tensor", grad).detach())
-    given = math.nan if is_dtensor(total) else total
-    return [_on(layout, given), _squares(layout, sharded), _squares(layout, whole)]
+        (sharded if _in_shards(layout, param) else whole).append(getattr(grad, "_local_tensor", grad).detach())
+    return [_squares(layout, sharded), _squares(layout, whole)]
+
+
+def _in_shards(layout: Layout, param: Tensor) -> bool:
+    return layout.mesh.shards > 1 and layout.index_of.get(id(param)) not in layout.whole
 
 
 def _squares(layout: Layout, gradients: Sequence[Tensor]) -> Tensor:

@@ -18,16 +18,19 @@ Sample = TypeVar("Sample")
 
 
 class NowAndThen:
-    """Says of each step, once, whether a probe takes a sample there."""
+    """Says of each step, once, whether a probe takes a sample there: after the first steps at gaps of ``least`` or
+    more.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = EVERY) -> None:
+        self._least = least
         self._next_step = 0
 
     def due(self, step: Step) -> bool:
         """In the first steps, then now and then; asked only of steps at which a sample can be taken."""
         due = step.watched and (step.age < EARLY or step.number >= self._next_step)
         if due:
-            self._next_step = step.number + gap(step.age)
+            self._next_step = step.number + max(self._least, gap(step.age))
         return due
 
 

@@ -66,7 +66,7 @@ _fault = family(
     "R5",
     ("replica-drift",),
     replicas_differ,
-    may_find=("gradient-not-reduced", "reduction-mismatch"),
+    may_find=("clip-differs", "gradient-not-reduced", "reduction-mismatch"),
     ranks=(0, 1),
     within=1,
 )

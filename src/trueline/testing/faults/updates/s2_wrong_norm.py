@@ -58,7 +58,7 @@ def still_scaled(ctx: EntryContext, faulty: bool) -> nn.Module:
     )
 
 
-_fault = family("S2", ("norm-misreported",), trains_differently, may_find=("reduction-mismatch",))
+_fault = family("S2", ("norm-misreported",), trains_differently, may_find=("clip-differs", "reduction-mismatch"))
 
 ENTRIES = (
     _fault("", "gradients are clipped by the norm of each rank's shard", of_shards, ranks=(0, 1)),

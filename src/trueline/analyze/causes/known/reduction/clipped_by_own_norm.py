@@ -10,6 +10,8 @@ CAUSE = Cause(
         "reduction-mismatch": "always",
         "reduction-mismatch/clipped-by-own-norm": "always",
         "replica-drift": "always",
+        "clip-differs": "often",
+        "clip-differs/ranks": "mostly",
     },
     needs=("reduction-mismatch",),
     settles="Compute the norm after the reduction (under FSDP with the model's own clip_grad_norm_ or "

@@ -18,6 +18,8 @@ CAUSE = Cause(
         "reduction-mismatch": "always",
         "reduction-mismatch/clipped": "always",
         "replica-drift": "always",
+        "clip-differs": "often",
+        "clip-differs/ranks": "mostly",
     },
     needs=("reduction-mismatch",),
     settles="Print max_norm and the norm that clip_grad_norm_ returns on every rank.",
