@@ -1,6 +1,6 @@
 """Measure what watching costs and rewrite the tables in benchmarks/overhead/README.md.
 
-    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|reading|memory|samples|growth ...] [--keep]
+    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|reading|laws|memory|samples|growth …] [--keep]
 
 Steps: one process group trains one copy of a model per mode, and every round takes one step of every mode in rotating
 order, between barriers, so that whatever else the machine does hits all modes alike. A mode's ratio is the median
@@ -18,11 +18,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.overhead import growth, memory, reading, samples, steps
+from benchmarks.overhead import growth, laws, memory, reading, samples, steps
 from benchmarks.page import arguments, facts, head
 
 HERE = Path(__file__).parent
-PARTS = {"steps": steps, "reading": reading, "memory": memory, "samples": samples, "growth": growth}
+PARTS = {"steps": steps, "reading": reading, "laws": laws, "memory": memory, "samples": samples, "growth": growth}
 
 
 def main() -> None:
@@ -52,8 +52,8 @@ def with_sections(page: str, sections: list[str], origin: dict[str, str]) -> str
     told = f"From `{origin['command']}`: {origin['machine']}; commit {origin['commit']}, {origin['date']}."
     for section in sections:
         title, _, text = section.removeprefix("## ").partition("\n")
-        at = next(index for index, other in enumerate(others) if other.startswith(f"{title}\n"))
-        others[at] = f"{title}\n\n{told}\n{text}"
+        at = next((index for index, other in enumerate(others) if other.startswith(f"{title}\n")), len(others))
+        others[at : at + 1] = [f"{title}\n\n{told}\n{text}"]
     return "\n\n## ".join([top, *others]) + "\n"
 
 

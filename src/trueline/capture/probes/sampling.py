@@ -18,11 +18,11 @@ Sample = TypeVar("Sample")
 
 
 class NowAndThen:
-    """Says of each step, once, whether a probe takes a sample there: after the first steps at gaps of ``least`` or
-    more.
+    """Says of each step, once, whether a probe takes a sample there: after the first steps at gaps of ``gap``, and of
+    ``least`` or more.
     """
 
-    def __init__(self, least: int = EVERY) -> None:
+    def __init__(self, least: int = 1) -> None:
         self._least = least
         self._next_step = 0
 

@@ -1,0 +1,112 @@
+"""What each law of the update costs where it looks at a step, and at the steps between."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from benchmarks import page
+from torch import nn
+
+import trueline
+from trueline.capture.probes import sampling
+from trueline.capture.step.probing import Probing as Probing
+from trueline.capture.step.working_parts import WorkingParts
+
+TENSORS, WIDTH, CLASSES = 150, 361, 32
+LAWS = ("updates", "kept gradients", "clipping", "token weights", "schedules")
+WARMUP = 5
+
+INTRODUCTION = (
+    f"One process, one thread, {TENSORS} tensors and 9.8M parameters, AdamW (foreach), cross-entropy, clipping by the "
+    "norm and a schedule; medians of CPU times of three trainings, in which laws look at every step with all that they "
+    "have, at every step but for the norms of all gradients, and at none. The share is that of an optimizer step at "
+    f"the default schedule after the first {sampling.EARLY} steps: every {sampling.EVERY}th step is looked at, and the "
+    f"norms are taken at every {sampling.RAREST}th."
+)
+
+
+def measure(*, ranks: int, rounds: int, folder: Path) -> str:
+    """The table, as Markdown."""
+    torch.set_num_threads(1)
+    whole, step_s = train(f"{folder}/whole", rounds, early=10**9)
+    looked, _ = train(f"{folder}/looked", rounds, every=1)
+    idle, _ = train(f"{folder}/idle", rounds)
+    rows, total = [], 0.0
+    for law in LAWS:
+        rarely = max(whole[law] - looked[law], 0) if law == "clipping" else 0
+        spent = (looked[law] + (sampling.EVERY - 1) * idle[law]) / sampling.EVERY + rarely / sampling.RAREST
+        total += spent
+        times = (f"{1000 * each[law]:.3f} ms" for each in (whole, looked, idle))
+        rows.append([law, *times, f"{spent / step_s:.2%}"])
+    rows.append(["together", "", "", "", f"{total / step_s:.2%}"])
+    found = page.table(["law", "all", "without norms", "a step that is not looked at", "share"], rows)
+    return f"## Laws of the update\n\n{INTRODUCTION} A step of AdamW took {1000 * step_s:.1f} ms.\n\n{found}"
+
+
+def train(out: str, rounds: int, *, early: int = 0, every: int = 10**9) -> tuple[dict[str, float], float]:
+    """Median seconds of each law in a step, and of the optimizer's own. The first ``early`` steps are looked at, then
+    one in ``every``.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(TENSORS // 2 - 1)), nn.Linear(WIDTH, CLASSES))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    spent: defaultdict[str, list[float]] = defaultdict(list)
+    steps: list[float] = []
+    with (
+        patch.object(sampling, "EARLY", early),
+        patch.object(sampling, "EVERY", every),
+        timed() as now,
+        trueline.watch(model, optimizer, out=out, plan={"every": 1}),
+    ):
+        for _ in range(rounds + WARMUP):
+            now.clear()
+            loss = nn.functional.cross_entropy(model(torch.randn(16, WIDTH)), torch.randint(CLASSES, (16,)))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            begin, inside = time.process_time(), sum(now.values())
+            optimizer.step()
+            steps.append(time.process_time() - begin - (sum(now.values()) - inside))
+            scheduler.step()
+            optimizer.zero_grad()
+            for law in LAWS:
+                spent[law].append(now[law])
+    return {law: statistics.median(spent[law][WARMUP:]) for law in LAWS}, statistics.median(steps[WARMUP:])
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[defaultdict[str, float]]:
+    """CPU seconds of each part of watching since the last ``clear``, by name."""
+    now: defaultdict[str, float] = defaultdict(float)
+    inside: set[str] = set()
+
+    def counting(plain: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
+        @contextlib.contextmanager
+        def around(self: Any, of: Any) -> Iterator[None]:
+            name = name_of(of)
+            outermost = name not in inside
+            inside.add(name)
+            begin = time.process_time()
+            try:
+                with plain(self, of):
+                    yield
+            finally:
+                if outermost:
+                    now[name] += time.process_time() - begin
+                    inside.discard(name)
+
+        return around
+
+    with (
+        patch.object(WorkingParts, "guarded", counting(WorkingParts.guarded, str)),
+        patch.object(Probing, "_losing", counting(Probing._losing, lambda probe: probe.name)),
+    ):
+        yield now
