@@ -2,7 +2,8 @@
 
 What it finds
 -------------
-Momentum or second moments that stay as they are, that are made of an older gradient or another tensor's, that a
+Momentum or second moments that stay as they are, that go on at an update which a gradient scaler has called off (a
+fused optimizer that does not look at `found_inf`), that are made of an older gradient or another tensor's, that a
 checkpoint or a kernel has filled with something else, and a count of updates that does not go up by one.
 
 Why it matters
@@ -90,8 +91,11 @@ def _of_states(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
     names = list(dict.fromkeys(name for each in wrong for name in _wrong_states(each)))
     stays = all((each.of.after[n] == each.of.before.get(n)).all() for each in wrong for n in _arrays(each))
     slices = [each.of for each in wrong]
+    called_off = all(each.of.skipped for each in wrong)
     does = (
-        "did not change, although its rule changes it"
+        "changed at an update that the gradient scaler had called off, since gradients were not finite"
+        if called_off
+        else "did not change, although its rule changes it"
         if stays
         else f"is not what {optimizer_of(slices)} makes of the state before and the gradient"
     )
@@ -104,7 +108,7 @@ def _of_states(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
         expected=TOLERANCE,
         unit="largest error of an element, in roundings of its terms (at most)",
         slot=names[0],
-        evidence={"states": names, "unchanged": stays},
+        evidence={"states": names, "unchanged": stays, "called_off": called_off},
         next=_NEXT,
     )
 

@@ -4,7 +4,8 @@ What it finds
 -------------
 Updates that are not those of the optimizer's own rule: another learning rate inside of the kernel than in its groups,
 weight decay left out or made twice, a wrong bias correction, a gradient that changes between the hook and the kernel, a
-fused or custom kernel that is wrong, a parameter that is updated twice as it stands in two groups.
+fused or custom kernel that is wrong, or that updates although a gradient scaler has called that off, a parameter that
+is updated twice as it stands in two groups.
 
 Why it matters
 --------------
@@ -102,18 +103,19 @@ def _unlike_the_rule(every: Sequence[Judged]) -> list[Finding]:
     slices = [each.of for each in wrong]
     factor = factor_of(wrong)
     near = math.isfinite(factor) and 0.001 < abs(factor) < 1000
+    called_off = all(each.of.skipped for each in wrong)
     by = f"{factor:.4g} times what" if near and abs(factor - 1) > 1e-3 else "other than"
+    how = "though the gradient scaler had called the update off" if called_off else f"by {by} its settings declare"
     return [
         finding_on(
             slices,
             code=CODE,
             severity="error",
-            claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=sampled_steps(every))} by {by} its "
-            "settings declare.",
+            claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=sampled_steps(every))} {how}.",
             measured=max(worst_units(each, PARAM) for each in wrong),
             expected=TOLERANCE,
             unit="largest error of an element, in roundings of its terms (at most)",
-            evidence={"factor": factor if math.isfinite(factor) else None},
+            evidence={"factor": factor if math.isfinite(factor) else None, "called_off": called_off},
             next=(
                 "Compare with the plain form of the optimizer: foreach=False, fused=False. If that is right, the "
                 "kernel of the form that you use is wrong: look for a newer version of torch, or report it.",

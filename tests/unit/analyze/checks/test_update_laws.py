@@ -1,6 +1,8 @@
 """The checks of updates: each finds its planted fault at its parameter and step, and leaves the healthy twin alone."""
 
 import copy
+import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -97,6 +99,46 @@ def test_fused_sgd_of_bfloat16_on_the_cpu_leaves_whole_simd_blocks(tmp_path):
     make["fused"] = False
     trained(tmp_path / "twin", lambda model: torch.optim.SGD(model.parameters(), **make), dtype=torch.bfloat16)
     assert findings(tmp_path / "twin") == {}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [[], ["optimizer-state-stale"], ["optimizer-state-stale", "update-magnitude"]],
+    ids=["healthy", "momentum", "both"],
+)
+def test_a_fused_update_that_the_scaler_has_called_off(tmp_path, found):
+    """On CUDA fused SGD of some versions advances momentum then."""
+    sgd = sys.modules["torch.optim.sgd"]
+    plain = sgd.sgd
+
+    def advancing(params, grads, buffers, *args, found_inf=None, **settings):
+        plain(params, grads, buffers, *args, found_inf=found_inf, **settings)
+        if found_inf is not None and found_inf.item():
+            for param, buffer in zip(params, buffers, strict=True):
+                if "optimizer-state-stale" in found:
+                    buffer.mul_(0.9)
+                if "update-magnitude" in found:
+                    param.sub_(0.01 * buffer)
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    with (
+        patch.object(sgd, "sgd", advancing),
+        trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}),
+    ):
+        for step in range(12):
+            loss = model(torch.randn(8, 16)).square().mean() * (torch.inf if step == AT else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    seen = findings(tmp_path / "run")
+    assert sorted(set(seen) - {"worker-nonfinite"}) == found
+    for code in found:
+        assert (seen[code].step_first, seen[code].step_last, seen[code].evidence["called_off"]) == (AT, AT, True)
+        assert "the gradient scaler had called" in seen[code].claim
 
 
 def test_an_optimizer_of_another_copy_of_the_model(tmp_path):
