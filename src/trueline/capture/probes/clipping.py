@@ -17,6 +17,7 @@ from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.mesh import is_dtensor
+from trueline.capture.probes import loss_scaling
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.sampling import RAREST, NowAndThen, Waiting
 from trueline.capture.probes.update_slices import NUM_SLICES, Gathered, Place, place_in
@@ -94,7 +95,9 @@ class ClippingProbe:
             return {}
         found: dict[str, Tensor] = {}
         for number, call in enumerate(calls):
-            call.facts["scaled"] = _unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
+            call.facts["scaled"] = (
+                loss_scaling.unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
+            )
             found |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
         self._waiting.put(step.number, calls)
         return found | {"clip_numbers": torch.stack([call.numbers for call in calls])}
@@ -173,7 +176,7 @@ class ClippingProbe:
             "dtype": str(total.dtype).removeprefix("torch.") if isinstance(total, Tensor) else "",
             "slices": [[place.name, place.num, _dtype(place.param.grad)] for place in places],
         }
-        unscaled, scale = _unscaled(self._scaler)
+        unscaled, scale = loss_scaling.unscaled(self._scaler), loss_scaling.scale_of(self._scaler)
         given = _on(layout, math.nan if is_dtensor(total) else total)
         squares = _squares_of(layout, graded) if self._norms_due else [torch.full_like(given, math.nan)] * 2
         numbers = torch.stack([given, *squares, _on(layout, scale)])
@@ -219,22 +222,3 @@ def _in_parts(layout: Layout, params: Sequence[Tensor]) -> bool:
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _unscaled(scaler: Any) -> tuple[frozenset[int], Any]:
-    """The optimizers, by ``id``, whose gradients ``scaler`` has divided by its scale, and that; 1 without one."""
-    states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
-    if states is None or scale is None:
-        return frozenset(), 1.0
-    return frozenset(key for key, state in states.items() if _stage(state) == "UNSCALED"), scale
-
-
-def _unscales(scaler: Any, optimizer: Any) -> bool:
-    """Whether ``scaler`` has divided the gradients of ``optimizer``, which is about to update, or lets it do so."""
-    states = getattr(scaler, "_per_optimizer_states", None) or {}
-    fused = getattr(optimizer, "grad_scale", None) is not None
-    return id(optimizer) in states and (fused or _stage(states[id(optimizer)]) == "UNSCALED")
-
-
-def _stage(state: Mapping[str, Any]) -> str:
-    return getattr(state.get("stage"), "name", "")

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.layout import local
-from trueline.capture.probes import cross_entropy
+from trueline.capture.probes import cross_entropy, loss_scaling
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.sampling import NowAndThen
 from trueline.capture.step.passes import Contributions, Pass
@@ -62,7 +62,7 @@ class TokenWeightProbe:
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``token_weights``, float64 [M, fields], and the gradients looked at, ``grads_left`` and ``grads_used``."""
         rows, left, params = self._rows, self._left, self._params
-        scaled_inside = getattr(step.optimizer, "grad_scale", None) is not None
+        scaled_inside = loss_scaling.inside(step.optimizer)
         self._forget(due=False)
         taken = step.counted.take("token_weights", rows, backward=True)
         if not taken or left is None or not step.gradients_known or scaled_inside:
@@ -99,7 +99,7 @@ class TokenWeightProbe:
         self._scales = self._reading = False
 
     def _at_scale(self, scaler: Any, outputs: Any) -> None:
-        if self._due and getattr(scaler, "_enabled", True):
+        if self._due and loss_scaling.is_on(scaler):
             self._scaler, self._scales = scaler, True
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -111,7 +111,7 @@ class TokenWeightProbe:
             roots = [each for each in (tensors if isinstance(tensors, Sequence) else (tensors,)) if _trains(each)]
             if roots:
                 self._reading = True
-                self._read(one, roots, _loss_scale(scaler))
+                self._read(one, roots, loss_scaling.scale_of(scaler))
 
     def _read(self, one: Pass, roots: list[Tensor], loss_scale: Tensor | float) -> None:
         """Add the row of a pass: a doubt, unless the gradient reaches the only cross-entropy."""
@@ -150,14 +150,6 @@ def _trains(root: Any) -> bool:
 
 def _at(like: Tensor, place: int) -> Tensor:
     return torch.full((1,), place, dtype=torch.int64, device=like.device)
-
-
-def _loss_scale(scaler: Any) -> Tensor | float:
-    """What ``scaler`` multiplies losses by: that of torch holds it in ``_scale``, DeepSpeed's in ``loss_scale``."""
-    if scaler is None:
-        return 1.0
-    scale = getattr(scaler, "_scale", None)
-    return scale if isinstance(scale, Tensor) else float(getattr(scaler, "loss_scale", math.nan))
 
 
 def _few_gradients(params: Sequence[Tensor]) -> Tensor | None:
