@@ -62,6 +62,7 @@ WANTED = (
     *(f"U{number}" for number in range(1, 9)),
     "W1",
     "W2",
+    "W3",
 )
 
 

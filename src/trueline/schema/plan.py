@@ -26,7 +26,7 @@ TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
-    *("exponents", "max_bytes", "when", "when_steps"),
+    *("exponents", "max_bytes", "when", "when_steps", "influence"),
     *("next_steps", "stop"),
 )
 """Keys that may change while a job runs: none of them has a say in the length of what ranks exchange, or in who is
@@ -70,6 +70,12 @@ class Plan(BaseModel):
     budget: float = Field(default=0.01, gt=0, le=1, description="fraction of step time")
     names: tuple[str, ...] = Field(
         default=("*",), description="globs over the names of watched parameters; where steps are recorded, of sites"
+    )
+    influence: int | None = Field(
+        default=None,
+        ge=0,
+        description="step at which one more backward pass looks whether logits depend on tokens that they are to "
+        "predict; unset: none",
     )
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")

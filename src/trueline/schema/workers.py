@@ -222,6 +222,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "By what the gradients that backward left were multiplied before the optimizer received them (clipping: < 1), "
         "loss scale taken out, at a few elements; None if unseen or by no single number.",
     ),
+    Column(
+        "influence",
+        "list<float64>",
+        "",
+        "At the step that the plan names `Influence`: why nothing is known, largest gradients of early logits to "
+        "embeddings before and behind the cut, how many behind have any, of how many, the same over documents, eps.",
+    ),
 )
 
 PARAM_COLUMNS = frozenset(

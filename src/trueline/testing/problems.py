@@ -65,15 +65,25 @@ class CausalLM:
     length = 16
 
     def __init__(
-        self, *, dropout: float = 0.0, tied: bool = False, checkpointing: Checkpointing = "none", width: int = 32
+        self,
+        *,
+        dropout: float = 0.0,
+        tied: bool = False,
+        checkpointing: Checkpointing = "none",
+        width: int = 32,
+        ahead: int = 0,
     ) -> None:
+        """``ahead``: how many later positions attention sees; 0 where it is causal."""
         self.dropout, self.tied, self.checkpointing, self.width = dropout, tied, checkpointing, width
+        self.ahead = ahead
 
     def model(self, *, seed: int = 0) -> nn.Module:
         """A two-layer decoder, the same for the same ``seed`` whatever the state of the global generator."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return _Decoder(self.vocab_size, self.length, self.width, self.dropout, self.tied, self.checkpointing)
+            return _Decoder(
+                self.vocab_size, self.length, self.width, self.dropout, self.tied, self.checkpointing, self.ahead
+            )
 
     def dataset(self, num_samples: int, *, seed: int = 0) -> Rows:
         """``input_ids`` [num_samples, L] int64 and equal ``labels``; the shift happens in the loss."""
@@ -170,13 +180,20 @@ class Vision:
 
 class _Decoder(nn.Module):
     def __init__(
-        self, vocab_size: int, length: int, width: int, dropout: float, tied: bool, checkpointing: Checkpointing
+        self,
+        vocab_size: int,
+        length: int,
+        width: int,
+        dropout: float,
+        tied: bool,
+        checkpointing: Checkpointing,
+        ahead: int,
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.embed = nn.Embedding(vocab_size, width)
         self.position = nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.ModuleList(_Block(width, dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(_Block(width, dropout, ahead) for _ in range(2))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
         if tied:
@@ -193,9 +210,9 @@ class _Decoder(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float, ahead: int) -> None:
         super().__init__()
-        self.num_heads = 2
+        self.num_heads, self.ahead = 2, ahead
         self.norm_attn, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
@@ -207,5 +224,7 @@ class _Block(nn.Module):
 
     def _attention(self, x_BLD: Tensor) -> Tensor:
         qkv_BHLK = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BLD).chunk(3, -1))
-        mixed_BHLK = functional.scaled_dot_product_attention(*qkv_BHLK, is_causal=True)
+        length = x_BLD.shape[1]
+        mask_LL = x_BLD.new_ones(length, length, dtype=torch.bool).tril(self.ahead) if self.ahead else None
+        mixed_BHLK = functional.scaled_dot_product_attention(*qkv_BHLK, attn_mask=mask_LL, is_causal=mask_LL is None)
         return self.out(mixed_BHLK.transpose(1, 2).flatten(-2))

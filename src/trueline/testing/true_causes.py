@@ -82,6 +82,7 @@ _CAUSES: dict[str, str] = {
     "U8": "schedule-wrong",
     "W1": "tokens-weighted-unequally",
     "W2": "loss-not-divided",
+    "W3": "mask-shows-what-is-predicted",
 }
 """Of an id, else of its family: slugs with spaces between, any of which is right."""
 

@@ -59,7 +59,7 @@ UPDATES = (
 )
 """Checks that need an optimizer, which none of these Runs has."""
 
-WEIGHTS = ("loss-scale-wrong", "token-weights-differ")
+WEIGHTS = ("influence-leak", "loss-scale-wrong", "token-weights-differ")
 """Checks that need a loss, which none of these Runs has shown."""
 
 NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS))
@@ -84,7 +84,14 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
 
     assert report.checks_run == tuple(code for code in CODES if code not in NOT_RUN)
     assert tuple(entry.check for entry in report.checks_not_run) == NOT_RUN
-    lacking = ("no step was recorded", "no update", "no call of", "no token weights", "no scheduler")
+    lacking = (
+        "no step was recorded",
+        "no update",
+        "no call of",
+        "no token weights",
+        "the plan names no step",
+        "no scheduler",
+    )
     assert all(entry.why.startswith(lacking) for entry in report.checks_not_run)
     assert report.notes == ()
     assert [finding.code for finding in report.findings] == ["rng-streams"]

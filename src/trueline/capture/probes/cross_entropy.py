@@ -83,8 +83,7 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
         return 2
     if len(found) > 1:
         return 3
-    hooked = getattr(found[0]._raw_saved_total_weight, "unpack_hook", _unknown)
-    if hooked is not None:
+    if is_hooked(found[0]._raw_saved_total_weight):
         return 8
     if found[0]._saved_weight is not None:
         return 4
@@ -97,8 +96,7 @@ def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype
     or neither would ever be freed.
     """
     node, reduction = to.node, to.reduction
-    ignored = int(node._saved_ignore_index)
-    ignored -= 2**64 if ignored >= 2**63 else 0  # torch shows it without its sign
+    ignored = _ignored(node)
     kept = (node._saved_target if reduction == _NONE else node._saved_total_weight).detach()
 
     awaited = [True]
@@ -119,3 +117,32 @@ def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype
         take(total, weight, weight, gradient.dtype)
 
     node.register_prehook(Hook(reached))
+
+
+def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+    """The targets of the cross-entropies below ``roots``, [N], and the number that stands for none; those that hooks
+    keep are left out.
+    """
+    ahead = deque(root.grad_fn for root in roots)
+    seen: set[Any] = set()
+    found: list[tuple[Tensor, int]] = []
+    while ahead and len(seen) < MAX_NODES:
+        node: Any = ahead.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if not node.name().startswith("NllLoss"):
+            ahead.extend(below for below, _ in node.next_functions)
+        elif not is_hooked(node._raw_saved_target):
+            found.append((node._saved_target.detach().flatten(), _ignored(node)))
+    return found
+
+
+def is_hooked(saved: Any) -> bool:
+    """Whether hooks keep this saved tensor: to read it may run a forward pass again."""
+    return getattr(saved, "unpack_hook", _unknown) is not None
+
+
+def _ignored(node: Any) -> int:
+    ignored = int(node._saved_ignore_index)
+    return ignored - (2**64 if ignored >= 2**63 else 0)  # torch shows it without its sign

@@ -8,6 +8,7 @@ from trueline.capture.probes.clipping import ClippingProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.probes.influence import InfluenceProbe
 from trueline.capture.probes.kept_gradients import KeptGradientProbe
 from trueline.capture.probes.loss import LossProbe
 from trueline.capture.probes.replicas import ReplicaProbe
@@ -58,6 +59,7 @@ class StandardProbes:
             ClippingProbe(guard),
             TokenWeightProbe(guard, contributions),
             ScheduleProbe(),
+            InfluenceProbe(guard),
         ]
 
     def detach(self) -> None:

@@ -1,0 +1,114 @@
+"""Influence of later tokens: found where a mask lets it through, exactly 0 where not, and training as it was."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import trueline
+from trueline.analyze.check_run import check
+from trueline.testing.problems import CausalLM
+
+LENGTH = CausalLM.length
+
+
+def trained(out, problem=None, *, dtype=torch.float32, targets=lambda ids: ids[:, 1:], plan=None):
+    """The parameters after three steps; watched into ``out`` unless that is None."""
+    problem = problem or CausalLM(dropout=0.1)
+    torch.manual_seed(1)
+    model = problem.model().to(dtype)
+    updates = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    plan = {"every": 1, "influence": 1} if plan is None else plan
+    watch = None if out is None else trueline.watch(model, updates, out=out, plan=plan)
+    data = problem.dataset(24).columns["input_ids"].view(3, 8, LENGTH)
+    for ids in data:
+        logits = model(ids)[:, : targets(ids).shape[1]]
+        functional.cross_entropy(logits.flatten(0, 1), targets(ids).flatten()).backward()
+        updates.step()
+        updates.zero_grad()
+    if watch is not None:
+        watch.close()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def judged(out):
+    """Findings, and why there is no answer."""
+    report = check(trueline.open_run(out))
+    why = [each.why for each in report.checks_not_run if each.check == "influence-leak"]
+    return [each for each in report.findings if each.code == "influence-leak"], why
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("ahead", "seen"), [(0, 0), (1, 2), (LENGTH, LENGTH // 2)])
+def test_as_many_later_tokens_are_seen_as_two_layers_let_through(tmp_path, dtype, ahead, seen):
+    trained(tmp_path / "run", CausalLM(ahead=ahead), dtype=dtype)
+    findings, why = judged(tmp_path / "run")
+    assert why == []
+    assert [each.severity for each in findings] == ["error"] * (seen > 0)
+    assert all(f"to {seen} of the {LENGTH // 2} later" in each.claim and each.step_first == 1 for each in findings)
+
+
+def masked(ids):
+    """Targets of a masked language model: a token's own."""
+    return torch.where(torch.arange(LENGTH) % 3 == 0, ids, -100)
+
+
+def others(ids):
+    """Targets that no embedding read, as those of tokens that are masked."""
+    return (ids + 1) % CausalLM.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("problem", "more", "reason"),
+    [
+        (CausalLM(ahead=LENGTH), {"targets": masked}, "not the next tokens"),
+        (CausalLM(ahead=LENGTH), {"targets": others}, "not the next tokens"),
+        (CausalLM(checkpointing="reentrant"), {}, "recomputed"),
+        (CausalLM(checkpointing="non-reentrant"), {}, "recomputed"),
+        (CausalLM(), {"plan": {"every": 1}}, "names no step"),
+        (CausalLM(), {"plan": {"preset": "modules", "influence": 1}}, "recorded"),
+    ],
+)
+def test_where_it_does_not_apply_there_is_a_reason_and_no_finding(tmp_path, problem, more, reason):
+    trained(tmp_path / "run", problem, **more)
+    findings, (why,) = judged(tmp_path / "run")
+    assert findings == []
+    assert reason in why
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "non-reentrant"])
+def test_training_is_the_same_to_the_bit(tmp_path, checkpointing):
+    problem = CausalLM(dropout=0.1, checkpointing=checkpointing)
+    alone, watched = trained(None, problem), trained(tmp_path / "run", problem)
+    assert all(torch.equal(one, other) for one, other in zip(alone, watched, strict=True))
+
+
+class Packed(nn.Module):
+    """Means over what a token may see of its row: with ``borders``, of its document."""
+
+    def __init__(self, borders):
+        super().__init__()
+        self.borders, self.embed, self.head = borders, nn.Embedding(64, 8), nn.Linear(8, 64)
+
+    def forward(self, ids, position_ids):
+        document = (position_ids == 0).cumsum(-1)
+        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        if self.borders:
+            seen = seen & (document[..., None] == document[..., None, :])
+        return self.head(seen.float() @ self.embed(ids))
+
+
+@pytest.mark.parametrize("borders", [True, False])
+def test_documents_of_a_packed_row_see_each_other_or_not(tmp_path, borders):
+    torch.manual_seed(1)
+    model = Packed(borders)
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, updates, out=tmp_path / "run", plan={"every": 1, "influence": 0})
+    ids, positions = torch.randint(64, (4, LENGTH)), torch.cat([torch.arange(6), torch.arange(LENGTH - 6)])[None]
+    logits = model(ids, position_ids=positions)
+    functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    updates.step()
+    watch.close()
+    findings, why = judged(tmp_path / "run")
+    assert why == []
+    assert [each.severity for each in findings] == ["warning"] * (not borders)
