@@ -70,7 +70,7 @@ API = {
 }
 """What the public functions return: the file of each class, and those of its members that may be relied on."""
 MARKER = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
-CHECK_FILE = re.compile(r"\.\./src/trueline/analyze/checks/(\w+)\.py")
+CHECK_FILE = re.compile(r"\.\./src/trueline/analyze/checks/\w+/(\w+)\.py")
 FIGURE = re.compile(r"\.\./benchmarks/(\w+)/([\w-]+\.svg)")
 BASES = {"Run": {"RecordedSteps": "store/records/recorded_steps.py"}}
 """Of a class, those that it inherits members from, with the file of each."""
@@ -88,7 +88,7 @@ class CheckManual:
 
 def check_manuals() -> Iterator[CheckManual]:
     """The manual of every check file, by code; raises ValueError for a file without docstring or CODE."""
-    for path in sorted(CHECKS.glob("[!_]*.py")):
+    for path in sorted(CHECKS.glob("*/[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstring = ast.get_docstring(tree)
         constants = {name: value for node in tree.body for name, value in _constant(node)}
@@ -223,7 +223,7 @@ def causes_table() -> str:
 
 def law(module: str) -> str:
     """The docstring of a module of ``judge``, without what is for readers of its code."""
-    source = (JUDGE / f"{module}.py").read_text(encoding="utf-8")
+    source = next(JUDGE.rglob(f"{module}.py")).read_text(encoding="utf-8")
     title, *paragraphs = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
     body = "\n\n".join(text for text in paragraphs if not text.startswith("Letters:"))
     return f"**{title}**\n\n{body}".replace("``", "`")

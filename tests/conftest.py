@@ -36,8 +36,8 @@ LONGEST_FIRST = (
     *("cli/test_run", "ranks/test_compiled_training", "unit/store/test_records_crash", "ranks/test_compare_placements"),
     *("cli/test_demo", "ranks/test_live_plan", "unit/store/test_disk", "unit/analyze/compare/test_compare"),
     *("unit/analyze/compare/match/test_name_maps", "ranks/test_shards", "unit/tensor/test_measure"),
-    *("unit/analyze/compare/judge/test_over_time", "unit/analyze/checks/test_dispersion_low"),
-    *("unit/analyze/checks/test_overflow_healthy_models", "cli/test_run_ref", "cli/test_run_resume"),
+    *("unit/analyze/compare/judge/history/test_over_time", "unit/analyze/checks/workers/test_dispersion_low"),
+    *("unit/analyze/checks/steps/test_overflow_healthy_models", "cli/test_run_ref", "cli/test_run_resume"),
     *("web/test_report", "unit/tensor/test_kernel_sanitized", "ranks/test_tensor_parallel"),
     *("unit/analyze/workers/test_outliers", "unit/analyze/compare/judge/test_stored_values"),
 )

@@ -59,8 +59,8 @@ def _table(kind: str, folder: Path) -> str:
 
 
 def _record(fault: Fault, kind: str, folder: Path, number: int) -> None:
-    from trueline.cli.import_ import measure
-    from trueline.store.importers.msprobe import Options, import_msprobe
+    from trueline.cli.verbs.import_ import measure
+    from trueline.store.importers.msprobe.dumps import Options, import_msprobe
 
     dump, log = folder / f"{number}-msprobe", folder / "log"
     in_child(_one, fault, "trueline", kind, folder / f"{number}-run", log=log)

@@ -100,8 +100,8 @@ def _record(size: Size, folder: Path) -> None:
 
 
 def _import(dump: Path, out: Path) -> None:
-    from trueline.cli.import_ import measure
-    from trueline.store.importers.msprobe import Options, import_msprobe
+    from trueline.cli.verbs.import_ import measure
+    from trueline.store.importers.msprobe.dumps import Options, import_msprobe
 
     options = Options(measure=measure(), model="LlamaForCausalLM", optimizer="SGD", tensors=True)
     import_msprobe(str(dump), str(out), options)

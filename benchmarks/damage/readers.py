@@ -17,8 +17,8 @@ import torch.distributed.checkpoint as dcp
 
 from trueline.analyze.check_run import check
 from trueline.analyze.compare.match.names import NameMap
-from trueline.cli.import_ import measure
-from trueline.cli.plan import _document
+from trueline.cli.verbs.import_ import measure
+from trueline.cli.verbs.plan import _document
 from trueline.compat.msprobe.config import read_config, settings_of
 from trueline.schema.errors import PlanError, RunError
 from trueline.schema.finding import Finding
@@ -30,8 +30,8 @@ from trueline.schema.tolerance import Tolerance
 from trueline.store.importers.checkpoint import import_checkpoint
 from trueline.store.importers.checkpoint_weights import Options
 from trueline.store.importers.hf import import_hf
-from trueline.store.importers.msprobe import Options as MsprobeOptions
-from trueline.store.importers.msprobe import import_msprobe
+from trueline.store.importers.msprobe.dumps import Options as MsprobeOptions
+from trueline.store.importers.msprobe.dumps import import_msprobe
 from trueline.store.reader import Run
 from trueline.store.summary import summarize
 from trueline.store.verify import verify

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks import page
 from benchmarks.exact_checks.simulate import HEALTHY, Size, declared_for, samples_of, with_copies
 
-from trueline.analyze.checks import shard_overlap
+from trueline.analyze.checks.samples import shard_overlap
 from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.samples.coverage import returns_of
 from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of, tests_of

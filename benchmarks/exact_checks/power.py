@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import page
 from benchmarks.exact_checks.simulate import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
 
-from trueline.analyze.checks import shard_overlap
+from trueline.analyze.checks.samples import shard_overlap
 from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_step import find_duplicates

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from benchmarks.page import table
 
-from trueline.capture.probes.sampling import EVERY
-from trueline.capture.probes.update_slices import UpdateSample, places_of
+from trueline.capture.probes.around_update.sampling import EVERY
+from trueline.capture.probes.around_update.update_slices import UpdateSample, places_of
 
 SIZES = {"150 tensors, 9.8M parameters": (150, 65_536), "600 tensors, 39M parameters": (600, 65_536)}
 TURNS = 40

@@ -16,7 +16,7 @@ from benchmarks import page
 from torch import nn
 
 import trueline
-from trueline.capture.probes import sampling
+from trueline.capture.probes.around_update import sampling
 from trueline.capture.step.probing import Probing as Probing
 from trueline.capture.step.working_parts import WorkingParts
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import make_layout
 from trueline.capture.probes.base import Step
-from trueline.capture.probes.sample_losses import CHUNK, SampleLossProbe
+from trueline.capture.probes.losses.sample_losses import CHUNK, SampleLossProbe
 from trueline.capture.step.passes import CountedPasses
 from trueline.schema.plan import Plan
 

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.exact_checks.simulate import Epoch, samples_of
 from benchmarks.paper.cells import PAPER, READINGS, SEED_APART, Size, job_of, setting_of
 
-from trueline.analyze.checks import shard_overlap
+from trueline.analyze.checks.samples import shard_overlap
 from trueline.analyze.samples.consumed import Samples
 from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_step import find_duplicates

@@ -18,7 +18,7 @@ from benchmarks.judgement.workers import Recorded
 from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.laws import Law
 
-from trueline.analyze.checks import grad_spike, loss_spike
+from trueline.analyze.checks.steps import grad_spike, loss_spike
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.run_series import RISE, WholeRun
 from trueline.schema.errors import CannotTell

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.checks import grad_explosion
+from trueline.analyze.checks.steps import grad_explosion
 from trueline.analyze.recorded.gradient_growth import growths
 from trueline.analyze.recorded.step_values import StepValues, read_step
 from trueline.store.reader import Run

@@ -11,7 +11,7 @@ from benchmarks.judgement.healthy import jobs
 from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.false_alarms import as_run
 
-from trueline.analyze.checks import grad_spike, loss_spike
+from trueline.analyze.checks.steps import grad_spike, loss_spike
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.peaks_over_threshold import find_spikes
 from trueline.analyze.workers.run_series import WholeRun, log_level, logs

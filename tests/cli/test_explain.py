@@ -9,7 +9,7 @@ from tests.cli.in_process import trueline as call
 
 import trueline
 from trueline.analyze.check_run import COMPARE_CODES
-from trueline.analyze.checks import replica_drift
+from trueline.analyze.checks.replicas import replica_drift
 from trueline.analyze.registry import installed_checks
 from trueline.schema.finding import LIVE_CODES
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 
-from trueline.capture.probes.sample_losses import STEPS_AT_START
+from trueline.capture.probes.losses.sample_losses import STEPS_AT_START
 
 STEPS, SAMPLES, VOCAB = 6, 3, 40
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.cli.import_ import measure
+from trueline.cli.verbs.import_ import measure
 from trueline.store.importers.checkpoint_weights import Options
 from trueline.store.reader import Run
 

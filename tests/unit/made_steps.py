@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.compare.judge.distance import Distance
-from trueline.analyze.compare.judge.value_judgement import Compared, Divergence
+from trueline.analyze.compare.judge.values.distance import Distance
+from trueline.analyze.compare.judge.values.value_judgement import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import StepValues, Value

@@ -41,12 +41,13 @@ def installed_checks() -> list[Check]:
     """Every check, in the order of their codes. Raises ``InputError`` for an entry point that is no check.
 
     Where the package is run from its sources without being installed there are no entry points; then it is the
-    modules of ``trueline.analyze.checks``.
+    modules below ``trueline.analyze.checks``.
     """
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     loaded = [_loaded(entry) for entry in entries] or [
         _checked(importlib.import_module(found.name), found.name)
-        for found in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}.")
+        for found in pkgutil.walk_packages(checks.__path__, f"{checks.__name__}.")
+        if not found.ispkg
     ]
     return sorted({check.code: check for check in loaded}.values(), key=lambda check: check.code)
 

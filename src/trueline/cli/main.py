@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trueline.cli import (
+from trueline.cli import plugins
+from trueline.cli.verbs import (
     calibrate,
     check,
     compare,
@@ -18,7 +19,6 @@ from trueline.cli import (
     import_,
     info,
     plan,
-    plugins,
     report,
     run,
     schema,

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import trueline
 from trueline.analyze.updates.clipping import clip_calls
-from trueline.capture.probes.sampling import EARLY
+from trueline.capture.probes.around_update.sampling import EARLY
 from trueline.store.reader import Run
 from trueline.testing.problems import CausalLM
 from trueline.testing.sharding import sharded

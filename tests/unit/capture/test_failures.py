@@ -12,7 +12,7 @@ from torch import nn
 import trueline
 from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.probes.loss import LossProbe
+from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.step import working_parts
 from trueline.schema.errors import CaptureError, InputError, PlanError
 from trueline.schema.finding import Finding

@@ -15,7 +15,7 @@ from torch import nn
 from trueline.capture.adapters import deepspeed
 from trueline.capture.model.layout import Apart, experts, in_shards, make_layout
 from trueline.capture.model.mesh import Mesh
-from trueline.capture.probes.masters import copies_of
+from trueline.capture.probes.around_update.masters import copies_of
 from trueline.capture.step import shared_columns
 from trueline.capture.step.shared_columns import Own
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.compare import Progress
-from trueline.analyze.compare.judge.distance import MAX_BYTES, Distance
-from trueline.analyze.compare.judge.floors import kind_key, site_key
-from trueline.analyze.compare.judge.loss_gap import Curve, loss_curve
-from trueline.analyze.compare.judge.measured_distance import measure_with
+from trueline.analyze.compare.judge.history.loss_gap import Curve, loss_curve
+from trueline.analyze.compare.judge.values.distance import MAX_BYTES, Distance
+from trueline.analyze.compare.judge.values.floors import kind_key, site_key
+from trueline.analyze.compare.judge.values.measured_distance import measure_with
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import Value

@@ -12,15 +12,15 @@ from dataclasses import replace
 from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
 from trueline.analyze.compare.judge.consequence import without_harmless
-from trueline.analyze.compare.judge.difference import describe_difference
-from trueline.analyze.compare.judge.distance import MAX_BYTES
 from trueline.analyze.compare.judge.first_cause import conclude, in_causal_order
-from trueline.analyze.compare.judge.judged_share import incomparable, judged_share, one_sided_calls
-from trueline.analyze.compare.judge.loss_gap import judge_losses, loss_curve
-from trueline.analyze.compare.judge.measured_distance import measure_with, nearest
-from trueline.analyze.compare.judge.over_time import late_fault
+from trueline.analyze.compare.judge.history.loss_gap import judge_losses, loss_curve
+from trueline.analyze.compare.judge.history.over_time import late_fault
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import NONFINITE, Compared, Divergence, Measure
+from trueline.analyze.compare.judge.values.difference import describe_difference
+from trueline.analyze.compare.judge.values.distance import MAX_BYTES
+from trueline.analyze.compare.judge.values.judged_share import incomparable, judged_share, one_sided_calls
+from trueline.analyze.compare.judge.values.measured_distance import measure_with, nearest
+from trueline.analyze.compare.judge.values.value_judgement import NONFINITE, Compared, Divergence, Measure
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.loss_scale import with_one_loss_scale
 from trueline.analyze.compare.prefilter import differing_steps

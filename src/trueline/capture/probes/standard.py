@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from trueline.capture.probes.around_update.clipping import ClippingProbe
+from trueline.capture.probes.around_update.kept_gradients import KeptGradientProbe
+from trueline.capture.probes.around_update.schedules import ScheduleProbe
+from trueline.capture.probes.around_update.updates import UpdateProbe
 from trueline.capture.probes.base import Probe
 from trueline.capture.probes.batch import BatchProbe
-from trueline.capture.probes.clipping import ClippingProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.probes.influence import InfluenceProbe
-from trueline.capture.probes.kept_gradients import KeptGradientProbe
-from trueline.capture.probes.loss import LossProbe
+from trueline.capture.probes.losses.influence import InfluenceProbe
+from trueline.capture.probes.losses.loss import LossProbe
+from trueline.capture.probes.losses.sample_losses import SampleLossProbe
+from trueline.capture.probes.losses.token_weights import TokenWeightProbe
 from trueline.capture.probes.replicas import ReplicaProbe
-from trueline.capture.probes.sample_losses import SampleLossProbe
-from trueline.capture.probes.schedules import ScheduleProbe
 from trueline.capture.probes.surroundings import (
     AveragingProbe,
     ModeProbe,
@@ -21,8 +23,6 @@ from trueline.capture.probes.surroundings import (
     StreamProbe,
     SurroundingsProbe,
 )
-from trueline.capture.probes.token_weights import TokenWeightProbe
-from trueline.capture.probes.updates import UpdateProbe
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from trueline.analyze.checks import dispersion_high, worker_loss_outlier
+from trueline.analyze.checks.workers import dispersion_high, worker_loss_outlier
 from trueline.analyze.stats import closest_pairs, exchangeability, persistence
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.autocorrelation import FEWEST_STEPS, NONE, Dependence, dependence_of, longest

@@ -7,7 +7,7 @@ from benchmarks.laws.settings import Setting, settings, train
 
 from trueline.analyze.updates.judgement import worst_units
 from trueline.analyze.updates.laws import LAWS, PARAM, TOLERANCE
-from trueline.capture.probes.update_slices import KNOWN
+from trueline.capture.probes.around_update.update_slices import KNOWN
 
 FLOAT32 = Setting("AdamW", "foreach", torch.float32)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import trueline
 from trueline.analyze.updates.magnitudes import BOUNDS, bounded_updates
-from trueline.capture.probes import update_slices
+from trueline.capture.probes.around_update import update_slices
 
 AT = 6
 

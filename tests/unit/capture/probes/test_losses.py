@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import trueline
-from trueline.capture.probes.descent import row_of
-from trueline.capture.probes.loss_choice import PER_TOKEN, choose
+from trueline.capture.probes.losses.descent import row_of
+from trueline.capture.probes.losses.loss_choice import PER_TOKEN, choose
 
 CLASSES, STEPS, MICROS = 11, 4, 3
 ITEMS = 1000

@@ -17,7 +17,7 @@ from trueline.capture.model.layout import make_layout
 from trueline.capture.probes.base import Step
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import EpochProbe, describe_loader, rows_digest
-from trueline.capture.probes.loss import LossProbe
+from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.probes.surroundings import hyper_parameters, rng_digests, updates_made
 from trueline.capture.step.passes import Contributions, CountedPasses
 from trueline.schema.errors import CaptureError

@@ -15,8 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trueline.analyze.compare.match.names import NameMap
-from trueline.cli.import_ import measure
-from trueline.cli.plan import _split
+from trueline.cli.verbs.import_ import measure
+from trueline.cli.verbs.plan import _split
 from trueline.compat.msprobe.config import read_config, settings_of
 from trueline.schema.errors import InputError, PlanError, RunError
 from trueline.schema.plan import Plan
@@ -25,7 +25,7 @@ from trueline.schema.tolerance import Tolerance
 from trueline.store.filesystem import filesystem_of
 from trueline.store.importers.checkpoint import import_checkpoint
 from trueline.store.importers.checkpoint_weights import Options
-from trueline.store.importers.msprobe_files import RankDump, read_value
+from trueline.store.importers.msprobe.files import RankDump, read_value
 from trueline.store.log import journal as journals
 from trueline.store.reader import Run
 from trueline.store.records.stack_files import DamagedStacks, decode_stacks, encode_stacks

@@ -12,9 +12,9 @@ from tests.unit.imports import expect_numbers, rows_by_site
 from tests.unit.recording import Recording
 from torch import nn
 
-from trueline.cli.import_ import measure
+from trueline.cli.verbs.import_ import measure
 from trueline.schema.errors import InputError, RunError, RunExistsError
-from trueline.store.importers.msprobe import Options, import_msprobe
+from trueline.store.importers.msprobe.dumps import Options, import_msprobe
 from trueline.store.reader import Run
 
 DUMP = Path(__file__).parents[2] / "fixtures" / "msprobe" / "mix"

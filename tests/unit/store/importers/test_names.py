@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from trueline.capture.record.functions import Function
-from trueline.store.importers.msprobe_names import parse
-from trueline.store.importers.msprobe_signatures import SIGNATURES
+from trueline.store.importers.msprobe.names import parse
+from trueline.store.importers.msprobe.signatures import SIGNATURES
 
 
 @pytest.mark.parametrize(

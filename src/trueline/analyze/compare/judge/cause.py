@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trueline.analyze.compare.expect.propagation import is_swamped
-from trueline.analyze.compare.judge.argument_differences import Arguments, arguments_in_words, different_arguments
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.judge.values.argument_differences import (
+    Arguments,
+    arguments_in_words,
+    different_arguments,
+)
+from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.op_names import RANDOM, function_of
 
 

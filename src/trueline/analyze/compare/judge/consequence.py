@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
+from trueline.analyze.compare.judge.values.value_judgement import COARSE_REL, Compared
 from trueline.analyze.recorded.step_values import Value
 
 _TIGHT_REL = 1e-3

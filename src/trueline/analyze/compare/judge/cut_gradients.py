@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Structure, agrees
 from trueline.analyze.compare.judge.unrecorded_code import is_of_modules
-from trueline.analyze.compare.judge.value_judgement import COARSE_REL, Compared
+from trueline.analyze.compare.judge.values.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
 from trueline.analyze.recorded.step_values import Call, Value
 

@@ -8,24 +8,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from trueline.analyze.compare.judge.argument_differences import (
-    arguments_in_words,
-    different_arguments,
-    is_fraction,
-    is_word,
-    shown_arguments,
-)
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.cut_gradients import CutGradient, calls_behind, cut_gradient
-from trueline.analyze.compare.judge.over_time import LateFault, execution_order
-from trueline.analyze.compare.judge.precision import DtypesPart, dtypes_part
+from trueline.analyze.compare.judge.history.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Cause as StructureCause
 from trueline.analyze.compare.judge.structure import Structure, innermost
 from trueline.analyze.compare.judge.structure_text import difference_in_words
 from trueline.analyze.compare.judge.unrecorded_code import call_around, is_of_modules, lonely_calls, module_of
-from trueline.analyze.compare.judge.value_judgement import LIMIT, NONFINITE, Compared
+from trueline.analyze.compare.judge.values.argument_differences import (
+    arguments_in_words,
+    different_arguments,
+    is_fraction,
+    is_word,
+    shown_arguments,
+)
+from trueline.analyze.compare.judge.values.precision import DtypesPart, dtypes_part
+from trueline.analyze.compare.judge.values.value_judgement import LIMIT, NONFINITE, Compared
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call, Value
 from trueline.schema.finding import SEVERITIES, Finding

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.analyze.compare.judge.argument_differences import Arguments
+from trueline.analyze.compare.judge.values.argument_differences import Arguments
 from trueline.schema.text.words import named_some
 from trueline.store.reader import Run
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.graph_diff import GraphDiff
 from trueline.analyze.recorded.step_values import Call, Value

@@ -19,7 +19,7 @@ from trueline.analyze.compare.expect.propagation import is_masked, is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.judge.consequence import results_agree
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference, Seam
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import Compared
+from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
 from trueline.analyze.recorded.step_values import Call
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.made_steps import Making, exactly
 
 from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE, without_harmless
-from trueline.analyze.compare.judge.value_judgement import Compared, Divergence
+from trueline.analyze.compare.judge.values.value_judgement import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 

@@ -13,7 +13,7 @@ from tests.unit.made_steps import Making, Off, by_statistics, chain, exactly
 
 from trueline.analyze.compare.judge.first_cause import conclude
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import Compared, Divergence
+from trueline.analyze.compare.judge.values.value_judgement import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import StepValues

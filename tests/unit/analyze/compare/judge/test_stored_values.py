@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueline.analyze.compare.judge.difference import describe_difference
-from trueline.analyze.compare.judge.distance import tensor_distance
+from trueline.analyze.compare.judge.values.difference import describe_difference
+from trueline.analyze.compare.judge.values.distance import tensor_distance
 from trueline.analyze.recorded.stored_tensors import (
     Encoded,
     Held,

@@ -13,7 +13,7 @@ from tests.unit.made_steps import Making, by_statistics, exactly, judged
 
 from trueline.analyze.compare.judge.first_cause import Conclusion, conclude
 from trueline.analyze.compare.judge.step import Step, value_of
-from trueline.analyze.compare.judge.value_judgement import Divergence
+from trueline.analyze.compare.judge.values.value_judgement import Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.schema.finding import Finding

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import Making
 
-from trueline.analyze.compare.judge.measured_distance import measure_with
+from trueline.analyze.compare.judge.values.measured_distance import measure_with
 from trueline.analyze.compare.merge.positions import OF_SHARES, UNORDERED, without_positions
 from trueline.analyze.recorded.step_values import StepValues, Value
 

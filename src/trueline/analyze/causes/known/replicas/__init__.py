@@ -1,0 +1,1 @@
+"""Why replicas that got the same gradients are apart."""

@@ -1,0 +1,1 @@
+"""Whether the gradient that is descended is that of the loss."""

@@ -1,0 +1,1 @@
+"""Whether gradients are reduced as they should be, and replicas stay equal."""

@@ -1,0 +1,1 @@
+"""What happens in one step: jumps, and where overflow begins."""

@@ -1,0 +1,1 @@
+"""Whether the optimizer does what it declares."""

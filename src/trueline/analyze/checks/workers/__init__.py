@@ -1,0 +1,1 @@
+"""Whether one rank's loss or gradient is unlike the others'."""

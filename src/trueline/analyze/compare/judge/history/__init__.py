@@ -1,0 +1,1 @@
+"""Several steps: what departs from its own history, and since when."""

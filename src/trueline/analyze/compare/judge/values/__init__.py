@@ -1,0 +1,1 @@
+"""Single values: how far they are from their twins, and whether rounding explains it."""

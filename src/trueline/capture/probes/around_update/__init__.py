@@ -1,0 +1,1 @@
+"""What an update uses and leaves, at sampled elements."""

@@ -1,0 +1,224 @@
+"""Calls that clip gradients by their norm: what they were given, what that norm was, what became of some elements."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model import patches
+from trueline.capture.model.layout import Layout
+from trueline.capture.model.mesh import is_dtensor
+from trueline.capture.probes.around_update.sampling import RAREST, NowAndThen, Waiting
+from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, place_in
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.losses import loss_scaling
+
+MAX_CALLS = 4
+"""Calls of a step that are looked at: the last ones."""
+
+NUMBERS = 4
+"""What ``_Call.numbers`` holds."""
+
+
+_ACCUMULATED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""In what the squares of gradients are summed that are kept in less."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call. ``numbers`` are float64 [4]: the total norm that it was given (NaN where ranks hold parts of that), the
+    squared norms of this rank's shards and of what it holds whole (NaN where they were not computed), and the loss
+    scale. ``unscaled`` are the optimizers, by ``id``, whose gradients a scaler had divided by it.
+    """
+
+    facts: dict[str, Any]
+    numbers: Tensor
+    places: Sequence[Place]
+    before: Gathered
+    after: Gathered
+    unscaled: frozenset[int]
+
+
+class ClippingProbe:
+    """Listens to the functions that ``clip_grad_norm_`` of torch itself calls, so that it does not matter by which name
+    a script has imported that, and to those that compute a norm and clip by it one by one.
+    """
+
+    name = "clipping"
+    moments = ("gradients",)
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._times = NowAndThen()
+        self._times_of_norms = NowAndThen(RAREST)  # which read every gradient once more
+        self._waiting = Waiting[list[_Call]]()
+        self._norm_type: float | None = None
+        self._forget()
+        for patched in patches.clips:
+            patched.add(self._before_clip)
+            patched.add(self._after_clip, after=True)
+        for patched in patches.norms:
+            patched.add(self._at_norm)
+        patches.scale.add(self._at_scale)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        self._forget()
+        for patched in patches.clips:
+            patched.remove(self._before_clip)
+            patched.remove(self._after_clip)
+        for patched in patches.norms:
+            patched.remove(self._at_norm)
+        patches.scale.remove(self._at_scale)
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then, and the norms of all gradients less often."""
+        self._forget()
+        if self._times.due(step):
+            self._step, self._norms_due = step, self._times_of_norms.due(step)
+        return self._step is not None
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """Copies of what the calls of this step were given and did."""
+        calls, scaler = self._calls, self._scaler
+        self._forget()
+        if not calls:
+            return {}
+        found: dict[str, Tensor] = {}
+        for number, call in enumerate(calls):
+            call.facts["scaled"] = (
+                loss_scaling.unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
+            )
+            found |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
+        self._waiting.put(step.number, calls)
+        return found | {"clip_numbers": torch.stack([call.numbers for call in calls])}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``clip_facts`` and ``clip_values``."""
+        calls = self._waiting.take(step.number)
+        if not calls:
+            return {}
+        values: list[Tensor] = []
+        for numbers, call in zip(host["clip_numbers"], calls, strict=True):
+            values += [numbers, *call.before.values(host), *call.after.values(host)]
+        return {
+            "clip_facts": json.dumps([call.facts for call in calls]),
+            "clip_values": torch.cat(values).tolist(),
+        }
+
+    def _forget(self) -> None:
+        self._step: Step | None = None
+        self._norms_due = False
+        self._calls: list[_Call] = []
+        self._open: _Call | None = None
+        self._scaler: Any = None
+
+    def _at_scale(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        self._scaler = scaler
+
+    def _at_norm(self, tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> None:
+        self._norm_type = float(norm_type) if isinstance(norm_type, (int, float, str)) else None
+
+    def _before_clip(self, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> None:
+        norm_type, self._norm_type, self._open = self._norm_type, None, None
+        if self._step is None:
+            return
+        params: Sequence[Any] = [parameters] if isinstance(parameters, Tensor) else parameters
+        if isinstance(params, (list, tuple)) and isinstance(max_norm, (int, float)):
+            with self._guard(self.name), torch.no_grad():
+                self._open = self._look(self._step, params, total_norm)
+                if self._open is not None:
+                    self._open.facts |= {"max_norm": float(max_norm), "norm_type": norm_type}
+
+    def _after_clip(self, *args: Any, **kwargs: Any) -> None:
+        call, self._open = self._open, None
+        if call is None:
+            return
+        with self._guard(self.name), torch.no_grad():
+            for place in call.places:
+                view = None if place.param.grad is None else place.of(place.param.grad)
+                call.after.add(place.param.new_zeros(0) if view is None else view)
+            call.after.copy()
+            self._calls = [*self._calls, call][-MAX_CALLS:]
+
+    def _look(self, step: Step, params: Sequence[Any], total: Any) -> _Call | None:
+        """The gradients of ``params`` as a call finds them; None where they are not this model's."""
+        layout = step.layout
+        held = [id(param) in layout.index_of for param in params]
+        graded = [param for param in params if getattr(param, "grad", None) is not None]
+        if (params and not any(held)) or any(param.grad.layout is not torch.strided for param in graded):
+            return None
+        chance = random.Random(step.number)
+        places: list[Place] = []
+        before = Gathered()
+        for param in chance.sample(graded, min(NUM_SLICES, len(graded))):
+            place = place_in(param, layout, chance) if id(param) in layout.index_of else None
+            view = None if place is None else place.of(param.grad)
+            if place is not None and view is not None:
+                places.append(place)
+                before.add(view)
+        before.copy()
+        facts = {
+            "num_params": len(params),
+            "num_grads": len(graded),
+            "largest": max((param.numel() for param in graded), default=0),
+            "in_shards": any(_in_shards(layout, param) for param in graded),
+            "known": all(held) and layout.mesh.compares and not _in_parts(layout, graded),
+            "dtype": str(total.dtype).removeprefix("torch.") if isinstance(total, Tensor) else "",
+            "slices": [[place.name, place.num, _dtype(place.param.grad)] for place in places],
+        }
+        unscaled, scale = loss_scaling.unscaled(self._scaler), loss_scaling.scale_of(self._scaler)
+        given = _on(layout, math.nan if is_dtensor(total) else total)
+        squares = _squares_of(layout, graded) if self._norms_due else [torch.full_like(given, math.nan)] * 2
+        numbers = torch.stack([given, *squares, _on(layout, scale)])
+        return _Call(facts, numbers, places, before, Gathered(), unscaled)
+
+
+def _squares_of(layout: Layout, params: Sequence[Tensor]) -> list[Tensor]:
+    """The squared norms of shards and of whole gradients; float64 [] each."""
+    sharded, whole = list[Tensor](), list[Tensor]()
+    for param in params:
+        grad: Any = param.grad
+        (sharded if _in_shards(layout, param) else whole).append(getattr(grad, "_local_tensor", grad).detach())
+    return [_squares(layout, sharded), _squares(layout, whole)]
+
+
+def _in_shards(layout: Layout, param: Tensor) -> bool:
+    return layout.mesh.shards > 1 and layout.index_of.get(id(param)) not in layout.whole
+
+
+def _squares(layout: Layout, gradients: Sequence[Tensor]) -> Tensor:
+    alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for each in gradients:
+        alike[each.device, each.dtype].append(each)
+    sums = [_on(layout, 0.0)]
+    for (_, dtype), some in alike.items():
+        norms = torch._foreach_norm(some, 2, _ACCUMULATED.get(dtype))
+        sums.append(torch.stack(norms).to(layout.device, torch.float64).square().sum())
+    return torch.stack(sums).sum()
+
+
+def _on(layout: Layout, value: Any) -> Tensor:
+    """A number as float64 [] on the device; one that is not there is filled in, since a copy would wait."""
+    if isinstance(value, Tensor):
+        return value.detach().to(layout.device, torch.float64, copy=True).reshape(())
+    return torch.full((), float(value), dtype=torch.float64, device=layout.device)
+
+
+def _in_parts(layout: Layout, params: Sequence[Tensor]) -> bool:
+    """Whether ranks hold parts of these that are no shards of what is reduced together, whose norms are not here."""
+    several = {(id(p.device_mesh), p.placements): p for p in params if is_dtensor(p)}
+    return any("part" in layout.mesh.of(param).roles for param in several.values())
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

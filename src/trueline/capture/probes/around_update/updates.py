@@ -1,0 +1,126 @@
+"""Sampled elements around an update: what the optimizer declares, what it found and what it left."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model.untraced import Hook
+from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
+from trueline.capture.probes.around_update.update_slices import (
+    NUM_SLICES,
+    UpdateSample,
+    law_of,
+    places_of,
+    sampled_copies,
+)
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.step.updates import is_compiled
+
+
+class UpdateProbe:
+    """Copies sampled elements just before and just after the optimizer's update, by hooks of the optimizer itself: they
+    are called inside of all others, and also where a framework makes more of an update than that of its optimizer.
+    """
+
+    name = "updates"
+    moments = ("update", "updated")
+
+    def __init__(self, guard: Guard, *, rank: int) -> None:
+        self._guard = guard
+        self._next_param = rank * NUM_SLICES  # replicas look at other parameters
+        self._times = NowAndThen()
+        self._handles: list[Any] = []
+        self._waiting = Waiting[UpdateSample]()
+        self._forget()
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then."""
+        self._forget()
+        return step.sampled and self._times.due(step)
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """Copies of the elements, once the update is done."""
+        if moment == "update":
+            self._listen(step)
+            return {}
+        sample, done = self._sample, self._done
+        self._forget()
+        if sample is None or not done:
+            return {}
+        self._waiting.put(step.number, sample)
+        return sample.hand_over()
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``update_facts`` and ``update_values``."""
+        sample = self._waiting.take(step.number)
+        if sample is None:
+            return {}
+        return {"update_facts": json.dumps(sample.facts), "update_values": sample.values(host)}
+
+    def _listen(self, step: Step) -> None:
+        """Hook the update that is about to be made, once; not one that was compiled, which calls no hooks."""
+        optimizer = _ruling(step.optimizer)
+        before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+        after = getattr(optimizer, "_optimizer_step_post_hooks", None)
+        if optimizer is None or before is None or after is None or _is_compiled(optimizer):
+            return
+        self._step = step
+        self._handles = [
+            optimizer.register_step_pre_hook(Hook(self._before)),
+            optimizer.register_step_post_hook(Hook(self._after)),
+        ]
+        after.move_to_end(next(reversed(after)), last=False)  # in front of the user's own, which may change parameters
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if self._depth > 1 or self._sample is not None or closure is not None:
+            return
+        with self._guard(self.name), torch.no_grad():
+            step = self._step
+            chance = random.Random(step.number)
+            places, self._next_param = places_of(optimizer, step.layout, first=self._next_param, random=chance)
+            copies = sampled_copies(optimizer, step.layout, random=chance)
+            sample = UpdateSample(optimizer, step.layout, places, copies=copies)
+            sample.before()
+            self._sample = sample
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth -= 1
+        if self._depth or self._sample is None or self._done:
+            return
+        with self._guard(self.name), torch.no_grad():
+            self._sample.after()
+            self._done = True
+
+    def _forget(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._sample: UpdateSample | None = None
+        self._done = False
+        self._depth = 0
+        self._step: Any = None
+
+
+def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    """The optimizer inside of those that only wrap one (torch's ZeroRedundancyOptimizer, Lookahead), where its rule is
+    known.
+    """
+    inner = optimizer
+    while inner is not None and not law_of(inner):
+        inside = (getattr(inner, name, None) for name in ("optim", "optimizer"))
+        inner = next((one for one in inside if isinstance(one, torch.optim.Optimizer)), None)
+    return optimizer if inner is None else inner
+
+
+def _is_compiled(optimizer: torch.optim.Optimizer) -> bool:
+    first = next((param for group in optimizer.param_groups for param in group["params"]), None)
+    return first is not None and is_compiled(first, update=True)

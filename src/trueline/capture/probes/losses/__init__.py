@@ -1,0 +1,1 @@
+"""What a step descends: its loss, by sample and by token."""

@@ -1,0 +1,239 @@
+"""Whether logits depend on embeddings of tokens that they are to predict, by one more backward pass at one step.
+
+Letters: B rows, T positions, D model width, V classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model import patches
+from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.losses import cross_entropy
+from trueline.schema.influence import NUM_FIELDS
+
+RECORDED, COMPILED, SHARDED, NO_LOGITS, NO_TARGETS, NOT_NEXT, OWN_BACKWARD, NOT_FINITE = range(1, 9)
+
+MAX_NODES = 100_000
+"""Operations of the graph that are looked at before it is used once more."""
+
+
+class InfluenceProbe:
+    """At the step that the plan names keeps embeddings and logits from the forward to the backward pass, and there
+    asks autograd for the gradient of some logits with respect to the embeddings.
+
+    Only ``torch.autograd.grad`` up to the embeddings: no ``.grad`` is touched, and no hook of a parameter, such as
+    DDP's, is called. Where the graph has parts that could notice (code of its own, recomputation, gathering), nothing
+    is done. It waits for the device, once.
+    """
+
+    name = "influence"
+    moments = ("forward", "output", "gradients")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._hooks: list[Any] = []
+        self._forget(due=False)
+
+    def begin(self, step: Step) -> bool:
+        """At the step of the plan alone; backward is listened to from then on, and not before."""
+        self._listen(False)
+        self._forget(due=step.watched and step.plan.influence == step.number)
+        if self._due:
+            self._listen(True)
+        return self._due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``influence``, of the first backward pass."""
+        if moment == "gradients":
+            row = self._row
+            self._listen(False)
+            self._forget(due=False)
+            return {} if row is None else {"influence": row}
+        if self._row is None and not in_backward():
+            if moment == "forward":
+                self._at_forward(step)
+            else:
+                self._at_output(step)
+        return {}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """None: they are known at once."""
+        return {}
+
+    def detach(self) -> None:
+        """Stop listening."""
+        self._listen(False)
+        self._forget(due=False)
+
+    def _listen(self, on: bool) -> None:
+        (patches.backward.add if on else patches.backward.remove)(self._at_backward)
+
+    def _forget(self, *, due: bool) -> None:
+        self._due = due
+        self._row: list[float] | None = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._embedded: list[tuple[Tensor, Tensor]] = []
+        self._logits: list[Tensor] = []
+        self._positions: Any = None
+
+    def _at_forward(self, step: Step) -> None:
+        self._let_go()
+        module = step.module
+        if module is None:
+            return
+        doubt = RECORDED if step.plan.records else _doubt_of(module)
+        if doubt:
+            self._row = _row(doubt)
+            return
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                self._hooks.append(part.register_forward_hook(Hook(self._at_embedding)))
+
+    def _at_embedding(self, module: nn.Module, args: Any, output: Any) -> None:
+        ids = args[0] if args else None
+        if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(output, Tensor) and output.requires_grad:
+            self._embedded.append((ids, output))
+
+    def _at_output(self, step: Step) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._logits = [each for each in differentiable(step.output) if each.dim() == 3]
+        self._positions = step.kwargs.get("position_ids")
+
+    def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._due or self._row is not None or in_backward():
+            return
+        with self._guard(self.name):
+            roots = [each for each in (tensors if isinstance(tensors, Sequence) else (tensors,)) if _trains(each)]
+            try:
+                self._row = self._looked(roots) if roots else None
+            finally:
+                self._let_go()
+
+    def _looked(self, roots: list[Tensor]) -> list[float]:
+        if not self._logits:
+            return _row(NO_LOGITS)
+        targets = cross_entropy.targets(roots)
+        if not targets:
+            return _row(NO_TARGETS)
+        for logits in self._logits:
+            for ids, embedded in self._embedded:
+                if ids.shape == logits.shape[:2]:
+                    for target, ignored in targets:
+                        counts_BT = _next_tokens(ids, target, ignored)
+                        if counts_BT is not None:
+                            return _measured(logits, embedded, counts_BT, self._positions)
+        return _row(NOT_NEXT)
+
+
+def _row(doubt: int) -> list[float]:
+    return [float(doubt), *[math.nan] * (NUM_FIELDS - 1)]
+
+
+def _trains(root: Any) -> bool:
+    return isinstance(root, Tensor) and root.grad_fn is not None
+
+
+def _doubt_of(module: nn.Module) -> int:
+    parts = list(module.modules())
+    if any(hasattr(part, "_orig_mod") or compiled_in_place(part) for part in parts):
+        return COMPILED
+    wrapped = any(kind.__name__ == "FullyShardedDataParallel" for part in parts for kind in type(part).__mro__)
+    sharded = any(hasattr(param, "to_local") or hasattr(param, "ds_id") for param in module.parameters())
+    return SHARDED if wrapped or sharded else 0
+
+
+def _next_tokens(ids_BT: Tensor, target: Tensor, ignored: int) -> Tensor | None:
+    """Bool [B, T]: positions whose target counts, if every such target is the token after it; None where it is not,
+    or could as well be the token itself.
+    """
+    rows, length = ids_BT.shape
+    if length < 2 or target.device != ids_BT.device or target.numel() not in (rows * length, rows * (length - 1)):
+        return None
+    target_BT = target.reshape(rows, -1)[:, : length - 1]
+    counts_BT = target_BT != ignored
+    is_next = bool(((target_BT == ids_BT[:, 1:]) | ~counts_BT).all())
+    is_same = bool(((target_BT == ids_BT[:, :-1]) | ~counts_BT).all())
+    return nn.functional.pad(counts_BT, (0, 1)) if is_next and not is_same else None
+
+
+def _measured(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: Any) -> list[float]:
+    """The row of a pass whose target counts at these positions."""
+    if not _can_go_twice(logits):
+        return _row(OWN_BACKWARD)
+    place_T = torch.arange(counts_BT.shape[1], device=counts_BT.device)
+    nth_BT = counts_BT.cumsum(1)
+    early_BT = counts_BT & (nth_BT <= (nth_BT[:, -1:] + 1) // 2)
+    cut_B1 = torch.where(early_BT, place_T + 1, 0).amax(1, keepdim=True)
+    behind_BT = (place_T >= cut_B1) & (cut_B1 > 0)
+    gradient_BT = _gradient(logits, embedded, early_BT)
+    later = gradient_BT[behind_BT]
+    allowed = float(gradient_BT[~behind_BT].amax())
+    if not (math.isfinite(allowed) and allowed > 0 and bool(later.isfinite().all())):
+        return _row(NOT_FINITE)
+    seen_B = ((gradient_BT > 0) & behind_BT).sum(1)
+    most = int(seen_B.argmax())
+    eps = max(torch.finfo(each.dtype).eps for each in (logits, embedded))
+    found = [0.0, allowed, float(later.amax()), float(seen_B[most]), float(behind_BT[most].sum())]
+    return [*found, *_over_documents(logits, embedded, counts_BT, positions), eps]
+
+
+def _over_documents(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: Any) -> tuple[float, float]:
+    """Largest gradient of the logits behind a border near the middle to embeddings behind it, and before it."""
+    unknown = (math.nan, math.nan)
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != counts_BT.shape[1]:
+        return unknown
+    at_BT = positions.to(counts_BT.device).expand(counts_BT.shape)
+    starts_BT = nn.functional.pad((at_BT[:, 1:] == 0) & (at_BT[:, :-1] > 0), (1, 0))
+    nth_BT = starts_BT.cumsum(1)
+    middle_B1 = (nth_BT[:, -1:] + 1) // 2
+    behind_BT = (nth_BT >= middle_B1) & (middle_B1 > 0)
+    if not bool((behind_BT & counts_BT).any()):
+        return unknown
+    gradient_BT = _gradient(logits, embedded, behind_BT & counts_BT)
+    return float(gradient_BT[behind_BT].amax()), float(gradient_BT[~behind_BT].amax())
+
+
+def _gradient(logits_BTV: Tensor, embedded_BTD: Tensor, of_BT: Tensor) -> Tensor:
+    """[B, T]: the largest magnitude over D of the gradient of a fixed weighted sum over these logits."""
+    weights_V = torch.arange(logits_BTV.shape[-1], device=logits_BTV.device).cos().to(logits_BTV.dtype)
+    (gradient,) = torch.autograd.grad(
+        logits_BTV, embedded_BTD, of_BT[..., None] * weights_V, retain_graph=True, allow_unused=True
+    )
+    return of_BT * 0.0 if gradient is None else gradient.detach().abs().amax(-1).double()
+
+
+def _can_go_twice(root: Tensor) -> bool:
+    """Whether all of the graph is torch's own and what it keeps for backward is kept as it is."""
+    ahead, seen = [root.grad_fn], set[Any]()
+    while ahead:
+        node: Any = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MAX_NODES or isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
+            return False
+        for name in dir(type(node)):
+            if name.startswith("_raw_saved_"):
+                kept = getattr(node, name)
+                for each in kept if isinstance(kept, (tuple, list)) else (kept,):
+                    if each is not None and cross_entropy.is_hooked(each):
+                        return False
+        ahead.extend(below for below, _ in node.next_functions)
+    return True

@@ -1,0 +1,170 @@
+"""How often each token counts in what a step descends, from the gradient that reaches the cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model import patches
+from trueline.capture.model.layout import local
+from trueline.capture.probes.around_update.sampling import NowAndThen
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.losses import cross_entropy, loss_scaling
+from trueline.capture.step.passes import Contributions, Pass
+from trueline.schema.token_weights import NUM_FIELDS
+
+NOT_REACHED, UNCLEAR_SCALE = 6, 7
+"""Doubts that only show in the course of a step."""
+
+NUM_PARAMS, LENGTH = 4, 16
+"""The last parameters, and elements of each, of which gradients are looked at after backward and at the update."""
+
+CONSTANTS = 4
+"""Roundings of what a script multiplies or divides by, each computed in few operations, beside those in the graph."""
+
+PROPORTIONAL = 0.02
+"""Relative distance to a multiple within which gradients are one: twice what two roundings to bfloat16 bring."""
+
+
+class TokenWeightProbe:
+    """Puts a hook on the cross-entropy of each backward pass of a sampled step, and looks at a few gradients as the
+    last pass leaves them and as the optimizer receives them: code in between may divide them.
+
+    Nothing dense is kept: a few numbers a pass, copied to the host with the step's row.
+    """
+
+    name = "token weights"
+    moments = ("gradients",)
+
+    def __init__(self, guard: Guard, passes: Contributions) -> None:
+        self._guard, self._passes = guard, passes
+        self._times = NowAndThen()
+        self._forget(due=False)
+        patches.backward.add(self._at_backward)
+        patches.backward.add(self._after_backward, after=True)
+        for scale in patches.scales():
+            scale.add(self._at_scale)
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then, as updates."""
+        due = step.sampled and self._times.due(step)
+        self._forget(due=due)
+        if due:
+            self._params = step.layout.params[-NUM_PARAMS:]
+        return due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """``token_weights``, float64 [M, fields], and the gradients looked at, ``grads_left`` and ``grads_used``."""
+        rows, left, params = self._rows, self._left, self._params
+        scaled_inside = loss_scaling.inside(step.optimizer)
+        self._forget(due=False)
+        taken = step.counted.take("token_weights", rows, backward=True)
+        if not taken or left is None or not step.gradients_known or scaled_inside:
+            return taken
+        used = _few_gradients(params)
+        return taken if used is None or used.shape != left.shape else {**taken, "grads_left": left, "grads_used": used}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``token_weights`` and ``grads_factor``."""
+        if "token_weights" not in host:
+            return {}
+        rows_MF = host["token_weights"].numpy().copy()
+        scale_M = rows_MF[:, 4]
+        rows_MF[:, 2:4] /= scale_M[:, None]
+        columns: dict[str, Any] = {"token_weights": rows_MF.ravel().tolist()}
+        if "grads_left" in host and np.isfinite(scale_M).all() and np.ptp(scale_M) == 0:
+            factor = _factor(host["grads_left"].double().numpy(), host["grads_used"].double().numpy())
+            columns["grads_factor"] = None if factor is None else factor * float(scale_M[0])
+        return columns
+
+    def detach(self) -> None:
+        """Stop listening."""
+        patches.backward.remove(self._at_backward)
+        patches.backward.remove(self._after_backward)
+        for scale in patches.scales():
+            scale.remove(self._at_scale)
+
+    def _forget(self, *, due: bool) -> None:
+        self._due = due
+        self._rows: list[tuple[Pass, Tensor]] = []
+        self._left: Tensor | None = None
+        self._params: Sequence[Tensor] = ()
+        self._scaler: Any = None
+        self._scales = self._reading = False
+
+    def _at_scale(self, scaler: Any, outputs: Any) -> None:
+        if self._due and loss_scaling.is_on(scaler):
+            self._scaler, self._scales = scaler, True
+
+    def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        one = self._passes.begun
+        scaler, self._scaler = self._scaler, None
+        if not self._due or one is None:
+            return
+        with self._guard(self.name), torch.no_grad():
+            roots = [each for each in (tensors if isinstance(tensors, Sequence) else (tensors,)) if _trains(each)]
+            if roots:
+                self._reading = True
+                self._read(one, roots, loss_scaling.scale_of(scaler))
+
+    def _read(self, one: Pass, roots: list[Tensor], loss_scale: Tensor | float) -> None:
+        """Add the row of a pass: a doubt, unless the gradient reaches the only cross-entropy."""
+        found = cross_entropy.find(roots)
+        unclear = self._scales and isinstance(loss_scale, float) and loss_scale == 1.0
+        doubt = found if isinstance(found, int) else UNCLEAR_SCALE if unclear else NOT_REACHED
+        base = local(roots[0]).detach().to(torch.float64).reshape(-1)[:1]
+        number, rows = len(self._rows), self._rows
+        rows.append((one, base.new_full((1, NUM_FIELDS), math.nan).index_fill_(1, _at(base, 0), float(doubt))))
+        if isinstance(found, int) or unclear:
+            return
+        roundings, reduction, scalings = found.depth + CONSTANTS, found.reduction, found.scalings
+        dtypes = [root.dtype for root in roots]
+        scale = loss_scale.detach().to(base) if isinstance(loss_scale, Tensor) else base.new_full((), loss_scale)
+
+        def take(tokens: Tensor, least: Tensor, greatest: Tensor, dtype: torch.dtype) -> None:
+            with self._guard(self.name), torch.no_grad():
+                rounding = max(torch.finfo(each).eps for each in (dtype, *dtypes)) * roundings
+                fixed = [tokens.new_full((), value) for value in (rounding, reduction, scalings)]
+                parts = [torch.zeros_like(tokens), tokens, least, greatest, scale.reshape(()), *fixed]
+                rows[number] = (one, torch.stack(parts)[None])
+
+        cross_entropy.listen(found, take)
+
+    def _after_backward(self, *args: Any, **kwargs: Any) -> None:
+        if not self._due or not self._reading:
+            return
+        self._reading = False
+        with self._guard(self.name), torch.no_grad():
+            self._left = _few_gradients(self._params)
+
+
+def _trains(root: Any) -> bool:
+    return isinstance(root, Tensor) and root.is_floating_point() and root.grad_fn is not None and root.numel() > 0
+
+
+def _at(like: Tensor, place: int) -> Tensor:
+    return torch.full((1,), place, dtype=torch.int64, device=like.device)
+
+
+def _few_gradients(params: Sequence[Tensor]) -> Tensor | None:
+    """A copy of the first elements of their gradients, those of one device; None without any."""
+    grads = [local(param.grad) for param in params if param.grad is not None]
+    grads = [grad for grad in grads if grad.layout == torch.strided and grad.is_contiguous() and grad.numel()]
+    parts = [grad.view(-1)[:LENGTH].to(torch.float32) for grad in grads if grad.device == grads[0].device]
+    return torch.cat(parts) if parts else None
+
+
+def _factor(left_K: np.ndarray[Any, Any], used_K: np.ndarray[Any, Any]) -> float | None:
+    """The least-squares factor c of used = c * left; None where it is no multiple."""
+    total = float(left_K @ left_K)
+    if not (np.isfinite(total) and np.isfinite(used_K).all()) or total == 0:
+        return None
+    factor = float(left_K @ used_K) / total
+    far = float(np.linalg.norm(used_K - factor * left_K)) > PROPORTIONAL * float(np.linalg.norm(used_K))
+    return None if far else factor

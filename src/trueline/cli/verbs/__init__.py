@@ -1,0 +1,1 @@
+"""The verbs of the `trueline` command, one a file."""

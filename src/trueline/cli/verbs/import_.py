@@ -1,0 +1,151 @@
+"""`trueline import`: what other tools wrote, as a Run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trueline.cli.options import Json
+
+if TYPE_CHECKING:
+    from trueline.store.importers.step_rows import Measure
+
+app = typer.Typer(
+    help="Convert the files of another tool into a Run, for `trueline info` and `trueline compare`.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+_Target = Annotated[str, typer.Argument(help="Where the Run goes; must not exist yet.", metavar="RUN")]
+_NoTensors = Annotated[
+    bool, typer.Option("--no-tensors", help="Record statistics and fingerprints without the values.")
+]
+_Step = Annotated[int, typer.Option(help="The optimizer step of the checkpoint.", min=0)]
+
+
+@app.command("msprobe")
+def msprobe(
+    source: Annotated[
+        str, typer.Argument(help="A dump: with step*/rank*/dump.json, or one step or rank of it.", metavar="SRC")
+    ],
+    run: _Target,
+    model: Annotated[str, typer.Option(help="The model's class: names what runs in it and in none of its modules.")] = (
+        "Model"
+    ),
+    optimizer: Annotated[str, typer.Option(help="The optimizer's class: names what it calls.")] = "optimizer",
+    no_tensors: _NoTensors = False,
+    json: Json = False,
+) -> None:
+    """Import a dump of msProbe (mindstudio-probe 26.2, PyTorch; levels L0, L1, mix; statistics, tensor, structure).
+
+    Example: trueline import msprobe dump_path runs/npu --model Llama --optimizer AdamW
+    """
+    from trueline.store.importers.msprobe.dumps import Options, import_msprobe
+
+    options = Options(measure=measure(), model=model, optimizer=optimizer, tensors=not no_tensors)
+    with _reading(source):
+        import_msprobe(source, run, options, version=_version())
+    _tell(run, json=json)
+
+
+@app.command("checkpoint")
+def checkpoint(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A safetensors file or a directory of them, a file of torch.save, or a distributed checkpoint (DCP).",
+            metavar="SRC",
+        ),
+    ],
+    run: _Target,
+    step: _Step = 0,
+    no_tensors: _NoTensors = False,
+    json: Json = False,
+) -> None:
+    """Import the parameters and the optimizer's state of a checkpoint. Nothing that is in the file is executed.
+
+    Example: trueline import checkpoint step-1000.pt runs/weights --step 1000
+    """
+    from trueline.store.importers.checkpoint import import_checkpoint
+    from trueline.store.importers.checkpoint_weights import Options
+
+    with _reading(source):
+        import_checkpoint(source, run, Options(measure(), step, tensors=not no_tensors, version=_version()))
+    _tell(run, json=json)
+
+
+@app.command("hf")
+def hf(
+    source: Annotated[str, typer.Argument(help="A local model directory with config.json.", metavar="SRC")],
+    run: _Target,
+    step: _Step = 0,
+    no_tensors: _NoTensors = False,
+    json: Json = False,
+) -> None:
+    """Import the weights and config.json of a Hugging Face model directory. Nothing is downloaded.
+
+    Example: trueline import hf models/Qwen2.5-0.5B runs/weights
+    """
+    from trueline.store.importers.checkpoint_weights import Options
+    from trueline.store.importers.hf import import_hf
+
+    with _reading(source):
+        import_hf(source, run, Options(measure(), step, tensors=not no_tensors, version=_version()))
+    _tell(run, json=json)
+
+
+def measure() -> Measure:
+    """Measures tensors in host memory as the recorder does."""
+    import numpy as np
+
+    from trueline.schema.records import STAT_NAMES
+    from trueline.store.importers.step_rows import Measured
+    from trueline.tensor.fingerprint import HostFingerprint
+    from trueline.tensor.measure import HostMeter, num_measured, unmeasurable
+
+    meter, fingerprint = HostMeter(), HostFingerprint()
+
+    def measure(x: Any) -> Measured:
+        reason = unmeasurable(x)
+        if reason is not None:
+            return Measured(note=reason)
+        stats_S = np.empty(len(STAT_NAMES))
+        meter.stats_into(x, stats_S)
+        return Measured(num_measured(x), stats_S.tolist(), fingerprint.of(x))
+
+    return measure
+
+
+def _version() -> str:
+    import trueline
+
+    return trueline.__version__
+
+
+def _reading(source: str) -> Any:
+    from trueline.cli.waiting import waiting
+
+    return waiting(f"Reading {source}")
+
+
+def _tell(path: str, *, json: bool) -> None:
+    from rich.console import Console
+
+    from trueline.cli.json_document import print_document
+    from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.schema.text.words import counted
+    from trueline.store.reader import Run
+
+    run = Run(path)
+    steps, ranks = run.record_steps.tolist(), run.record_ranks
+    num_rows = run.records(columns=["row"], resolve=False).num_rows
+    if json:
+        document = {"schema": SCHEMA_VERSION, "run": path, "steps": steps, "ranks": ranks, "rows": num_rows}
+        print_document(document | {"notes": run.manifest.notes})
+        return
+    console = Console(soft_wrap=True)
+    counts = (("row", num_rows), ("step", len(steps)), ("rank", len(ranks)))
+    summary = ", ".join(counted(count, noun) for noun, count in counts)
+    for line in (f"Run: {path} ({summary})", *run.manifest.notes):
+        console.print(line, markup=False, highlight=False)

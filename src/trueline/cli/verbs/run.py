@@ -1,0 +1,185 @@
+"""`trueline run`: the user's own training command under watch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trueline.cli.run_end import Stamps
+    from trueline.schema.plan import Plan
+
+SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+
+
+def command(
+    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
+    out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = "runs/latest",
+    plan: Annotated[
+        str | None, typer.Option(help="A preset (workers, modules, ops, mix), or a TOML or JSON file.")
+    ] = None,
+    ref: Annotated[
+        str | None,
+        typer.Option(help="When the command has ended, check the Run and compare it with this one.", metavar="RUN"),
+    ] = None,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Report findings and dispersion here while the command runs; may be given again.",
+            metavar="NAME:TARGET",
+        ),
+    ] = None,
+    on_finding: Annotated[
+        str | None,
+        typer.Option(
+            help="What the first error or warning does: log, raise (all ranks stop), or record (the next steps).",
+            metavar="WHAT",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the Run at --out, which an earlier start of the job wrote.")
+    ] = False,
+) -> None:
+    """Run a training command under watch, with no change to the script.
+
+    Output, exit code and signals of the command stay as they are. When it ends, one line on standard error says what
+    was watched. Then run: trueline check RUN. With --ref the checks run at once and print to standard error.
+
+    Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
+    """
+    from trueline.capture.child_env import environment
+    from trueline.schema.errors import InputError
+    from trueline.schema.plan import Plan
+
+    if not words:
+        raise InputError("No command was given. Put it behind --, for example: trueline run -- torchrun train.py.")
+    program = shutil.which(words[0])
+    if program is None:
+        raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
+    _require_script(words)
+    chosen = _with_sinks(Plan.load(plan), sink, on_finding)
+    if ref is not None:
+        _require_reference(ref, out)
+    _require_place(out, overwrite=overwrite, resume=resume)
+    asked = chosen.model_dump(mode="json")
+    ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, base=dict(os.environ))
+    if sys.stderr.isatty():
+        print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
+    try:
+        _run_and_tell(program, words, ours, out=out, ref=ref)
+    except OSError as error:
+        raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
+
+
+def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> Plan:
+    """The Plan with what the options ask for. Raises ``PlanError``, or ``InputError`` for a sink that cannot be had."""
+    from trueline.schema.plan import Plan
+    from trueline.sinks.registry import at_home, require_sinks
+
+    asked = [at_home(one) for one in (*plan.sinks, *(sinks or ()))]
+    require_sinks(asked)
+    changed = {"sinks": asked, "on_finding": on_finding or plan.on_finding}
+    return Plan.load(plan.model_dump() | changed)
+
+
+def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
+    """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
+    from trueline.capture.child_env import UNSEEN
+    from trueline.cli.foreground import end_as, run_in_foreground
+    from trueline.cli.run_end import stamps, watched
+
+    before = stamps(out)
+    with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as place:
+        unseen = Path(place) / "unseen"
+        status = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
+        why = unseen.read_text(encoding="utf-8") if unseen.exists() else ""
+    try:
+        print(f"trueline: {watched(out, before=before, unseen=why)}", file=sys.stderr)
+        if ref is not None:
+            _judge(out, ref, before=before)
+    except KeyboardInterrupt:
+        print(f"trueline: not checked to the end; again: trueline check {out}", file=sys.stderr)
+    except Exception as error:  # the exit status of the command is reported whatever a check raises
+        print(f"trueline: what was watched could not be read: {type(error).__name__}: {error}", file=sys.stderr)
+    end_as(status)
+
+
+def _judge(out: str, ref: str, *, before: Stamps) -> None:
+    from rich.console import Console
+
+    from trueline.analyze.check_run import check
+    from trueline.cli.run_end import written
+    from trueline.cli.verbs.check import print_report
+    from trueline.schema.errors import TruelineError
+
+    places = written(out, before=before)
+    if not places:
+        print(f"trueline: the command wrote no Run at '{out}', so nothing was checked.", file=sys.stderr)
+        return
+    try:
+        print_report(Console(stderr=True), check(places[-1], ref=ref))
+    except TruelineError as error:
+        print(f"trueline: {error}", file=sys.stderr)
+
+
+def _require_reference(ref: str, out: str) -> None:
+    """Raise ``RunError`` where there is no Run at ``ref``, ``InputError`` where the new Run would take its place."""
+    from trueline.schema.errors import InputError
+    from trueline.store.reader import Run
+
+    Run(ref)
+    if Path(ref).resolve() == Path(out).resolve():
+        raise InputError(f"--ref and --out are both '{out}'. Pass another --out: a Run is not compared with itself.")
+
+
+def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
+    """Raise InputError where the Run cannot go to ``out``: there is something already, or nothing can be written."""
+    from trueline.schema.errors import InputError, RunExistsError
+    from trueline.store.filesystem import local_path
+
+    place = Path(local_path(out))
+    if overwrite and resume:
+        raise InputError("--overwrite and --resume contradict each other. Pass one of them.")
+    nearest = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
+    if nearest != place and not nearest.is_dir():
+        raise InputError(f"'{out}' cannot be a Run: '{nearest}' is a file. Pass another --out.")
+    if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"A Run cannot be written to '{out}': '{nearest}' does not allow it. Pass another --out.")
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    from trueline.schema.run_lock import require_ended
+    from trueline.store.log.claim import require_free
+
+    if resume:
+        from trueline.store.reader import Run
+
+        Run(out)
+        require_ended(out, proven=True)
+    else:
+        require_free(out, overwrite=True)
+        if not overwrite:
+            raise RunExistsError(
+                f"'{out}' already holds a Run. Pass another --out, --resume to go on with it, or --overwrite to "
+                "replace it."
+            )
+
+
+def _require_script(words: list[str]) -> None:
+    """Raise InputError where the first Python file of the command is not there."""
+    from trueline.schema.errors import InputError
+
+    runners = ("python", "torchrun", "accelerate", "deepspeed")
+    if not Path(words[0]).name.startswith(runners):
+        return
+    script = next((word for word in words[1:] if word.endswith(".py") and not word.startswith("-")), None)
+    if script is not None and not Path(script).is_file():
+        raise InputError(
+            f"The script '{script}' does not exist. Check the path; the working directory is {os.getcwd()}."
+        )

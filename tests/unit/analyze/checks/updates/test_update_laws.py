@@ -1,0 +1,284 @@
+"""The checks of updates: each finds its planted fault at its parameter and step, and leaves the healthy twin alone."""
+
+import copy
+import sys
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
+
+import trueline
+from trueline.capture.probes.around_update.sampling import gap
+
+AT = 6
+"""The first update that is faulty."""
+
+
+def findings(out):
+    """The findings on updates by code, but for information."""
+    report = trueline.check(out)
+    assert report.findings == tuple(f for f in report.findings if f.code in report.checks_run)
+    return {finding.code: finding for finding in report.findings if finding.severity != "info"}
+
+
+def faulty(tmp_path, change):
+    with kernel(from_step(AT * 6, change)):  # of each of the 6 parameters in turn
+        trained(tmp_path / "run", one_by_one)
+    return findings(tmp_path / "run")
+
+
+def one_by_one(model):
+    """A group for each parameter, so that the kernel is called for one at a time."""
+    return torch.optim.AdamW([{"params": [param]} for param in model.parameters()], lr=1e-3, foreach=False)
+
+
+def test_a_healthy_optimizer_is_left_alone(tmp_path):
+    trained(tmp_path / "run")
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    (asked,) = [asked for asked in report.judged.questions if asked.question == "updates"]
+    assert asked.state == "judged"
+    left_out = ("clip-differs", "master-working-mismatch", "norm-misreported", "schedule-differs")
+    assert [(entry.check, entry.reason) for entry in asked.checks_not_run] == [(each, "by-design") for each in left_out]
+
+
+def test_another_rate_in_the_kernel_than_is_declared(tmp_path):
+    found = faulty(tmp_path, lambda original, *args, lr, **kwargs: original(*args, lr=1.25 * lr, **kwargs))
+    assert list(found) == ["update-magnitude"]
+    finding = found["update-magnitude"]
+    assert (finding.severity, finding.step_first, finding.false_alarm_rate) == ("error", AT, 0.0)
+    assert finding.evidence["factor"] == pytest.approx(1.25, rel=1e-3)
+    assert "by 1.25 times what its settings declare" in finding.claim
+    assert set(finding.evidence["names"]) == {name for name, _ in mlp().named_parameters()}
+
+
+def test_a_moment_that_stays(tmp_path):
+    def stays(original, params, grads, exp_avgs, *args, **kwargs):
+        before = exp_avgs[0].clone()
+        original(params, grads, exp_avgs, *args, **kwargs)
+        if params[0].shape == (4, 32):
+            exp_avgs[0].copy_(before)
+
+    found = faulty(tmp_path, stays)
+    finding = found["optimizer-state-stale"]
+    assert (finding.step_first, finding.evidence["names"]) == (AT, ["3.weight"])
+    assert finding.claim.startswith("exp_avg of 3.weight on rank 0")
+    assert finding.claim.endswith("did not change, although its rule changes it.")
+    assert finding.sites == (f"{AT}.0/r0/opt/3.weight#0:exp_avg",)
+
+
+def test_a_count_that_goes_up_by_two(tmp_path):
+    def twice(original, params, grads, a, b, c, steps, *args, **kwargs):
+        original(params, grads, a, b, c, steps, *args, **kwargs)
+        for count in steps:
+            count += 1
+
+    finding = faulty(tmp_path, twice)["optimizer-state-stale"]
+    assert (finding.measured, finding.expected, finding.step_first) == (2.0, 1.0, AT)
+
+
+def test_a_parameter_that_the_kernel_leaves(tmp_path):
+    def leaves(original, params, *args, **kwargs):
+        before = params[0].detach().clone()
+        original(params, *args, **kwargs)
+        if params[0].shape == (32, 16):
+            params[0].copy_(before)
+
+    found = faulty(tmp_path, leaves)
+    assert list(found) == ["param-frozen"]
+    assert (found["param-frozen"].step_first, found["param-frozen"].evidence["names"]) == (AT, ["0.weight"])
+
+
+def test_fused_sgd_of_bfloat16_on_the_cpu_leaves_whole_simd_blocks(tmp_path):
+    """pytorch#191763, which torch 2.13.0 has."""
+    make = {"lr": 0.01, "momentum": 0.9, "fused": True}
+    trained(tmp_path / "run", lambda model: torch.optim.SGD(model.parameters(), **make), dtype=torch.bfloat16)
+    finding = findings(tmp_path / "run")["param-frozen"]
+    assert finding.step_first == 0
+    make["fused"] = False
+    trained(tmp_path / "twin", lambda model: torch.optim.SGD(model.parameters(), **make), dtype=torch.bfloat16)
+    assert findings(tmp_path / "twin") == {}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [[], ["optimizer-state-stale"], ["optimizer-state-stale", "update-magnitude"]],
+    ids=["healthy", "momentum", "both"],
+)
+def test_a_fused_update_that_the_scaler_has_called_off(tmp_path, found):
+    """On CUDA fused SGD of some versions advances momentum then."""
+    sgd = sys.modules["torch.optim.sgd"]
+    plain = sgd.sgd
+
+    def advancing(params, grads, buffers, *args, found_inf=None, **settings):
+        plain(params, grads, buffers, *args, found_inf=found_inf, **settings)
+        if found_inf is not None and found_inf.item():
+            for param, buffer in zip(params, buffers, strict=True):
+                if "optimizer-state-stale" in found:
+                    buffer.mul_(0.9)
+                if "update-magnitude" in found:
+                    param.sub_(0.01 * buffer)
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    with (
+        patch.object(sgd, "sgd", advancing),
+        trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}),
+    ):
+        for step in range(12):
+            loss = model(torch.randn(8, 16)).square().mean() * (torch.inf if step == AT else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    seen = findings(tmp_path / "run")
+    assert sorted(set(seen) - {"worker-nonfinite"}) == found
+    for code in found:
+        assert (seen[code].step_first, seen[code].step_last, seen[code].evidence["called_off"]) == (AT, AT, True)
+        assert "the gradient scaler had called" in seen[code].claim
+
+
+def test_an_optimizer_of_another_copy_of_the_model(tmp_path):
+    trained(tmp_path / "run", lambda model: adamw(copy.deepcopy(model)))
+    found = findings(tmp_path / "run")
+    assert list(found) == ["optimizer-detached"]
+    assert found["optimizer-detached"].expected == 6.0
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_an_information(tmp_path):
+    trained(tmp_path / "run", lambda model: adamw(model[3]))
+    (finding,) = trueline.check(tmp_path / "run").findings
+    assert (finding.code, finding.severity) == ("param-frozen", "info")
+    assert finding.evidence["names"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize("order", ["of the model", "reversed"])
+@pytest.mark.parametrize("late", [False, True])
+def test_copies_in_float32_that_the_model_does_not_have(tmp_path, late, order):
+    """Copies in another order than the model's are not taken for those of other parameters."""
+    masters = []
+
+    def square():
+        return torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+
+    def of_masters(model):
+        masters[:] = [param.detach().float().requires_grad_() for param in model.parameters()]
+        held = masters if order == "of the model" else [one for i in (6, 4, 2, 0) for one in masters[i : i + 2]]
+        for param, master in zip(model.parameters(), masters, strict=True):
+            param.register_post_accumulate_grad_hook(lambda of, to=master: setattr(to, "grad", of.grad.float()))
+        return torch.optim.AdamW(held, lr=1e-2)
+
+    def write_back(step, model, optimizer):
+        for number, (param, master) in enumerate(zip(model.parameters(), masters, strict=True)):
+            if not (late and step >= AT and number == 2):
+                param.data.copy_(master)
+
+    trained(tmp_path / "run", of_masters, dtype=torch.bfloat16, model=square, before=write_back)
+    found = findings(tmp_path / "run")
+    assert "update-magnitude" in trueline.check(tmp_path / "run").checks_run
+    if late and order == "of the model":
+        assert list(found) == ["master-working-mismatch"]
+        finding = found["master-working-mismatch"]
+        assert AT <= finding.step_first <= AT + 3
+        assert finding.evidence["names"] == ["1.weight"]
+    else:
+        assert found == {}
+
+
+def freeze(step, model, optimizer):
+    if step == AT:
+        model[0].weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("none", [False, True])
+def test_a_frozen_parameter_whose_gradient_stays_as_zeros_is_moved(tmp_path, none):
+    trained(tmp_path / "run", before=freeze, none=none)
+    found = findings(tmp_path / "run")
+    if none:
+        assert found == {}
+    else:
+        assert list(found) == ["param-moves-without-gradient"]
+        finding = found["param-moves-without-gradient"]
+        assert (finding.step_first, finding.evidence["names"]) == (AT, ["0.weight"])
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-2])
+def test_bfloat16_loses_small_updates(tmp_path, lr):
+    trained(tmp_path / "run", lambda model: adamw(model, lr=lr), dtype=torch.bfloat16)
+    found = findings(tmp_path / "run")
+    assert list(found) == (["update-lost"] if lr < 1e-3 else [])
+    told = [finding for finding in trueline.check(tmp_path / "run").findings if finding.severity == "info"]
+    assert [finding.code for finding in told] == ["update-lost"], "second moments that cannot decay"
+
+
+class Own(torch.optim.AdamW):
+    """A subclass with a rule of its own, and settings that say otherwise."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(0.5 * param.grad)
+
+
+def test_an_optimizer_with_a_rule_of_its_own_cannot_be_judged(tmp_path):
+    trained(tmp_path / "run", lambda model: Own(model.parameters()))
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    reasons = {entry.check: entry for entry in report.checks_not_run}
+    assert reasons["update-magnitude"].reason == "undecidable"
+    assert "how tests.unit.analyze.checks.test_update_laws.Own updates is not known" in reasons["update-magnitude"].why
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Moves back by half of every third update of the optimizer inside."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optim, self.count = optimizer, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        held = [param for group in self.param_groups for param in group["params"]]
+        before = [param.clone() for param in held]
+        self.optim.step()
+        self.count += 1
+        if self.count % 3 == 0:
+            for param, old in zip(held, before, strict=True):
+                param.lerp_(old, 0.5)
+
+
+def test_what_wraps_an_optimizer_is_looked_inside_of(tmp_path):
+    trained(tmp_path / "run", lambda model: Lookahead(adamw(model)))
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    assert "update-magnitude" in report.checks_run
+
+
+def test_a_device_that_flushes_subnormal_numbers_is_healthy(tmp_path):
+    """Gradients of 1e-21, whose squares are below the normal numbers of float32."""
+
+    def shrink(step, model, optimizer):
+        if step == 0:
+            for param in model.parameters():
+                param.register_hook(lambda gradient: gradient * 1e-20)
+
+    plain = torch.set_flush_denormal(True)
+    try:
+        trained(tmp_path / "run", lambda model: adamw(model, eps=1e-15), before=shrink)
+    finally:
+        torch.set_flush_denormal(False)
+    assert plain, "this processor can"
+    assert findings(tmp_path / "run") == {}
+
+
+def test_steps_that_are_sampled_grow_rare(tmp_path):
+    trained(tmp_path / "run", steps=60)
+    run = trueline.open_run(tmp_path / "run")
+    sampled = run.steps[run.measured("update_values")[:, 0]].tolist()
+    assert sampled == [*range(16), 35, 55]
+    assert STEPS > 16
+    assert [gap(age) for age in (0, 999, 2_500, 1_000_000)] == [20, 20, 50, 100]
