@@ -122,16 +122,14 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
     structure = _first_structure(concerned) or _lonely_inside(others)
     if structure is not None:
         step, cause = structure
-        begins = execution_order(step, cause.row)
-        if cause.row.root is None:
-            begins = (step.step, cause.place, step.rank or 0)
+        begins = _begin_of(step, cause.row, found_at=cause.place)
         return [*findings, _structure_differs(step, cause)], (step, cause.row), begins
     so_far = [step for step in steps if at is None or step.step <= at]
     cut = next(((step, found) for step in so_far if (found := cut_gradient(step)) is not None), None)
     if cut is not None:
         findings = findings if cut[0].step == at else []
         first = (cut[0], cut[1].row)
-        return [*findings, _gradients_cut(*cut)], first, execution_order(*first)
+        return [*findings, _gradients_cut(*cut)], first, _begin_of(*first, found_at=cut[1].after.place)
     if others:
         finding = _FINDING_OF[_origin(others[0][1])](others)
         # Parts of a merged weight are parameters too, and their call is given the whole.
@@ -142,6 +140,11 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
     findings += [] if wiring is None else [wiring[0]]
     first = (others or weights or _rewired(concerned) or [None])[0]
     return findings, first, _NOWHERE if first is None else execution_order(*first)
+
+
+def _begin_of(step: Step, row: Compared, *, found_at: float) -> Order:
+    """Where ``row`` is in the order of execution; one of the run that does not give it, where it was ``found_at``."""
+    return execution_order(step, row) if row.root is not None else (step.step, found_at, step.rank or 0)
 
 
 def _parts(step: Step) -> bool:

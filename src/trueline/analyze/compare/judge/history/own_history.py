@@ -206,6 +206,7 @@ def _added(step: Step) -> Iterator[_Added]:
             continue
         unit = UNIT_ROUNDOFF[coarser(row.mine.dtype, row.theirs.dtype)]
         u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
+        u = max(u, *(_left_by_addends(row, measured.get(root)) for root in row.expectation.sources))
         before = math.hypot(u, *known)
         least = u if _is_exact(row) else math.hypot(u, HIDDEN * before)
         site = value_of(row).site
@@ -227,6 +228,22 @@ def _taken(source: Compared | None, row: Compared) -> float | None:
         return rel
     sizes = [None if each.stats is None else each.stats.rms for each in (term, value)]
     return rel if sizes[0] is None or not sizes[1] else rel * max(1.0, sizes[0] / sizes[1])
+
+
+def _left_by_addends(row: Compared, source: Compared | None) -> float:
+    """The relative difference that rounding of the addends alone makes of a gradient that is a sum over rows, as that
+    of a bias is of the gradients of what its call returns: of n addends an element with root mean square a, u·a·√n in
+    each run. It is far above u where they cancel: softmax takes no notice of a bias of keys, and what is left of its
+    gradient is rounding.
+    """
+    value, addends = value_of(row), None if source is None else value_of(source)
+    if addends is None or addends.site.phase != "bwd" or addends.dtype not in UNIT_ROUNDOFF or len(value.shape) != 1:
+        return 0.0
+    if value.site.phase == "fwd" or value.stats is None or addends.stats is None or not value.stats.rms:
+        return 0.0
+    num = addends.stats.numel / max(value.stats.numel, 1)
+    left = math.sqrt(2 * num) * rounding_rel(UNIT_ROUNDOFF[addends.dtype]) * (addends.stats.rms or 0.0)
+    return left / value.stats.rms if num > 1 else 0.0
 
 
 _SUMS = frozenset({"add", "sub", "radd", "rsub"})

@@ -33,7 +33,7 @@ Table = Any
 def value(step: int, call: int, *, api: str = "torch.nn.functional.linear", numel: int = 64, phase: str = "fwd") -> Any:
     stats = SimpleNamespace(numel=numel, min=-3.0, max=3.0, rms=1.0, projections=None)
     site = Site(step, 0, 0, phase, f"calls.{call}", 0, "out0")
-    return SimpleNamespace(site=site, api=api, dtype="float32", stats=stats, kind="op", ranks=(0,))
+    return SimpleNamespace(site=site, api=api, dtype="float32", shape=(numel,), stats=stats, kind="op", ranks=(0,))
 
 
 def step_of(step: int, rels: Any, *, rank: int | None = 0, unmeasured: tuple[int, ...] = (), **told: Any) -> Step:
@@ -136,6 +136,15 @@ def test_terms_that_cancel_in_a_sum_count_as_much_as_they_are_larger() -> None:
     cancelling = [changed(changed(step, 25, api="torch.Tensor.sub"), 24, rms=1e6) for step in steps[4:]]
     assert 25 in {each.place for each in history_outliers(steps)}
     assert 25 not in {each.place for each in history_outliers([*steps[:4], *cancelling])}
+
+
+def test_a_gradient_that_is_what_rounding_left_of_its_addends_is_not_judged_by_its_size() -> None:
+    """A bias whose gradient adds up 48 rows that cancel, from a step on down to what their rounding leaves."""
+    steps = [step_of(s, rels, phase="bwd") for s, rels in enumerate(faulty(call=25))]
+    addends = [changed(step, 24, numel=48 * 64, rms=1e6) for step in steps]
+    larger = [changed(step, 24, numel=48 * 64) for step in steps]
+    assert 25 in {each.place for each in history_outliers(larger)}
+    assert 25 not in {each.place for each in history_outliers(addends)}
 
 
 def test_differences_that_projections_did_not_show_are_no_history() -> None:
