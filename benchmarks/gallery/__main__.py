@@ -94,10 +94,11 @@ def _causes(scores: Sequence[Score], unnamed: Sequence[str]) -> str:
     if not total["faults"]:
         return ""
     return (
-        f"`trueline diagnose` names the cause of {total['cause_named']:.1%} of the faults, leaves "
-        f"{total['abstained']:.1%} open, and is wrong for {total['wrong_cause']:.1%}. Variants of one fault are not "
-        f"independent: of {total['families']} families, at most {total['wrong_cause_bound_95']:.1%} get a wrong cause, "
-        "with 95 % confidence, and that of families such as the causes were written for. With the true cause taken out "
+        f"{total['faults']} of them are independent, in {total['families']} families; of the variants of "
+        f"one the worst counts. `trueline diagnose` names the cause of {total['cause_named']:.1%} of the "
+        f"independent ones, leaves {total['abstained']:.1%} open, and is wrong for {total['wrong_cause']:.1%}; "
+        f"at most {total['wrong_cause_bound_95']:.1%} of such faults get a wrong cause, "
+        "with 95 % confidence, and that of faults such as the causes were written for. With the true cause taken out "
         f"of those that are known, another is claimed for {len(unnamed)} of the "
         f"{sum(score.cause_found == 'named' for score in scores)} that were named"
         + (f": {', '.join(unnamed)}." if unnamed else ".")

@@ -11,6 +11,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
 from trueline.testing.gallery import Score, Stage, cause_found, judge, localises, summary, upper_bound
+from trueline.testing.independence import independent_fault, placed
 from trueline.testing.witness import replicas_differ
 
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
@@ -96,6 +97,20 @@ def test_every_fault_that_is_judged_so_far_is_there():
     ids = {entry.id for entry in FAULTS}
     assert ids.issuperset(WANTED)
     assert len(ENTRIES) >= 2 * len(WANTED)
+
+
+def test_every_fault_has_its_family_and_no_other_is_listed():
+    assert placed() == {entry.id for entry in FAULTS}
+    assert {independent_fault(id) for id in placed()} <= placed()
+
+
+def test_variants_count_as_one_fault_that_is_as_good_as_its_worst():
+    good = Score("D1", "", "fault", 2, detected=True, localised=True, cause="c", cause_found="named")
+    bad = Score("D1.order", "", "fault", 2, detected=True, cause="d", cause_found="wrong")
+    other = Score("D8", "", "fault", 2, detected=True, localised=True, cause="d", cause_found="named")
+    totals = summary([good, bad, other])
+    assert (totals["faults"], totals["families"], totals["controls"]) == (2, 1, 3)
+    assert (totals["detected"], totals["localised"], totals["wrong_cause"]) == (1.0, 0.5, 0.5)
 
 
 def test_ids_are_unique():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Control, Entry, Fault, Variant, num_ranks, train_on_rank
+from trueline.testing.independence import family_of, independent_fault
 from trueline.testing.ranks import Ranks
 from trueline.testing.true_causes import true_causes
 
@@ -214,28 +215,36 @@ def _covers(finding: Finding, truth: float | None) -> bool:
 def summary(scores: Sequence[Score]) -> dict[str, Any]:
     """The ``summary`` of the outside contract.
 
-    ``controls`` counts healthy runs, the twins of faults among them; ``detected`` and ``localised`` are fractions of
-    the faults (None without any), ``false_alarms`` warnings and errors on healthy runs, ``failed`` runs that did not
-    finish. ``cause_named``, ``wrong_cause`` and ``abstained`` are fractions of the faults. Variants of one fault are
-    not independent: ``wrong_cause_bound_95`` bounds the share of families with a wrong cause, at 95 %, by those that
-    have one among ``families``.
+    ``faults`` counts independent ones: entries that differ only in rank, wrapper, time or size are variants of one,
+    which is detected, localised or named where all of them are, and wrong where any is. ``controls`` counts healthy
+    runs, the twins of faults among them; ``detected`` and ``localised`` are fractions of the faults (None without any),
+    as are ``cause_named``, ``wrong_cause`` and ``abstained``; ``false_alarms`` are warnings and errors on healthy runs,
+    ``failed`` runs that did not finish. ``wrong_cause_bound_95`` bounds the share of such faults with a wrong cause.
     """
-    faults = [score for score in scores if score.kind == "fault"]
-    families = {score.id.partition(".")[0] for score in faults}
-    wrong = {score.id.partition(".")[0] for score in faults if score.cause_found == "wrong"}
+    faults: dict[str, list[Score]] = {}
+    for score in scores:
+        if score.kind == "fault":
+            faults.setdefault(independent_fault(score.id), []).append(score)
+    variants = list(faults.values())
+    causes = [_worst({score.cause_found for score in each}) for each in variants]
     return {
         "faults": len(faults),
         "controls": len(scores),
-        "detected": _fraction([score.detected for score in faults]),
-        "localised": _fraction([score.localised for score in faults]),
-        "families": len(families),
-        "cause_named": _fraction([score.cause_found == "named" for score in faults]),
-        "wrong_cause": _fraction([score.cause_found == "wrong" for score in faults]),
-        "abstained": _fraction([score.cause_found == "abstained" for score in faults]),
-        "wrong_cause_bound_95": upper_bound(len(wrong), len(families)) if families else None,
+        "detected": _fraction([all(score.detected for score in each) for each in variants]),
+        "localised": _fraction([all(score.localised for score in each) for each in variants]),
+        "families": len({family_of(id) for id in faults}),
+        "cause_named": _fraction([cause == "named" for cause in causes]),
+        "wrong_cause": _fraction([cause == "wrong" for cause in causes]),
+        "abstained": _fraction([cause == "abstained" for cause in causes]),
+        "wrong_cause_bound_95": upper_bound(causes.count("wrong"), len(causes)) if causes else None,
         "false_alarms": sum(len(score.alarms) for score in scores),
         "failed": sum(len(score.failures) for score in scores),
     }
+
+
+def _worst(causes: set[CauseFound]) -> CauseFound:
+    order: tuple[CauseFound, ...] = ("wrong", "none", "abstained", "named")
+    return next(cause for cause in order if cause in causes)
 
 
 def _fraction(values: Sequence[bool]) -> float | None:

@@ -140,6 +140,7 @@ def _sentence(totals: dict[str, Any]) -> str:
     if not totals["faults"]:
         return f"{healthy}{failed}."
     return (
-        f"{totals['faults']} faults: {totals['detected']:.0%} detected, {totals['localised']:.0%} at their place; "
+        f"{totals['faults']} independent faults: {totals['detected']:.0%} detected, "
+        f"{totals['localised']:.0%} at their place; "
         f"cause named for {totals['cause_named']:.0%}, wrong for {totals['wrong_cause']:.0%}; {healthy}{failed}."
     )
