@@ -58,6 +58,7 @@ _CAUSES: dict[str, str] = {
     "R8.sum": "not-divided",
     "R9": "buffers-not-synchronised",
     "R10": "wrong-group",
+    "R10.mesh": "mesh-leaves-ranks-out",
     "S1": "loss-scaled-on-rank",
     "S1.hooks": "gradient-scaled-on-rank",
     "S1.kept": "gradient-scaled-on-rank",

@@ -117,7 +117,7 @@ def _verdicts(
     chances = posterior(causes, signs, telling)
     first = leading(chances, APART)
     answer = first[0]
-    if answer == UNKNOWN or _lacks_what_it_always_shows(by_slug[answer], signs):
+    if answer == UNKNOWN or _is_not_shown(by_slug[answer], signs):
         near = [slug for slug in first if slug != UNKNOWN]
         return [
             _unknown(report, place, incident, near, chances),
@@ -136,8 +136,12 @@ def _verdicts(
     return [*made, *_excluded(place, incident, signs, causes, report)]
 
 
-def _lacks_what_it_always_shows(cause: Cause, signs: Signs) -> bool:
-    """Whether ``cause``, though nearer than the others, always shows something that was looked for and is not there."""
+def _is_not_shown(cause: Cause, signs: Signs) -> bool:
+    """Whether ``cause``, though nearer than the others, always shows something that was looked for and is not there,
+    or nothing that it needs was found, as nobody could look.
+    """
+    if cause.needs and signs.fired.isdisjoint(cause.needs):
+        return True
     return any(strength == "always" and sign in signs.silent for sign, strength in cause.shows.items())
 
 

@@ -169,3 +169,44 @@ def test_the_public_name(tmp_path):
     assert list(diagnosis.to_json()) == [
         *("schema", "run", "verdict", "verdicts", "incidents", "findings", "judged", "notes"),
     ]
+
+
+def unclaimed(slug, *findings, **given):
+    """Whether no cause is claimed where ``slug``, the true one, is not among those that are known."""
+    assert answer(*findings, **given).cause == slug
+    others = [cause for cause in CAUSES.values() if cause.slug != slug]
+    return verdicts_of(report(*findings, **given), others)[0].standing == "undecided"
+
+
+def test_what_nobody_could_look_for_is_not_claimed():
+    """Replicas are not compared where there are none, so that corrupted memory could not be seen."""
+    found = [finding("worker-nonfinite", kind=["loss", "gradient"]), finding("overflow-origin", kind=["made"])]
+    absent = NotRun("replica-drift", "no two ranks hold the same", "one-worker")
+    assert unclaimed(
+        "operation-undefined", *found, ran=("reduction-mismatch",), not_run=[absent], context=["precision:other"]
+    )
+
+
+def test_replicas_that_differ_from_the_start_or_in_buffers_alone_are_of_no_wrong_group():
+    ran = ("reduction-mismatch", "gradient-not-reduced", "rank-config-differs", "updates-apart")
+    for slug, *kind in (("starts-differ", "from-the-start", "several"), ("buffers-not-synchronised", "buffers")):
+        assert unclaimed(slug, finding("replica-drift", (0, 1, 2, 3), kind=kind), ran=ran, context=["adapter:ddp"])
+
+
+def test_a_weight_that_changed_by_itself_is_no_undefined_operation():
+    drift = finding("replica-drift", (2,), kind=["later", "one"])
+    found = [finding("worker-nonfinite", kind=["loss"]), finding("overflow-origin", kind=["made"]), drift]
+    assert unclaimed("memory-corrupted", *found, context=["precision:other", "adapter:ddp"])
+
+
+def test_an_update_that_a_synchronised_pass_came_before_was_not_under_no_sync():
+    found = [finding("gradient-not-reduced", (0, 1, 2, 3), kind="some")]
+    found.append(finding("replica-drift", (0, 1, 2, 3), step=33, kind=["later", "one"]))
+    assert unclaimed("parameter-outside-wrapper", *found, context=["adapter:ddp", "sync:on", "wrapper:called"])
+
+
+def test_clipping_on_a_single_process_is_of_no_other_rank():
+    differs = finding("clip-differs", (0,), kind="elements")
+    said = answer(differs, ran=("norm-misreported",), world_size=1, context=["adapter:single"])
+    assert said.cause == "clipping-wrong"
+    assert said.among == ()

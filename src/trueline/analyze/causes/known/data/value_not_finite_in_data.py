@@ -18,5 +18,6 @@ CAUSE = Cause(
         "who:some": "mostly",
     },
     needs=("worker-nonfinite", "overflow-origin"),
+    excludes=("replica-drift/one",),
     settles="Check torch.isfinite of that rank's batch at this step, before the model.",
 )

@@ -19,6 +19,12 @@ CAUSE = Cause(
         "precision:float16": "always",
     },
     needs=("worker-nonfinite", "overflow-origin"),
-    excludes=("overflow-origin/given", "overflow-origin/param", "overflow-origin/turned", "precision:other"),
+    excludes=(
+        "overflow-origin/given",
+        "overflow-origin/param",
+        "overflow-origin/turned",
+        "precision:other",
+        "replica-drift/one",
+    ),
     settles="Compute the call that is named in float32 or bfloat16.",
 )

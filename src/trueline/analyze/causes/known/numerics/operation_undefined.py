@@ -18,6 +18,12 @@ CAUSE = Cause(
         "precision:other": "mostly",
     },
     needs=("worker-nonfinite", "overflow-origin"),
-    excludes=("overflow-origin/given", "overflow-origin/param", "overflow-origin/turned"),
+    excludes=(
+        "overflow-origin/given",
+        "overflow-origin/param",
+        "overflow-origin/turned",
+        "replica-drift/one",
+        "range-saturation",
+    ),
     settles="Print the extremes of the inputs of the call that is named; clamp them, or add an epsilon.",
 )

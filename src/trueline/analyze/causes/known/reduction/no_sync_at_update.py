@@ -19,7 +19,7 @@ CAUSE = Cause(
     shows={
         "gradient-not-reduced": "always",
         "replica-drift": "mostly",
-        "sync:off": "mostly",
+        "sync:off": "always",
         "wrapper:called": "always",
         "adapter:ddp": "always",
     },

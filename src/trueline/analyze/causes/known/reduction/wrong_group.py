@@ -1,10 +1,10 @@
 """Gradients are reduced over another set of ranks than those that train together.
 
-A process group or mesh that ends at the node, pairs instead of all, or leaves one rank out.
+A process group that ends at the node, pairs instead of all, or leaves one rank out.
 
 What looks like it
 ------------------
-A wrong result on one rank (`collective-corrupted`).
+A wrong result on one rank (`collective-corrupted`); under FSDP2, a mesh (`mesh-leaves-ranks-out`).
 
 Known cases
 -----------
@@ -15,12 +15,12 @@ from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
     shows={
-        "reduction-mismatch": "mostly",
+        "reduction-mismatch": "always",
         "reduction-mismatch/not-the-mean|other": "always",
         "who:all": "mostly",
         "steps:many": "always",
         "replica-drift": "mostly",
-        "reduction:open": "often",
+        "replica-drift/later": "always",
     },
     settles="Print dist.get_process_group_ranks(group) of the group that reduces, on every rank.",
 )

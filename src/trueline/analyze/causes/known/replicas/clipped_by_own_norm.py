@@ -14,6 +14,7 @@ CAUSE = Cause(
         "clip-differs/ranks": "mostly",
     },
     needs=("reduction-mismatch",),
+    excludes=("adapter:single",),
     settles="Compute the norm after the reduction (under FSDP with the model's own clip_grad_norm_ or "
     "torch.nn.utils on DTensors).",
 )

@@ -22,5 +22,6 @@ CAUSE = Cause(
         "clip-differs/ranks": "mostly",
     },
     needs=("reduction-mismatch",),
+    excludes=("adapter:single",),
     settles="Print max_norm and the norm that clip_grad_norm_ returns on every rank.",
 )
