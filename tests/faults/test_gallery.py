@@ -10,7 +10,7 @@ import pytest
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
-from trueline.testing.gallery import Score, Stage, cause_found, judge, localises, summary, upper_bound
+from trueline.testing.gallery import Score, Stage, answer_on, cause_found, judge, localises, summary, upper_bound
 from trueline.testing.independence import independent_fault, placed
 from trueline.testing.witness import replicas_differ
 
@@ -76,7 +76,7 @@ def test_fault_is_real_and_found_at_its_place(fault, watched):
     assert score.unexpected == (), score.claims
     assert score.localised, score.claims
     open_ones = {"abstained"} if fault.id.startswith(LEFT_OPEN) else set()
-    assert cause_found(fault, faulty.diagnosis)[1] in {"named"} | open_ones
+    assert cause_found(fault, answer_on(fault, faulty.diagnosis)) in {"named"} | open_ones
 
 
 @pytest.mark.parametrize("fault", TRAINED, ids=lambda fault: fault.id)

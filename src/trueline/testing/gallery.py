@@ -17,6 +17,7 @@ from trueline.testing.true_causes import true_causes
 
 if TYPE_CHECKING:
     from trueline.analyze.causes.diagnosis import Diagnosis
+    from trueline.analyze.causes.verdicts import Verdict
 
 TIMEOUT_S = 120.0
 """For one run; the slowest, which compiles, takes tens of seconds on a cold cache."""
@@ -34,7 +35,7 @@ class Score:
     not, ``unexpected`` those that are neither asked for nor a true consequence. ``delay_steps`` counts from the
     trigger to where the evidence of the Finding starts. ``alarms`` are the claims made of the healthy run.
     ``cause`` is the first that is named of the incident of the first of ``must_find``, and ``cause_found`` whether that
-    is right, left open (undecided among several, or unknown), or wrong.
+    is right, left open (undecided among several, or unknown), or wrong; ``probability`` is what it is given.
     ``failures`` are the runs that did not finish, by variant, with what every rank said.
     """
 
@@ -51,6 +52,7 @@ class Score:
     claims: tuple[str, ...] = ()
     cause: str = ""
     cause_found: CauseFound = "none"
+    probability: float = 0.0
     alarms: tuple[str, ...] = ()
     failures: Mapping[Variant, str] = field(default_factory=dict)
 
@@ -91,8 +93,8 @@ class Stage:
         if isinstance(entry, Control):
             return Score(entry.id, entry.name, "control", entry.world_size, alarms=alarms, failures=failures)
         found = self._findings(entry, "faulty", failures)
-        cause, named = self._cause(entry) if "faulty" not in failures else ("", "none")
-        return replace(judge(entry, found, alarms, failures), cause=cause, cause_found=named)
+        judged = judge(entry, found, alarms, failures)
+        return judged if "faulty" in failures else self._with_cause(entry, judged)
 
     def run(self, entry: Entry, variant: Variant) -> list[Finding]:
         """The Findings on one run of ``entry``, ``info`` ones included: of ``trueline.check``, or of
@@ -104,13 +106,17 @@ class Stage:
         reference = self.folder / entry.id / "reference"
         return findings_on(out, reference if reference.exists() else self._train(entry, "reference"))
 
-    def _cause(self, fault: Fault) -> tuple[str, CauseFound]:
-        """The cause that is named for the planted run of ``fault``, and whether it is right."""
+    def _with_cause(self, fault: Fault, score: Score) -> Score:
+        """``score`` with the cause that is named for the planted run of ``fault``, and whether it is right."""
         import trueline
 
         reference = self.folder / fault.id / "reference" if fault.reference is not None else None
-        diagnosis = trueline.diagnose(self.folder / fault.id / "faulty", ref=reference)
-        return cause_found(fault, diagnosis)
+        answer = answer_on(fault, trueline.diagnose(self.folder / fault.id / "faulty", ref=reference))
+        if answer is None:
+            return score
+        return replace(
+            score, cause=answer.cause, cause_found=cause_found(fault, answer), probability=answer.probability
+        )
 
     def _train(self, entry: Entry, variant: Variant) -> Path:
         out = self.folder / entry.id / variant
@@ -182,16 +188,22 @@ def judge(
     )
 
 
-def cause_found(fault: Fault, diagnosis: Diagnosis) -> tuple[str, CauseFound]:
-    """The first cause of the incident that has a finding of the first of ``must_find``, and whether it is right."""
+def answer_on(fault: Fault, diagnosis: Diagnosis) -> Verdict | None:
+    """The first cause of the incident that has a finding of the first of ``must_find``; None where there is none."""
     report, wanted = diagnosis.report, fault.must_find[0].split("|")
     for place, incident in enumerate(report.incidents):
         if any(report.findings[each].code in wanted for each in incident.findings):
-            answer = diagnosis.of(place)[0]
-            if answer.standing not in ("suspected", "supported"):
-                return answer.cause, "abstained"
-            return answer.cause, "named" if answer.cause in true_causes(fault.id) else "wrong"
-    return "", "none"
+            return diagnosis.of(place)[0]
+    return None
+
+
+def cause_found(fault: Fault, answer: Verdict | None) -> CauseFound:
+    """Whether ``answer`` names the cause of ``fault``."""
+    if answer is None:
+        return "none"
+    if answer.standing not in ("suspected", "supported"):
+        return "abstained"
+    return "named" if answer.cause in true_causes(fault.id) else "wrong"
 
 
 def localises(fault: Fault, finding: Finding) -> bool:
