@@ -129,7 +129,8 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
     if cut is not None:
         findings = findings if cut[0].step == at else []
         first = (cut[0], cut[1].row)
-        return [*findings, _gradients_cut(*cut)], first, _begin_of(*first, found_at=cut[1].after.place)
+        place = Structure(cut[0]).place_of(cut[1].row)
+        return [*findings, _gradients_cut(*cut)], first, _begin_of(*first, found_at=place)
     if others:
         finding = _FINDING_OF[_origin(others[0][1])](others)
         # Parts of a merged weight are parameters too, and their call is given the whole.

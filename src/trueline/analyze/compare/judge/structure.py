@@ -82,6 +82,12 @@ class Structure:
         difference = GraphDifference(found[0], found[1])
         return (difference, self._row(difference)) if any(found) else None
 
+    def place_of(self, row: Compared) -> float:
+        """The place of ``row`` in the order of execution; of a value that only the side has that does not give the
+        order, that of the next one of its side that has a place there.
+        """
+        return self._place_of[row.mine is None][value_of(row).index]
+
     def _is_reached_by(self, row: Compared, reach: Reach) -> bool:
         return row.place in self._reached and self._reached[row.place].difference is reach.difference
 

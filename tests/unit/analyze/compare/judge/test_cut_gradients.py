@@ -10,14 +10,18 @@ from tests.unit.analyze.compare.judge.test_structure import API, array, called, 
 from tests.unit.made_steps import Making
 
 
-def trained(*, detached: bool = False, gradient: Any = None, of_y: int | None = 4) -> Making:
-    """t = y + x of y = linear(x, w); ``gradient`` is that of w, None where none arrives, ``of_y`` the seed of y's."""
+def trained(
+    *, detached: bool = False, gradient: Any = None, of_y: int | None = 4, of_mean: type = np.float32
+) -> Making:
+    """t = y + x of y = linear(x, w), and its mean in the dtype ``of_mean``; ``gradient`` is that of w, None where none
+    arrives, ``of_y`` the seed of y's.
+    """
     making = Making()
     x, w, y = array(0), array(1, 6, 6), array(2)
     called(making, "linear", x, w, out=y)
     branch = called(making, "detach", y, out=y.copy()) if detached else y
     t = called(making, "add", branch, x, out=branch + x)
-    called(making, "mean", t, out=np.float32(t.mean()).reshape(1))
+    called(making, "mean", t, out=of_mean(t.mean()).reshape(1))
     making.put("bwd", "m.sub.add", "out0", array(3), api=f"{API}add")
     making.put("bwd", "m.sub.add", "in0", array(4), api=f"{API}add")
     if gradient is not None and of_y is not None:
@@ -34,6 +38,15 @@ def test_the_call_at_which_gradients_end_is_named() -> None:
     assert (finding.code, finding.severity) == ("structure-differs", "error")
     assert "only in RUN: `detach` in `m.sub`. 1 parameter has a gradient only in REF: m.sub.weight." in finding.claim
     assert site == "0.0/r0/fwd/m.sub.detach#0:out0"
+
+
+@pytest.mark.parametrize("of_run", [True, False])
+def test_a_later_change_of_precision_does_not_lead(of_run: bool) -> None:
+    pair = [trained(detached=True, of_mean=np.float16), trained(gradient=array(5, 6, 6))]
+    if not of_run:
+        pair = [trained(gradient=array(5, 6, 6), of_mean=np.float16), trained(detached=True)]
+    finding, site = told(*pair)
+    assert (finding.code, site) == ("structure-differs", "0.0/r0/fwd/m.sub.detach#0:out0")
 
 
 def test_without_such_a_call_the_parameters_are_named() -> None:
