@@ -46,7 +46,50 @@ def smallest_cover(entries: Sequence[Entry]) -> list[Entry]:
     return chosen
 
 
-TRAINED = smallest_cover(FAULTS)
+MISSED = frozenset(
+    {
+        "A1",
+        "A1.clipped",
+        "A1.left-over",
+        "A1.rows",
+        "A1.sum",
+        "G1",
+        "G1.head",
+        "G1.multiplied",
+        "G1.never-unscaled",
+        "G1.unscaled-twice",
+        "H1",
+        "H1.never",
+        "H1.overwritten",
+        "H1.seldom",
+        "I1.blank",
+        "I1.broadcast",
+        "I1.first",
+        "I1.ids",
+        "I1.overlap",
+        "I1.raw",
+        "I1.shifted",
+        "I1.stuck",
+        "K1",
+        "K1.cleared",
+        "K1.count",
+        "K1.decay",
+        "K1.older",
+        "K1.replaced",
+        "K1.unfrozen",
+        "K1.untied",
+        "Q1.averaged",
+        "Q1.gradient-noise",
+        "V1",
+        "V1.again",
+        "V1.by-node",
+        "V1.early",
+        "V1.elsewhere",
+        "V1.from-first",
+    }
+)
+"""Not found, not at their place, or with another cause, in benchmarks/gallery/first_try.md and since."""
+TRAINED = smallest_cover([fault for fault in FAULTS if fault.id not in MISSED])
 LEFT_ALONE = smallest_cover(
     [control for control in CONTROLS if ".long-" not in control.id and control.id.partition(".")[2] not in ELSEWHERE]
 )
