@@ -1,6 +1,6 @@
 """Every fault of the gallery, its healthy twin, and every healthy control: trained, judged and scored.
 
-    python -m benchmarks.gallery [--only D1,R3.fsdp,healthy]
+    python -m benchmarks.gallery [--only D1,R3.fsdp,healthy] [--runs DIR]
 
 The tests train the smallest choice that has each family, check and adapter; this trains all of them, which takes some
 ten minutes on two cores.
@@ -10,29 +10,45 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.gallery.less import OUTCOMES, without_causes, without_checks
+from benchmarks.gallery.statistics import brier_score, confusion, reliability, risk
 from benchmarks.page import arguments, head, records, table, write
 
 import trueline
-from trueline.analyze.causes.library import known_causes
-from trueline.analyze.causes.verdicts import verdicts_of
+from trueline.analyze.check_run import CheckReport
 from trueline.testing.entry import all_entries, chosen_entries
 from trueline.testing.gallery import Score, run_gallery, summary, upper_bound
-from trueline.testing.true_causes import true_causes
+from trueline.testing.independence import independent_fault
+
+BINS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99, 1.0)
+THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
 
 
 def main() -> int:
     """Rewrite README.md where all were trained; exit code 1 where one was judged wrong."""
     parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="ids with commas between; README.md is left alone then")
-    only = [name for name in parser.parse_args().only.split(",") if name]
+    parser.add_argument("--runs", type=Path, help="keep the Runs there, and judge those that are there as they are")
+    arguments_given = parser.parse_args()
+    only = [name for name in arguments_given.only.split(",") if name]
     title = head("The gallery, whole", command=" ".join(["python -m benchmarks.gallery", *sys.argv[1:]]))
-    with tempfile.TemporaryDirectory(prefix="trueline-gallery-") as folder:
-        scores = run_gallery(chosen_entries(only), Path(folder), heard=_say)
-        unnamed = _without_its_cause([score for score in scores if score.cause_found == "named"], Path(folder))
-    parts = (title, _told(scores), _causes(scores, unnamed), _wrong(scores), _table(scores))
+    with tempfile.TemporaryDirectory(prefix="trueline-gallery-") as temporary:
+        folder = arguments_given.runs or Path(temporary)
+        scores = run_gallery(chosen_entries(only), folder, again=False, heard=_say)
+        reports = _reports(scores, folder)
+    parts = (
+        title,
+        _told(scores),
+        _causes(scores),
+        *_reliance(scores),
+        *_robustness(scores, reports),
+        _wrong(scores),
+        _table(scores),
+    )
     if only:
         print("\n\n".join(parts))
     else:
@@ -70,26 +86,20 @@ def _told(scores: Sequence[Score]) -> str:
     return records(rows)
 
 
-def _without_its_cause(scores: Sequence[Score], folder: Path) -> list[str]:
-    """Ids of the faults for which another cause is claimed when the true one is not among those that are known: what a
-    fault nobody thought of would meet.
-    """
-    claimed = []
+def _reports(scores: Sequence[Score], folder: Path) -> dict[str, CheckReport]:
+    """What is found in each planted run with findings, by the id of the fault."""
+    found = {}
     for score in scores:
-        reference = folder / score.id / "reference"
-        report = trueline.check(folder / score.id / "faulty", ref=reference if reference.exists() else None)
-        others = [cause for cause in known_causes() if cause.slug not in true_causes(score.id)]
-        place = next(verdict.incident for verdict in report.causes if verdict.cause == score.cause)
-        answer = next(verdict for verdict in verdicts_of(report, others) if verdict.incident == place)
-        if answer.standing in ("suspected", "supported"):
-            claimed.append(score.id)
-    return claimed
+        if score.cause:
+            reference = folder / score.id / "reference"
+            found[score.id] = trueline.check(
+                folder / score.id / "faulty", ref=reference if reference.exists() else None
+            )
+    return found
 
 
-def _causes(scores: Sequence[Score], unnamed: Sequence[str]) -> str:
-    """For how many faults `diagnose` names the cause, how many families could have a wrong one, and what it says where
-    the true cause is not known to it.
-    """
+def _causes(scores: Sequence[Score]) -> str:
+    """For how many faults `diagnose` names the cause, and how many could have a wrong one."""
     total = summary(scores)
     if not total["faults"]:
         return ""
@@ -98,11 +108,90 @@ def _causes(scores: Sequence[Score], unnamed: Sequence[str]) -> str:
         f"one the worst counts. `trueline diagnose` names the cause of {total['cause_named']:.1%} of the "
         f"independent ones, leaves {total['abstained']:.1%} open, and is wrong for {total['wrong_cause']:.1%}; "
         f"at most {total['wrong_cause_bound_95']:.1%} of such faults get a wrong cause, "
-        "with 95 % confidence, and that of faults such as the causes were written for. With the true cause taken out "
-        f"of those that are known, another is claimed for {len(unnamed)} of the "
-        f"{sum(score.cause_found == 'named' for score in scores)} that were named"
-        + (f": {', '.join(unnamed)}." if unnamed else ".")
+        "with 95 % confidence, and that of faults such as the causes were written for."
     )
+
+
+def _reliance(scores: Sequence[Score]) -> list[str]:
+    """Which cause is named for which, how right the probabilities are, and what answering more often would risk."""
+    bins = reliability(scores, BINS)
+    if not bins:
+        return []
+    planted = sum(score.kind == "fault" for score in scores)
+    independent = summary(scores)["faults"]
+    risks = [risk(scores, threshold) for threshold in THRESHOLDS]
+    return [
+        "## Which cause is named\n\nPlanted runs by their true cause; a cause that a row lacks was never named for it.",
+        _matrix(confusion(scores)),
+        "## How right the probabilities are\n\nOf the first cause of each planted run that has one, whether claimed or "
+        f"left undecided. Brier score: {brier_score(scores):.3f}. The probabilities follow from what the files of the "
+        "causes assert; nothing was fitted.",
+        records(
+            {
+                "probability of the first": f"{each.low} to {each.high}",
+                "planted runs": each.runs,
+                "mean probability": f"{each.mean:.3f}",
+                "share that is right": f"{each.right:.3f}",
+            }
+            for each in bins
+        ),
+        "## What answering more often would risk\n\nNaming the first cause whenever its probability is at least the "
+        "threshold, even where it is nearly as likely as another. A fault is wrong if one of its variants is.",
+        records(
+            {
+                "threshold": each.threshold,
+                "planted runs answered": f"{each.runs} of {planted} ({each.runs / planted:.1%})",
+                "of them wrong": each.wrong_runs,
+                "independent faults answered": f"{each.faults} of {independent}",
+                "of them wrong ": each.wrong_faults,
+                "wrong at most (95 %)": f"{each.bound:.1%}",
+            }
+            for each in risks
+        ),
+    ]
+
+
+def _matrix(counts: Counter[tuple[str, str]]) -> str:
+    """A row for each true cause: named, abstained, no incident, and other causes with how often."""
+    apart = ("abstained", "none")
+    rows = []
+    for true in sorted({true for true, _ in counts}):
+        wrong = [
+            f"{claimed} ({number})"
+            for (each, claimed), number in sorted(counts.items())
+            if each == true and claimed not in (true, *apart)
+        ]
+        cells = (counts[true, claimed] or "" for claimed in (true, *apart))
+        rows.append([true, *cells, ", ".join(wrong)])
+    return table(["true cause", "named", "abstained", "nothing said", "another named"], rows, right=(1, 2, 3))
+
+
+def _robustness(scores: Sequence[Score], reports: Mapping[str, CheckReport]) -> list[str]:
+    """What is said when a family of causes is not known, and when a check that found something had not run."""
+    if not reports:
+        return []
+    apart = {"its own cause is not known": without_causes(reports, of_family=False)}
+    apart["no cause of its family is known"] = without_causes(reports, of_family=True)
+    apart["one check that found something did not run, each in turn"] = without_checks(reports)
+    rows = []
+    for what, found in apart.items():
+        wrong = {id for id, outcome in found if outcome == "wrong"}
+        faults = {independent_fault(id) for id, _ in found}
+        wrong_faults = {independent_fault(id) for id in wrong}
+        rows.append(
+            {
+                "when": what,
+                "cases": len(found),
+                **{name: sum(outcome == name for _, outcome in found) for name in OUTCOMES},
+                "independent faults with another cause claimed": f"{len(wrong_faults)} of {len(faults)}",
+                "which": ", ".join(sorted(wrong)),
+            }
+        )
+    return [
+        "## What is said with less to go by\n\n`wrong`: another cause is claimed; `none`: nothing is found any more. "
+        "A fault that nobody thought of meets what the first two rows do. What is wrong here ought to be abstained.",
+        records(rows),
+    ]
 
 
 def _wrong(scores: Sequence[Score]) -> str:

@@ -1,8 +1,12 @@
 """What the page of the gallery counts, against numbers computed by hand."""
 
 import pytest
+from benchmarks.gallery.less import without_causes, without_checks
 from benchmarks.gallery.statistics import Bin, brier_score, confusion, reliability, risk
 
+from trueline.analyze.check_run import CheckReport
+from trueline.schema.finding import Finding
+from trueline.schema.judged import Asked, Judged
 from trueline.testing.gallery import Score
 
 
@@ -50,3 +54,12 @@ def test_risk_counts_independent_faults_and_bounds_the_wrong_ones():
     assert (surest.runs, surest.wrong_runs, surest.faults, surest.wrong_faults) == (2, 0, 1, 0)
     assert surest.bound == pytest.approx(0.95)  # (1 - p)^1 = 0.05
     assert risk(SCORES, 1.1).bound == 1.0
+
+
+def test_less_to_go_by_is_less_to_find_and_less_to_know():
+    scaled = Finding("worker-scale", "error", "scaled", (2,), 32, 92, evidence={"kind": ["loss-too"]})
+    longer = Finding("worker-grad-norm-outlier", "warning", "longer", (2,), 32, 92)
+    asked = Asked("workers", (scaled.code, longer.code))
+    report = CheckReport("run", (scaled, longer), Judged((asked,), (0, 1, 2, 3), 4, 100, (0, 99)))
+    assert dict(without_causes({"S1": report}, of_family=False)) != {"S1": "named"}
+    assert [outcome for _, outcome in without_checks({"S1": report})] == ["named", "abstained"]

@@ -72,11 +72,13 @@ class Score:
 class Stage:
     """A folder for the Runs, and one pool of ranks of one size at a time.
 
-    ``explicit`` False drops the loops' own calls to the watch, as under ``trueline run``.
+    ``explicit`` False drops the loops' own calls to the watch, as under ``trueline run``. ``again`` False judges the
+    Runs that ``folder`` holds already as they are.
     """
 
     folder: Path
     explicit: bool = True
+    again: bool = True
     _pool: Ranks | None = field(default=None, init=False)
 
     def __enter__(self) -> Stage:
@@ -120,6 +122,8 @@ class Stage:
 
     def _train(self, entry: Entry, variant: Variant) -> Path:
         out = self.folder / entry.id / variant
+        if not self.again and out.exists():
+            return out
         self._pool_of(num_ranks(entry, variant)).run(train_on_rank, entry.id, variant, str(out), self.explicit)
         return out
 
@@ -151,10 +155,14 @@ def findings_on(run: Path, reference: Path | None = None) -> list[Finding]:
     return list(trueline.compare(run, reference).findings)
 
 
-def run_gallery(entries: Sequence[Entry], folder: Path, *, explicit: bool = True, heard: Listener) -> list[Score]:
-    """The scores of ``entries`` in their order; ``heard`` is called with each as it comes. Runs stay in ``folder``."""
+def run_gallery(
+    entries: Sequence[Entry], folder: Path, *, explicit: bool = True, again: bool = True, heard: Listener
+) -> list[Score]:
+    """The scores of ``entries`` in their order; ``heard`` is called with each as it comes. Runs stay in ``folder``;
+    those that it holds are trained ``again`` unless that is False.
+    """
     scores: dict[str, Score] = {}
-    with Stage(folder, explicit) as stage:
+    with Stage(folder, explicit, again) as stage:
         # One world size after the other, so that a pool is started once for each.
         for entry in sorted(entries, key=lambda entry: entry.world_size):
             scores[entry.id] = stage.score(entry)
