@@ -1,4 +1,4 @@
-"""Faults and healthy pairs on twenty-two architectures: what `trueline compare` says of each, compared with the truth.
+"""Faults and healthy pairs on 23 architectures: what `trueline compare` says of each, compared with the truth.
 
     python -m benchmarks.compare.corpus [--only GLOB] [--split dev|held|all] [--depth stats|fingerprint|tensor]
         [--plan modules|mix] [--dtype fp32|bf16|autocast] [--compiled [BACKEND]] [--faults | --healthy]
