@@ -126,13 +126,17 @@ def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Dist
         return Distance(True, 0.0, "statistics", certain_rel=0.0)
     estimate, certain = _estimates(mine, theirs, rows=max(rows, 1))
     projected = _projected(mine, theirs) if estimate is not None else None
-    if estimate is not None and projected is not None:
-        estimate = max(estimate, projected.rel)
+    farthest = math.inf
+    if estimate is not None:
+        # Estimates may be off by several times; two vectors are no farther apart than both are long.
+        if theirs.norm and not _has_masks(mine) and not _has_masks(theirs):
+            farthest = (mine.norm + theirs.norm) / theirs.norm
+        estimate = min(max(estimate, 0.0 if projected is None else projected.rel), farthest)
     return Distance(
         False if same_dtype else None,
         estimate,
         "statistics",
-        most_rel=None if projected is None or estimate is None else max(estimate, projected.most),
+        most_rel=None if projected is None or estimate is None else min(max(estimate, projected.most), farthest),
         reordered=projected is not None and _is_reordered(mine, theirs, projected.rel),
         certain_rel=0.0 if mine.finite < mine.numel or theirs.finite < theirs.numel else certain,
         nonfinite_differ=nonfinite_differ,

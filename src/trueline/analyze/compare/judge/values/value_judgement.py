@@ -345,7 +345,7 @@ class Divergence:
         if value.stats is not None and twin.stats is not None and value.stats.numel != twin.stats.numel:
             note = f"shapes {list(value.shape)} and {list(twin.shape)} cannot be compared"
             return _Outcome("not-comparable", None, expectation, note)
-        distance = self._measure(value, twin)
+        distance = self._measure(*self._sides(value, twin))
         if distance.rel is None and distance.equal is None:
             note = value.note or twin.note or "nothing that both sides recorded can be compared"
             return _Outcome("not-comparable", distance, expectation, note)
@@ -401,12 +401,15 @@ class Divergence:
             limit *= MOVED
         if self._tolerance is None or expectation.tainted:
             return expectation, limit
-        mine, theirs = (value, twin) if self._run_is_guide else (twin, value)
-        floor = floor_of(self._tolerance, mine, theirs, how=distance.how)
+        floor = floor_of(self._tolerance, *self._sides(value, twin), how=distance.how)
         if floor is None:
             return expectation, limit
         spread = self._tolerance.spread
         return replace(expectation, rel=floor), max(limit, 2 * (spread or 0.0))
+
+    def _sides(self, value: Value, twin: Value) -> tuple[Value, Value]:
+        """A value of the guide and its twin as those of the run and of the reference."""
+        return (value, twin) if self._run_is_guide else (twin, value)
 
     def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
         if expectation.tainted and distance.how != "tensor":

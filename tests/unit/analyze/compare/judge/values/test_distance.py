@@ -263,6 +263,14 @@ def test_values_in_another_order_are_told_by_their_projections_alone() -> None:
     assert (found.equal, found.rel, found.reordered) == (False, 0.0, False)
 
 
+def test_no_distance_is_larger_than_both_norms_together() -> None:
+    pairs = [(normal((64,)).float() * 50, normal((64,)).float()) for _ in range(200)]
+    found = [stats_distance(measured(x), measured(y), rows=1) for x, y in pairs]
+    farthest = [(x.norm().item() + y.norm().item()) / y.norm().item() for x, y in pairs]
+    assert all((each.most_rel or 0.0) <= most * (1 + 1e-6) for each, most in zip(found, farthest, strict=True))
+    assert any((each.rel or 0.0) == pytest.approx(most) for each, most in zip(found, farthest, strict=True))
+
+
 def test_a_few_numbers_that_are_rounded_the_other_way_and_cancel_are_within_the_upper_bound() -> None:
     x = torch.ones(1024, dtype=torch.bfloat16)
     ones = [x.clone() for _ in range(64)]

@@ -55,6 +55,15 @@ def test_a_number_that_is_finite_on_one_side_only_is_beyond() -> None:
     assert (row.judgement, row.times) == ("beyond", None)
 
 
+@pytest.mark.parametrize("has_more", ["run", "ref"])
+def test_distances_are_relative_to_the_reference_whichever_side_has_more(has_more: str) -> None:
+    sides = {"run": chain("run", {"y": 1.0}), "ref": chain("ref")}
+    sides[has_more].call("m.sub.tanh", "torch.tanh", (np.ones(3, np.float32),), np.tanh(np.ones(3, np.float32)))
+    row = judged(sides["run"].done, sides["ref"].done, measure=by_statistics)["fwd/linear:out0"]
+    assert row.distance is not None
+    assert row.distance.rel == pytest.approx(1.0)  # of the reference's norm; half of the run's
+
+
 def test_parameters_after_an_update_are_taken_as_it_left_them() -> None:
     row = rows_of({"w": 1e-3}, moved=1e-3)["param/weight:param"]
     assert (row.judgement, row.note) == ("within", "left by the updates before this step")
