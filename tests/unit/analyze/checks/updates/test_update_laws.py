@@ -230,7 +230,7 @@ def test_an_optimizer_with_a_rule_of_its_own_cannot_be_judged(tmp_path):
     assert report.findings == ()
     reasons = {entry.check: entry for entry in report.checks_not_run}
     assert reasons["update-magnitude"].reason == "undecidable"
-    assert "how tests.unit.analyze.checks.test_update_laws.Own updates is not known" in reasons["update-magnitude"].why
+    assert f"how {__name__}.Own updates is not known" in reasons["update-magnitude"].why
 
 
 class Lookahead(torch.optim.Optimizer):
