@@ -17,7 +17,7 @@ from torch import nn
 
 import trueline
 from trueline.capture.probes.around_update import sampling
-from trueline.capture.step.probing import Probing as Probing
+from trueline.capture.step.probing import Probing
 from trueline.capture.step.working_parts import WorkingParts
 
 TENSORS, WIDTH, CLASSES = 150, 361, 32

@@ -94,9 +94,17 @@ class Stage:
         alarms = tuple(f"{finding.code}: {finding.claim}" for finding in healthy)
         if isinstance(entry, Control):
             return Score(entry.id, entry.name, "control", entry.world_size, alarms=alarms, failures=failures)
-        found = self._findings(entry, "faulty", failures)
-        judged = judge(entry, found, alarms, failures)
-        return judged if "faulty" in failures else self._with_cause(entry, judged)
+        try:
+            found, diagnosis = self._diagnosed(entry)
+        except TruelineError as error:
+            return judge(entry, [], alarms, failures | {"faulty": str(error)})
+        judged = judge(entry, [each for each in found if each.severity != "info"], alarms, failures)
+        answer = answer_on(entry, diagnosis)
+        if answer is None:
+            return judged
+        return replace(
+            judged, cause=answer.cause, cause_found=cause_found(entry, answer), probability=answer.probability
+        )
 
     def run(self, entry: Entry, variant: Variant) -> list[Finding]:
         """The Findings on one run of ``entry``, ``info`` ones included: of ``trueline.check``, or of
@@ -108,17 +116,18 @@ class Stage:
         reference = self.folder / entry.id / "reference"
         return findings_on(out, reference if reference.exists() else self._train(entry, "reference"))
 
-    def _with_cause(self, fault: Fault, score: Score) -> Score:
-        """``score`` with the cause that is named for the planted run of ``fault``, and whether it is right."""
+    def _diagnosed(self, fault: Fault) -> tuple[Sequence[Finding], Diagnosis]:
+        """The Findings on the planted run of ``fault``, as of ``run``, and the diagnosis of it, which has those of
+        ``trueline.check``.
+        """
         import trueline
 
-        reference = self.folder / fault.id / "reference" if fault.reference is not None else None
-        answer = answer_on(fault, trueline.diagnose(self.folder / fault.id / "faulty", ref=reference))
-        if answer is None:
-            return score
-        return replace(
-            score, cause=answer.cause, cause_found=cause_found(fault, answer), probability=answer.probability
-        )
+        if fault.reference is None:
+            diagnosis = trueline.diagnose(self._train(fault, "faulty"))
+            return diagnosis.report.findings, diagnosis
+        found = self.run(fault, "faulty")
+        folder = self.folder / fault.id
+        return found, trueline.diagnose(folder / "faulty", ref=folder / "reference")
 
     def _train(self, entry: Entry, variant: Variant) -> Path:
         out = self.folder / entry.id / variant

@@ -25,6 +25,13 @@ _SUM = 2
 """Of torch's reductions (``at::Reduction``), that which divides by nothing."""
 
 
+def roots_of(tensors: Any) -> list[Tensor]:
+    """Of what ``torch.autograd.backward`` was called with, floating-point tensors that have a graph and elements."""
+    several = tensors if isinstance(tensors, Sequence) else (tensors,)
+    found = [each for each in several if isinstance(each, Tensor) and each.grad_fn is not None]
+    return [each for each in found if each.is_floating_point() and each.numel() > 0]
+
+
 def losses_in(tensors: Any, gradients: Any) -> list[Tensor]:
     """The scalars among what ``torch.autograd.backward`` was called with, times the gradients that were passed."""
     several = tensors if isinstance(tensors, Sequence) else (tensors,)

@@ -6,7 +6,7 @@ Letters: B rows, T positions, D model width, V classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.losses import cross_entropy
+from trueline.capture.probes.losses import cross_entropy, descent
 from trueline.schema.influence import NUM_FIELDS
 
 RECORDED, COMPILED, SHARDED, NO_LOGITS, NO_TARGETS, NOT_NEXT, OWN_BACKWARD, NOT_FINITE = range(1, 9)
@@ -120,7 +120,7 @@ class InfluenceProbe:
         if not self._due or self._row is not None or in_backward():
             return
         with self._guard(self.name):
-            roots = [each for each in (tensors if isinstance(tensors, Sequence) else (tensors,)) if _trains(each)]
+            roots = descent.roots_of(tensors)
             try:
                 self._row = self._looked(roots) if roots else None
             finally:
@@ -144,10 +144,6 @@ class InfluenceProbe:
 
 def _row(doubt: int) -> list[float]:
     return [float(doubt), *[math.nan] * (NUM_FIELDS - 1)]
-
-
-def _trains(root: Any) -> bool:
-    return isinstance(root, Tensor) and root.grad_fn is not None
 
 
 def _doubt_of(module: nn.Module) -> int:

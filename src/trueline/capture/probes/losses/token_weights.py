@@ -15,7 +15,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import local
 from trueline.capture.probes.around_update.sampling import NowAndThen
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.losses import cross_entropy, loss_scaling
+from trueline.capture.probes.losses import cross_entropy, descent, loss_scaling
 from trueline.capture.step.passes import Contributions, Pass
 from trueline.schema.token_weights import NUM_FIELDS
 
@@ -108,7 +108,7 @@ class TokenWeightProbe:
         if not self._due or one is None:
             return
         with self._guard(self.name), torch.no_grad():
-            roots = [each for each in (tensors if isinstance(tensors, Sequence) else (tensors,)) if _trains(each)]
+            roots = descent.roots_of(tensors)
             if roots:
                 self._reading = True
                 self._read(one, roots, loss_scaling.scale_of(scaler))
@@ -142,10 +142,6 @@ class TokenWeightProbe:
         self._reading = False
         with self._guard(self.name), torch.no_grad():
             self._left = _few_gradients(self._params)
-
-
-def _trains(root: Any) -> bool:
-    return isinstance(root, Tensor) and root.is_floating_point() and root.grad_fn is not None and root.numel() > 0
 
 
 def _at(like: Tensor, place: int) -> Tensor:
