@@ -63,9 +63,18 @@ class Recorded:
 
 
 def train(
-    workload: Workload, *, workers: int, seed: int, steps: int, fault: Fault = NOTHING, start: int = 0
+    workload: Workload,
+    *,
+    workers: int,
+    seed: int,
+    steps: int,
+    fault: Fault = NOTHING,
+    start: int = 0,
+    seen: Callable[[Mapping[str, Tensor]], None] | None = None,
 ) -> Recorded:
-    """Train ``steps`` steps from ``seed``; the fault acts from step ``start`` on."""
+    """Train ``steps`` steps from ``seed``; the fault acts from step ``start`` on. ``seen`` gets the gradients of all
+    workers, name -> [N, ...], of each step.
+    """
     rows = workload.rows(seed)
     draw = torch.Generator().manual_seed(1_000_003 * (seed + 1))
     weights = {name: value.requires_grad_() for name, value in workload.model.weights(seed).items()}
@@ -78,6 +87,8 @@ def train(
         index_NB, repeated_N = next(batches)
         found, grads = worker_gradients(workload, weights, batch_of(rows, index_NB, acting, draw), acting, drop)
         acting.gradient(grads, draw)
+        if seen is not None:
+            seen(grads)
         for group in optimizer.param_groups:
             group["lr"] = workload.rate(step)
         return found | measure(grads) | {"shard_frac": repeated_N}, grads.values()

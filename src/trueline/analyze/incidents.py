@@ -10,7 +10,7 @@ from trueline.schema.finding import SEVERITIES, Finding, Severity, by_weight
 
 _OUTLIERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
 _APART = (*_OUTLIERS, "dispersion-high")
-_JUMPS = ("loss-spike", "grad-spike")
+_JUMPS = ("loss-spike", "grad-spike", "grad-vanishes")
 _NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
 _OF_UPDATES = ("update-magnitude", "update-lost", "replica-drift", *_JUMPS, *_APART)
 EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "worker-loss-outlier": ("worker-grad-norm-outlier", "worker-direction-outlier", "dispersion-high", *_JUMPS),
     "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
     "worker-direction-outlier": ("dispersion-high",),
-    "grad-spike": ("loss-spike",),
+    "grad-spike": ("loss-spike", "grad-vanishes"),
+    "grad-vanishes": ("loss-spike",),
     "norm-misreported": ("clip-differs", "reduction-mismatch", *_OF_UPDATES),
     "clip-differs": ("reduction-mismatch", *_OF_UPDATES),
     "grad-accumulates": (*_JUMPS, *_APART),

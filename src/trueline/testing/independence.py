@@ -60,6 +60,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "precision": ("N3", "S3.autocast", "S3.dtype", "S3.flags", "U4"),
     "unstable steps": ("N5",),
+    "layers cut off": ("N6",),
     "wrappers that are bypassed": ("R1", "R1.later", "R7.backward-outside"),
     "reductions left out": (
         "R1.never R1.one-step",

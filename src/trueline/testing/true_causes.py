@@ -65,6 +65,7 @@ _CAUSES: dict[str, str] = {
     "N4.masked-row": "row-masked-throughout",
     "N4.recorded-fsdp": "operation-undefined",
     "N5": "step-unstable",
+    "N6": "layer-cut-off",
     "Q1": "starts-differ",
     "Q1.averaged": "weights-replaced-on-rank",
     "Q1.gradient-noise": "gradient-noise-on-rank",

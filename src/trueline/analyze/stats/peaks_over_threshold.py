@@ -17,10 +17,13 @@ and lighter tails only make the true probability smaller (peaks over a threshold
 A reported step is no part of the history of those after it as long as it is the only one, so that a second spike is
 reported like the first; what recurs is usual.
 
+Of many series the highest score of each step is judged, as one series is: their number then costs nothing, where a
+line for each would have to be as much further up.
+
 What is assumed and not proven is that scores are exchangeable, which a level and a spread that follow training make
 nearly so. ``benchmarks/spikes`` measures what comes of it.
 
-T steps of one series.
+T steps, P series.
 """
 
 from __future__ import annotations
@@ -47,6 +50,9 @@ TAIL = 10
 """Scores that the tail is estimated from, at most; of fewer than three times as many scores, a third. With more, alarms
 where the spread wanders become more frequent than the budget allows; with fewer, only larger jumps are reported."""
 
+TAIL_OF_MANY = 20
+"""The same of the highest of many series, whose tail is lighter, and less disturbed by one whose spread wanders."""
+
 FEWEST = 16
 """Scores before the first step that is judged."""
 
@@ -68,6 +74,9 @@ _GONE = 200
 _NORMAL_MAD = 0.6744897501960817
 """Median magnitude of a standard normal variable, so that spreads are standard deviations where noise is normal."""
 
+HELD_STEPS = 8
+"""Steps for which the level and spread of one of many series are kept, instead of computed for each."""
+
 _CHUNK = 4096
 
 
@@ -77,7 +86,7 @@ class Spike:
 
     ``log_p`` is the natural log of the probability that a healthy step is as far up as ``first``; ``level`` and
     ``value`` are natural logs, of the level before and of the peak; ``score`` is how many spreads ``first`` is above
-    the level. ``back`` says that the series came back after ``last``.
+    the level. ``back`` says that the series came back after ``last``. ``of`` is which of many series it is.
     """
 
     first: int
@@ -88,6 +97,7 @@ class Spike:
     value: float
     score: float
     back: bool
+    of: int = 0
 
     @property
     def ratio(self) -> float:
@@ -103,33 +113,49 @@ def find_spikes(log_T: Floats, *, log_level: float, least: float, starts: Sequen
     a healthy run may jump) is forgotten there.
     """
     found: list[Spike] = []
-    for begin, end in _stretches(len(log_T), starts):
+    for begin, end in stretches(len(log_T), starts):
         at = begin + np.flatnonzero(np.isfinite(log_T[begin:end]))
         if len(at) > STEPS_BEFORE:
             found += _in_stretch(log_T[at], at.astype(np.int64), log_level, least)
     return found
 
 
+def find_spikes_of_many(log_TP: Floats, *, log_level: float, least: float, starts: Sequence[int] = ()) -> list[Spike]:
+    """The jumps of P series that are judged together, as ``find_spikes``; ``log_level`` is that of all. Of several that
+    jump at one step it is the one with the highest score. A jump is over after ``LEVEL_STEPS`` at the latest, and until
+    then no other is looked for.
+    """
+    found: list[Spike] = []
+    for begin, end in stretches(len(log_TP), starts):
+        at = begin + np.flatnonzero(np.isfinite(log_TP[begin:end]).any(axis=1))
+        if len(at) > STEPS_BEFORE and log_TP.shape[1]:
+            part_TP = log_TP[at]
+            scored = scores_of_many(part_TP)
+            found += _reported(part_TP, *scored, at, log_level, least, gone=LEVEL_STEPS, tail=TAIL_OF_MANY)
+    return found
+
+
 def num_judged(log_T: Floats, starts: Sequence[int] = ()) -> int:
     """How many steps ``find_spikes`` would judge."""
-    counts = [int(np.count_nonzero(np.isfinite(log_T[a:b]))) for a, b in _stretches(len(log_T), starts)]
+    counts = [int(np.count_nonzero(np.isfinite(log_T[a:b]))) for a, b in stretches(len(log_T), starts)]
     return sum(max(count - STEPS_BEFORE, 0) for count in counts)
 
 
-def log_probability(score: float, before: Floats) -> float:
-    """Natural log of the probability of a score this large after the scores ``before`` [n], n at least 2.
+def log_probability(score: float, before: Floats, *, tail: int = TAIL) -> float:
+    """Natural log of the probability of a score this large after the scores ``before`` [n], n at least 2, by the
+    ``tail`` largest of them at most.
 
     0 where it is not among the largest, or where the largest are all equal.
     """
     num = len(before)
-    k = tail_size(num)
+    k = tail_size(num, tail)
     ordered = np.partition(before, num - k - 1)
     return log_tail(score, ordered[num - k - 1 :], num)
 
 
-def tail_size(num: int) -> int:
-    """How many of the largest of ``num`` scores the tail is estimated from."""
-    return min(TAIL, max(num // 3, 1))
+def tail_size(num: int, tail: int = TAIL) -> int:
+    """How many of the largest of ``num`` scores the tail is estimated from, ``tail`` at most."""
+    return min(tail, max(num // 3, 1))
 
 
 def log_tail(score: float, largest: Floats, num: int, *, least_mean: float = 0.0) -> float:
@@ -155,45 +181,90 @@ def scores(log_T: Floats) -> tuple[Floats, Floats, Floats]:
     return score_T, level_T, spread_T
 
 
-def _stretches(num_steps: int, starts: Sequence[int]) -> list[tuple[int, int]]:
+def scores_of_many(log_TP: Floats) -> tuple[Floats, Floats, Floats]:
+    """[T, P] scores, levels and spreads, as those of ``scores``, but computed at every ``HELD_STEPS``-th step. Where a
+    series has no value, its last one counts for the level.
+    """
+    last_TP = np.where(np.isfinite(log_TP), np.arange(len(log_TP))[:, None], 0)
+    filled_TP = np.take_along_axis(log_TP, np.maximum.accumulate(last_TP, axis=0), axis=0)
+    level_TP = _held(filled_TP, LEVEL_STEPS, LEVEL_STEPS)
+    residual_TP = filled_TP - level_TP
+    spread_TP = _held(np.abs(residual_TP), LEVEL_STEPS, SPREAD_STEPS, skipped=LEVEL_STEPS) / _NORMAL_MAD
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score_TP = np.where(spread_TP > 0, (log_TP - level_TP) / spread_TP, np.nan)
+    return score_TP, level_TP, spread_TP
+
+
+def _held(values_TP: Floats, fewest: int, width: int, *, skipped: int = 0) -> Floats:
+    """[T, P] median of the up to ``width`` values before each, at every ``HELD_STEPS``-th step and kept until the next;
+    the first ``skipped`` are no values.
+    """
+    out = np.full_like(values_TP, np.nan)
+    for t in range(skipped + fewest, len(values_TP), HELD_STEPS):
+        out[t : t + HELD_STEPS] = np.median(values_TP[max(t - width, skipped) : t], axis=0)
+    return out
+
+
+def stretches(num_steps: int, starts: Sequence[int]) -> list[tuple[int, int]]:
     """Where each past begins, and the step after its last."""
     return list(pairwise([0, *sorted({start for start in starts if 0 < start < num_steps}), num_steps]))
 
 
 def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list[Spike]:
     """The spikes of a series without gaps, whose steps are ``at`` in the one that was given."""
-    score_T, level_T, spread_T = scores(log_T)
+    score_T1, level_T1, spread_T1 = (each[:, None] for each in scores(log_T))
+    return _reported(log_T[:, None], score_T1, level_T1, spread_T1, at, log_level, least, gone=_GONE, tail=TAIL)
+
+
+def _reported(
+    log_TP: Floats,
+    score_TP: Floats,
+    level_TP: Floats,
+    spread_TP: Floats,
+    at: Ints,
+    log_level: float,
+    least: float,
+    *,
+    gone: int,
+    tail: int,
+) -> list[Spike]:
+    """The spikes of the highest score of each step."""
+    score_TP = np.where(np.isfinite(score_TP), score_TP, -np.inf)
+    of_T = np.argmax(score_TP, axis=1)
+    score_T, rise_T = (np.take_along_axis(each, of_T[:, None], axis=1)[:, 0] for each in (score_TP, log_TP - level_TP))
     known_T: Bools = np.isfinite(score_T)
     reported: list[int] = []
     found: list[Spike] = []
     free = STEPS_BEFORE
-    for t in np.flatnonzero((score_T > _ABOVE) & (log_T - level_T >= least)).tolist():
+    for t in np.flatnonzero((score_T > _ABOVE) & (rise_T >= least)).tolist():
         if t < free:
             continue
         begin = max(t - HISTORY_STEPS, 0)
         reported = [index for index in reported if index >= begin]
         known_T[reported] = len(reported) > FEW_ALARMS
         before = score_T[begin:t][known_T[begin:t]]
-        log_p = log_probability(float(score_T[t]), before) if len(before) >= FEWEST else 0.0
+        log_p = log_probability(float(score_T[t]), before, tail=tail) if len(before) >= FEWEST else 0.0
         if log_p > log_level:
             continue
-        end, back = _end(log_T, t, float(level_T[t]), float(spread_T[t]))
+        p = int(of_T[t])
+        log_T = log_TP[:, p]
+        end, back = _end(log_T, t, float(level_TP[t, p]), float(spread_TP[t, p]), gone)
         known_T[t:end] = False
         reported.append(t)
         free = end
-        peak = t + int(np.argmax(log_T[t:end]))
-        level, value, score = (float(series[i]) for series, i in ((level_T, t), (log_T, peak), (score_T, t)))
-        found.append(Spike(int(at[t]), int(at[peak]), int(at[end - 1]), log_p, level, value, score, back))
+        peak = t + int(np.nanargmax(log_T[t:end]))
+        level, value, score = float(level_TP[t, p]), float(log_T[peak]), float(score_T[t])
+        found.append(Spike(int(at[t]), int(at[peak]), int(at[end - 1]), log_p, level, value, score, back, p))
     return found
 
 
-def _end(log_T: Floats, first: int, level: float, spread: float) -> tuple[int, bool]:
-    """The index after the last step of a spike, and whether the series came back there."""
+def _end(log_T: Floats, first: int, level: float, spread: float, gone: int) -> tuple[int, bool]:
+    """The index after the last step of a spike, and whether the series came back there, within ``gone`` steps."""
     line = level + max(_BACK * spread, float(log_T[first] - level) / 4)
-    under = np.flatnonzero(log_T[first + 1 : first + _GONE] <= line)
+    under = np.flatnonzero(log_T[first + 1 : first + gone] <= line)
     if len(under):
         return first + 1 + int(under[0]), True
-    return min(first + _GONE, len(log_T)), False
+    return min(first + gone, len(log_T)), False
 
 
 def _before(values_T: Floats, fewest: int, width: int) -> Floats:

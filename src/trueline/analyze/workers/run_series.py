@@ -5,13 +5,15 @@ T steps, N workers, G parameter groups, P parameters. NaN is not measured, not f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, data_parallel_ranks, numbers
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.memoize import memoized
+from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike
 from trueline.schema.errors import CannotTell, RunError
 from trueline.store.reader import Run
 
@@ -24,9 +26,12 @@ FEW_TOKENS = 0.5
 MICRO_STEPS = 17
 """Steps around one of which most say what the usual number of micro-batches is; a step with another is not judged."""
 
-SHARES = {"loss": 0.5, "norm": 0.25, "groups": 0.25}
-"""Fraction of the budget of spikes that each kind of series may use up. Spikes have a budget of their own, as large
+SHARES = {"loss": 1 / 2, "norm": 1 / 4, "groups": 1 / 8, "params": 1 / 16, "falls": 1 / 32, "zeros": 1 / 32}
+"""Fraction of the budget of jumps that each kind of series may use up. Jumps have a budget of their own, as large
 as that of the checks that compare workers (``stats.alarm_budget``): ``Plan.false_alarms`` expected in 10,000 steps."""
+
+MAX_PARAM_VALUES = 4_000_000
+"""Norms of parameters that are judged at most, over all steps: of a longer Run, those of its last steps."""
 
 
 def _absent() -> Floats:
@@ -81,19 +86,53 @@ def whole_run(run: Run) -> WholeRun:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParamNorms:
-    """P parameters, the group of each ("" for none), and their squared norms [S, P] at S steps: the mean over workers
-    of their own gradients, NaN where none was seen.
+    """P parameters, in the order in which the model has them, the group of each ("" for none), and their squared norms
+    [S, P] at S steps, whose indices in ``WholeRun.steps`` are ``at``: the mean over workers of their own gradients, NaN
+    where none was seen.
     """
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
+    at: Ints
     squared: Floats
 
+    def logs(self, series: WholeRun) -> Floats:
+        """[S, P] natural logs of the norms; NaN for what is not positive and finite, or at a step not to be judged."""
+        return np.where(np.isfinite(series.norm[self.at])[:, None], logs(self.squared) / 2, np.nan)
 
-def param_norms(run: Run, index: range) -> ParamNorms:
-    """The norms of parameters at the steps with these indices; none where the workers' parameters differ."""
+    def starts(self, series: WholeRun) -> list[int]:
+        """``WholeRun.starts`` as indices of the S steps."""
+        return np.searchsorted(self.at, series.starts).tolist()
+
+    def placed(self, spike: Spike) -> Spike:
+        """A jump of ``logs`` with indices of ``WholeRun.steps``."""
+        first, peak, last = (int(self.at[index]) for index in (spike.first, spike.peak, spike.last))
+        return replace(spike, first=first, peak=peak, last=last)
+
+    def place_of(self, index: int) -> int | None:
+        """Which of the S steps this one of ``WholeRun.steps`` is."""
+        place = int(np.searchsorted(self.at, index))
+        return place if place < len(self.at) and self.at[place] == index else None
+
+    def rise(self, place: int) -> Floats:
+        """[P] by how much (a natural log) norms are above their level at the step ``place`` of the S; 0: unknown."""
+        log_SP = logs(self.squared[max(place - LEVEL_STEPS, 0) : place + 1]) / 2
+        return np.nan_to_num(log_SP[-1] - np.median(log_SP[:-1], axis=0))
+
+    def backward_order(self, chosen: Sequence[int]) -> tuple[str, ...]:
+        """The names of these parameters, those of the last module first: where backward begins."""
+        modules = [name.rpartition(".")[0] for name in self.names]
+        first = {module: place for place, module in reversed(list(enumerate(modules)))}
+        return tuple(self.names[p] for p in sorted(chosen, key=lambda p: (-first[modules[p]], p)))
+
+
+@memoized
+def param_norms(run: Run) -> ParamNorms:
+    """The norms of parameters of a Run at the steps that have any, at most ``MAX_PARAM_VALUES`` of them; none where the
+    workers' parameters differ.
+    """
     ranks = data_parallel_ranks(run)
     names = {tuple(run.env[rank].params) for rank in ranks if rank in run.env}
     params = names.pop() if len(names) == 1 else ()
@@ -104,10 +143,16 @@ def param_norms(run: Run, index: range) -> ParamNorms:
         for group in run.env[rank].groups
         for name in group.params
     }
-    steps = run.steps[index.start : index.stop].tolist()
-    values_SNP = _stacked(run, ranks, "param_grad_norms", len(params), steps=steps)
-    squared_SNP = np.square(np.where(values_SNP >= 0, values_SNP, np.nan))
-    return ParamNorms(params, tuple(group_of.get(name, "") for name in params), squared_SNP.mean(axis=1))
+    measured_T = run.measured("param_grad_norms")[:, columns_of(run, ranks)].all(axis=1) if params else np.zeros(0)
+    at = np.flatnonzero(measured_T)[-max(MAX_PARAM_VALUES // max(len(params), 1), 1) :]
+    squared = np.full((len(at), len(params)), np.nan)
+    together = max(MAX_PARAM_VALUES // max(len(params) * len(ranks), 1), 1)
+    for begin in range(0, len(at), together):
+        steps = run.steps[at[begin : begin + together]].tolist()
+        values_SNP = _stacked(run, ranks, "param_grad_norms", len(params), steps=steps)
+        squared_SNP = np.square(np.where(values_SNP >= 0, values_SNP, np.nan))
+        squared[begin : begin + together] = squared_SNP.mean(axis=1)
+    return ParamNorms(params, tuple(group_of.get(name, "") for name in params), at.astype(np.int64), squared)
 
 
 def log_level(budget: AlarmBudget, kind: str, *, among: int = 1) -> float:

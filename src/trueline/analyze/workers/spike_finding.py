@@ -36,7 +36,7 @@ def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
     )
 
 
-def jump_text(series: WholeRun, spikes: Sequence[Spike]) -> str:
+def jump_text(series: WholeRun, spikes: Sequence[Spike], *, verb: str = "jumped") -> str:
     """``jumped from 2.31 to 5.02 at step 412, 9.4 times its usual spread, and came back after step 431``, of the first
     one; how many follow, and when the last one was.
     """
@@ -45,11 +45,11 @@ def jump_text(series: WholeRun, spikes: Sequence[Spike]) -> str:
     step, last = int(series.steps[first.first]), int(series.steps[first.last])
     after = f"and came back after step {last}" if first.back else f"and had not come back by step {last}"
     after = "for that step alone" if first.back and first.first == first.last else after
-    text = f"jumped from {low:.3g} to {high:.3g} at step {step}, {first.score:,.3g} times its usual spread, {after}"
+    text = f"{verb} from {low:.3g} to {high:.3g} at step {step}, {first.score:,.3g} times its usual spread, {after}"
     if len(spikes) == 1:
         return text
     times = "once" if len(spikes) == 2 else f"{len(spikes) - 1} times"
-    return f"{text}; it jumped {times} more, at step {int(series.steps[spikes[-1].first])}" + (
+    return f"{text}; it {verb} {times} more, at step {int(series.steps[spikes[-1].first])}" + (
         " last" if len(spikes) > 2 else ""
     )
 

@@ -18,7 +18,7 @@ spread is that of the last 64, and a step is reported that is further up than th
 it is follows from their tail, the largest 10 of them: if steps are exchangeable with those before, and the largest
 excesses of a logarithm are exponential (a power law of the loss, of any index, so heavy-tailed batches are within it),
 the probability is exact for any number of steps (`analyze/stats/peaks_over_threshold.py` has the law). The budget is
-`false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the two checks of spikes together, half of it for
+`false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the three checks of jumps together, half of it for
 this one; the checks that compare workers have another budget of the same size, and each exact check that counts adds at
 most 1e-6 a Run. Steps of a run are not quite exchangeable: `benchmarks/spikes` measures how many alarms healthy
 trainings raise.

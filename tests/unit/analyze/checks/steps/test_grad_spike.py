@@ -10,6 +10,7 @@ from trueline.analyze.checks.steps import grad_spike
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.run_series import WholeRun
 from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import listed
 
 NAMES = tuple(name for name, _ in GROUPS)
 NUM_STEPS = 160
@@ -52,9 +53,11 @@ def param_norms(norm_TG):
     return np.stack([norm_TG[:, 0], weight_T, weight_T / 10, norm_TG[:, 2]], axis=1)
 
 
-@pytest.mark.parametrize(("group", "param"), [(0, "embed"), (1, "blocks.0.weight"), (2, "head")])
+@pytest.mark.parametrize(
+    ("group", "jumped"), [(0, ("embed",)), (1, ("blocks.0.weight", "blocks.0.bias")), (2, ("head",))]
+)
 @pytest.mark.parametrize("reduced", [True, False])
-def test_the_group_and_the_parameter_that_jump_are_named_from_a_run(tmp_path, group, param, reduced):
+def test_the_group_and_the_parameters_that_jump_are_named_from_a_run(tmp_path, group, jumped, reduced):
     norm_TG = group_norms(group=group)
     run = write_run(tmp_path, rows(norm_TG, params=param_norms(norm_TG), reduced=reduced))
     (finding,) = grad_spike.check(run)
@@ -64,13 +67,13 @@ def test_the_group_and_the_parameter_that_jump_are_named_from_a_run(tmp_path, gr
         120,
         120,
     )
-    assert finding.sites == (f"120.0/r0/grad/{param}#0:out0",)
+    assert finding.sites == tuple(f"120.0/r0/grad/{param}#0:out0" for param in jumped)
     assert finding.evidence["groups"] == [NAMES[group]]
-    assert finding.evidence["params"] == [param]
+    assert finding.evidence["params"] == [*jumped]
     assert finding.measured == pytest.approx(norm_TG[120, group])
     assert finding.expected == pytest.approx(np.exp(np.median(np.log(norm_TG[104:120, group]))))
     assert finding.claim.startswith(f"The norm of the gradient of {NAMES[group]} jumped from ")
-    assert finding.claim.endswith(f" times its usual spread, for that step alone (in {param}).")
+    assert finding.claim.endswith(f" times its usual spread, for that step alone (in {listed(jumped)}).")
     assert finding.unit.startswith("L2 norm of the mean" if reduced else "root mean square")
     assert finding.false_alarm_rate < 1e-3
 
