@@ -31,7 +31,8 @@ class Slice:
     ``before`` and ``after`` are float64 [K] by what they are of; numbers that hold for all elements are in
     ``numbers_before`` and ``numbers_after``. ``dtypes`` are by name, without 'torch.'. ``has_gradient`` is whether
     ``.grad`` was there, ``trains`` whether the parameter asks for one, ``numel`` its elements, ``shape`` its own where
-    its law needs that. ``skipped`` says that a gradient scaler told a fused update to change nothing.
+    its law needs that. ``skipped`` says that a gradient scaler told a fused update to change nothing. The first element
+    is the one of the flat index ``start``, and ``made`` the number of its optimizer among those of its process.
     """
 
     step: int
@@ -51,6 +52,13 @@ class Slice:
     is_own: bool
     skipped: bool
     shape: tuple[int, ...] = ()
+    start: int = 0
+    made: int = 0
+
+    @property
+    def end(self) -> int:
+        """The flat index behind the last element."""
+        return self.start + len(self.before[PARAM])
 
     @property
     def unit(self) -> float:
@@ -156,6 +164,8 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
             is_own=bool(entry["name"]),
             skipped=extra.get("found_inf", 0.0) != 0.0,
             shape=tuple(entry.get("shape", ())),
+            start=entry["start"],
+            made=facts.get("made", 0),
         )
 
 

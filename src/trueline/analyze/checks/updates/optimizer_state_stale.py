@@ -4,7 +4,8 @@ What it finds
 -------------
 Momentum or second moments that stay as they are, that go on at an update which a gradient scaler has called off (a
 fused optimizer that does not look at `found_inf`), that are made of an older gradient or another tensor's, that a
-checkpoint or a kernel has filled with something else, and a count of updates that does not go up by one.
+checkpoint or a kernel has filled with something else, and a count of updates that does not go up by one. States that
+are thrown away, or replaced by older ones, between two updates.
 
 Why it matters
 --------------
@@ -18,6 +19,12 @@ By arithmetic, as in `update-magnitude`: each state is predicted in float64 from
 gradient that the optimizer receives, and the hyper-parameters that it declares, and may differ by 8 u times the sum of
 the magnitudes of its terms, at sampled elements. Counts are compared exactly. A second moment that stays because its
 decay is less than half a rounding is right, and told by `update-lost`.
+
+Between two updates nothing may change: a count that is lower than the update before had left it, a state that is gone,
+or elements that are others (not all by one factor) are a warning, as is an optimizer that is made anew, with the same
+settings, more than once. It is one only where the weights had stayed as they were, or the schedule of the learning rate
+had gone on: a checkpoint of everything may be loaded while training goes on. Else, and where one optimizer is made anew
+once, as for a second stage, it is an information. A job that is started again is left alone.
 
 What it may miss
 ----------------
@@ -50,11 +57,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trueline.analyze.updates.between import Lost, lost_states
 from trueline.analyze.updates.evidence import finding_on, optimizer_of, place_text, sampled_steps
 from trueline.analyze.updates.judgement import Judged, judged_updates, worst_units
 from trueline.analyze.updates.laws import PARAM, TOLERANCE
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import listed
+from trueline.schema.text.words import listed, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "optimizer-state-stale"
@@ -77,9 +85,11 @@ def check(run: Run) -> list[Finding]:
     steps = sampled_steps(every)
     wrong = [each for each in every if _wrong_states(each)]
     uncounted = [each for each in every if not each.counted]
+    lost = lost_states(run)
     return [
         *([_of_states(wrong, steps)] if wrong else []),
         *([_of_counts(uncounted, steps)] if uncounted else []),
+        *([_of_lost(lost, steps)] if lost else []),
     ]
 
 
@@ -111,6 +121,43 @@ def _of_states(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
         evidence={"states": names, "unchanged": stays, "called_off": called_off},
         next=_NEXT,
     )
+
+
+def _of_lost(every: Sequence[Lost], steps: Sequence[int]) -> Finding:
+    told = [each for each in every if each.known and (not each.new or _again(every, each))]
+    lost = [each for each in told or every if each.kind == (told or every)[0].kind]
+    first = lost[0]
+    whose = ranks_text(sorted({each.found.rank for each in lost}))
+    before, after = (of.get("step", 0.0) for of in (first.left.numbers_after, first.found.numbers_before))
+    does = {
+        "older": f"was {before:g} after the update of step {first.left.step} and is {after:g} before that of",
+        "gone": f"was there after the update of step {first.left.step} and is gone before that of",
+        "replaced": f"is not what the update of step {first.left.step} had left before that of",
+    }[first.kind]
+    what = "The count of updates" if first.kind == "older" else listed(list(first.names))
+    since = f"a new {optimizer_of([first.found])} was made" if first.new else "the job was not started again"
+    return finding_on(
+        [each.found for each in lost],
+        code=CODE,
+        severity="warning" if told else "info",
+        claim=f"{what} of {named_some(list(dict.fromkeys(each.found.name for each in lost)))} on {whose} {does} "
+        f"{steps_text((each.found.step for each in lost), among=steps)}: {since}.",
+        measured=after,
+        expected=before,
+        unit="updates counted",
+        slot=first.names[0],
+        evidence={"kind": "between-updates", "lost": first.kind, "new_optimizer": first.new},
+        next=(
+            "Look for what makes the optimizer anew, clears optimizer.state or calls optimizer.load_state_dict between "
+            "these updates.",
+            "If it is meant, as at the begin of another stage, nothing is wrong.",
+        ),
+    )
+
+
+def _again(every: Sequence[Lost], one: Lost) -> bool:
+    """Whether an optimizer of the same settings was made anew more than once."""
+    return len({each.found.made for each in every if each.new and each.left.settings == one.left.settings}) > 1
 
 
 def _arrays(judged: Judged) -> list[str]:

@@ -6,7 +6,9 @@ Contiguous elements at random places: one view and one copy a tensor, and whole 
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +47,10 @@ _OTHER_RULES = ("decoupled_wd", "adam")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
+_MADE: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
+"""The number of each optimizer that was sampled, and those that are left."""
+
 MAX_OUTSIDE = 100
 """Names of parameters outside of the optimizer that a sample lists."""
 
@@ -69,6 +75,12 @@ def law_of(optimizer: torch.optim.Optimizer) -> str:
 def _plain(of: type, name: str) -> Any:
     """A method without what torch wraps around it."""
     return inspect.unwrap(getattr(of, name))
+
+
+def _number_of(optimizer: torch.optim.Optimizer) -> int:
+    if optimizer not in _MADE:
+        _MADE[optimizer] = next(_numbers)
+    return _MADE[optimizer]
 
 
 def sampled_copies(
@@ -230,6 +242,7 @@ class UpdateSample:
         self.facts: dict[str, Any] = {
             "optimizer": f"{own.__module__}.{own.__qualname__}",
             "law": self._law,
+            "made": _number_of(optimizer),
             "groups": {group: self._settings(group) for group in dict.fromkeys(place.group for place in places)},
             "slices": [],
             **_outside(optimizer, layout),

@@ -78,6 +78,87 @@ def test_a_count_that_goes_up_by_two(tmp_path):
     assert (finding.measured, finding.expected, finding.step_first) == (2.0, 1.0, AT)
 
 
+def _all_older(step, model, optimizer, kept=[]):  # noqa: B006
+    """A checkpoint of weights and states is loaded."""
+    if step == 0:
+        kept.clear()
+    if step == 3:
+        kept[:] = [copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())]
+    if step == AT:
+        model.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+
+
+def _cleared(step, model, optimizer):
+    if step == AT:
+        optimizer.state.clear()
+
+
+def _filled(step, model, optimizer):
+    if step == AT:
+        for state in optimizer.state.values():
+            state[next(name for name in state if name != "step")].normal_()
+
+
+def _scaled(step, model, optimizer):
+    if step == AT:
+        for state in optimizer.state.values():
+            state["momentum_buffer"].mul_(0.3)
+
+
+def _sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "lost"),
+    [
+        (adamw, _cleared, "older"),
+        (_sgd, _cleared, "gone"),
+        (adamw, _filled, "replaced"),
+        (_sgd, _filled, "replaced"),
+        (_sgd, _scaled, None),
+        (adamw, _all_older, None),
+    ],
+)
+def test_states_that_are_lost_between_updates(tmp_path, make, before, lost):
+    trained(tmp_path / "run", make, steps=12, before=before)
+    found = findings(tmp_path / "run")
+    assert list(found) == ([] if lost is None else ["optimizer-state-stale"])
+    if lost is not None:
+        finding = found["optimizer-state-stale"]
+        assert (finding.severity, finding.step_first, finding.step_last) == ("warning", AT, AT)
+        assert (finding.evidence["kind"], finding.evidence["lost"]) == ("between-updates", lost)
+
+
+@pytest.mark.parametrize(("at", "severity"), [((4, 8), "warning"), ((4,), "info")])
+def test_an_optimizer_that_is_made_anew(tmp_path, at, severity):
+    torch.manual_seed(0)
+    model = mlp()
+    with trueline.watch(model, out=tmp_path / "run", plan={"every": 1}):
+        for step in range(12):
+            if step in (0, *at):
+                optimizer = adamw(model)
+            model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (finding,) = trueline.check(tmp_path / "run").findings
+    assert (finding.code, finding.severity, finding.step_first) == ("optimizer-state-stale", severity, 4)
+    assert finding.claim.endswith("a new AdamW was made.")
+
+
+def test_two_optimizers_of_one_model_that_take_turns(tmp_path):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizers = [adamw(model), adamw(model)]
+    with trueline.watch(model, out=tmp_path / "run", plan={"every": 1}):
+        for step in range(12):
+            model(torch.randn(8, 16)).square().mean().backward()
+            optimizers[step % 3 == 2].step()
+            model.zero_grad()
+    assert trueline.check(tmp_path / "run").findings == ()
+
+
 def test_a_parameter_that_the_kernel_leaves(tmp_path):
     def leaves(original, params, *args, **kwargs):
         before = params[0].detach().clone()
