@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from benchmarks.compare.corpus.equivalents import packed
-from benchmarks.compare.corpus.kit import DTYPE, FIRST, OPTIMIZER, STRUCTURE, Batch, Training, fault
+from benchmarks.compare.corpus.kit import DTYPE, FIRST, OPTIMIZER, STRUCTURE, Batch, Training, fault, healthy
 from torch import Tensor, nn
 from torch.nn import functional
 
 OTHERWISE = (FIRST, STRUCTURE)
+BOTH = ("fwd", "bwd", "grad")
 
 
 @fault("gpt", "a mask of -1e9, off by one", "mask", "blocks.0.attn:triu|ones|masked_fill", codes=OTHERWISE)
@@ -170,3 +174,53 @@ def _(t: Training) -> None:
 )
 def _(t: Training) -> None:
     t.dtype = torch.bfloat16
+
+
+class Gelu(torch.autograd.Function):
+    """GELU in two calls, and ``slope`` for its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return x * torch.special.ndtr(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.slope(ctx.saved_tensors[0]), None
+
+
+def _gelus(t: Training, slope: Callable[[Tensor], Tensor]) -> None:
+    for module in t.model.modules():
+        if isinstance(module, nn.GELU):
+            module.forward = lambda x: Gelu.apply(x, slope)
+
+
+@healthy("gpt", "own GELU with its backward")
+def _(t: Training) -> None:
+    _gelus(t, lambda x: torch.special.ndtr(x) + x * torch.exp(-x * x / 2) * (2 * torch.pi) ** -0.5)
+
+
+@fault("gpt", "own GELU that forgets half of its derivative", "gradient", "blocks.2.mlp.1", phase=BOTH, codes=OTHERWISE)
+def _(t: Training) -> None:
+    _gelus(t, torch.special.ndtr)
+
+
+@fault("vit", "own GELU with the slope of another", "gradient", "blocks.1.mlp.act", phase=BOTH, codes=OTHERWISE)
+def _(t: Training) -> None:
+    _gelus(t, lambda x: torch.sigmoid(1.702 * x) * (1 + 1.702 * x * torch.sigmoid(-1.702 * x)))
+
+
+@fault("bert", "fused attention without its scale", "numerics", "bert.encoder.layer.0.attention.self", codes=OTHERWISE)
+def _(t: Training) -> None:
+    t.model.set_attn_implementation("sdpa")
+    for layer in t.model.bert.encoder.layer:
+        layer.attention.self.scaling = 1.0
+
+
+@fault("gpt2", "fused attention without its scale", "numerics", "transformer.h.0.attn", phase=BOTH, codes=OTHERWISE)
+def _(t: Training) -> None:
+    """Queries and keys are small, as with the usual initialisation."""
+    t.model.set_attn_implementation("sdpa")
+    for block in t.model.transformer.h:
+        block.attn.scaling = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections import Counter
@@ -111,7 +112,8 @@ def _judged(
     before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
     before = before if before is not None and before.equal_before_update else None
     alignment = with_one_loss_scale(each.read())
-    divergence = Divergence(
+    judge = functools.partial(
+        Divergence,
         alignment,
         measure=measure,
         tolerance=tolerance,
@@ -119,8 +121,10 @@ def _judged(
         tainted=tainted,
         same_update=before is not None,
     )
-    rows = without_harmless(divergence.rows)
-    return Step(runs[0], each.step, each.rank, alignment, rows, before, runs[1])
+    divergence = judge()
+    if divergence.has_multiples:
+        divergence = judge(multiples=True)
+    return Step(runs[0], each.step, each.rank, alignment, without_harmless(divergence.rows), before, runs[1])
 
 
 def _losses(

@@ -96,7 +96,7 @@ class Expected:
         self._of_reference = of_reference
         self._autocast = autocast
         self._compiled = side.compiled
-        self._largest_gradient = max(
+        self.largest_gradient = max(
             (each.stats.norm for each in side.values if each.kind == "param" and _is_backward(each) and each.stats),
             default=0.0,
         )
@@ -426,7 +426,7 @@ class Expected:
         if compiled is not None:
             own = self._rounding_within(compiled, dtype)
             # As that of a bias of keys, a gradient that ought to be 0 is what rounding left.
-            is_noise = (out.rms or 0.0) * math.sqrt(out.numel) <= _NOISE_FRAC * own * self._largest_gradient
+            is_noise = (out.rms or 0.0) * math.sqrt(out.numel) <= _NOISE_FRAC * own * self.largest_gradient
             rel = math.inf if is_noise else math.hypot(unseen.rel, own, rounding_of_code(value, dtype))
             unseen = replace(unseen, rel=rel, explained=rel, origin="unrecorded", within=compiled)
         module, micro = value.site.name.rpartition(".")[0], value.site.micro

@@ -13,20 +13,14 @@ counts at the steps that use it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trueline.analyze.compare.judge.values.value_judgement import COARSE_REL, Compared
+from trueline.analyze.compare.judge.values.value_judgement import COARSE_REL, NOISE, Compared
 from trueline.analyze.recorded.step_values import Value
 
 _TIGHT_REL = 1e-3
 """The expected difference of a result up to which it agrees for certain, unless it is equal."""
-
-_NOISE = 1e-5
-"""Norm of a gradient, over the largest one of any parameter, below which it is what rounding left of 0, as that of a
-bias of keys is.
-"""
 
 NO_CONSEQUENCE = "computed in another way, and nothing that follows from it differs"
 
@@ -56,18 +50,11 @@ def results_agree(rows: Sequence[Compared]) -> bool:
     params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]
     phase = "grad" if any(of == "grad" for _, of in params) else "bwd"
     gradients = [row for row, of in params if of == phase]
-    largest = max((_norm(row) for row in gradients), default=0.0)
-    gradients = [row for row in gradients if not (row.judgement == "within" and _norm(row) < _NOISE * largest)]
+    largest = max((row.norm for row in gradients), default=0.0)
+    gradients = [row for row in gradients if not (row.judgement == "within" and row.norm < NOISE * largest)]
     untouched = all(row.judgement in ("equal", "within") for row, of in params if of == "bwd")
     certain = (_certainly_agrees(row) or (untouched and row.hardly_differs) for row in [*results, *gradients])
     return bool(results and gradients) and all(certain)
-
-
-def _norm(row: Compared) -> float:
-    """The larger norm of a value in either run; infinite where it was not measured."""
-    return max(
-        math.inf if value is None or value.stats is None else value.stats.norm for value in (row.mine, row.theirs)
-    )
 
 
 def _may_be_excused(row: Compared) -> bool:

@@ -333,20 +333,33 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> tuple[Fin
         return None
     step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
     value = value_of(first)
-    behind = calls_behind(step, first) if value.site.phase == "bwd" else None
-    if behind is not None:
-        words = difference_in_words(step, behind[0])
-        claim = f"The two runs call different operations: {words}. Gradients before it differ, first {value.site} "
-        next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
-        evidence = {"difference": words, "after": str(value.site)}
-        sites = [(step, behind[1])]
-        found = _finding("structure-differs", "error", f"{claim}{_by(first)}.", sites, evidence=evidence, next=next)
+    found = _gradients_turn(step, first, alone=before is None)
+    if found is not None:
         return found, (step, first)
     claim = (
         f"{value.site} takes different inputs than in the reference: the two models connect their calls differently."
     )
     next = ("Compare the forward methods of both models at this call.", command_for(step.run.path, value.site))
     return _finding("structure-differs", "error", claim, [(step, first)], next=next), (step, first)
+
+
+def _gradients_turn(step: Step, first: Compared, *, alone: bool) -> Finding | None:
+    """The finding on calls that only one run makes, where the ``first`` gradient that differs is of what they took or
+    returned; ``alone``: nothing of the forward pass differs. None where there are no such calls.
+    """
+    value = value_of(first)
+    behind = calls_behind(step, first) if value.site.phase == "bwd" else None
+    if behind is None:
+        return None
+    words = difference_in_words(step, behind[0])
+    differ = _GRADIENTS_ALONE if alone else "Gradients before them differ, first"
+    claim = f"The two runs call different operations: {words}. {differ} {value.site} {_by(first)}."
+    next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
+    evidence = {"difference": words, "after": str(value.site)}
+    return _finding("structure-differs", "error", claim, [(step, behind[1])], evidence=evidence, next=next)
+
+
+_GRADIENTS_ALONE = "What the model returns agrees, and gradients before these calls do not, first"
 
 
 def _sites(calls: Sequence[Call]) -> list[str]:
@@ -403,6 +416,10 @@ def _with_settings(findings: Sequence[Finding], settings: SettingsDifference, fi
 def _first_divergence(found: Sequence[First]) -> Finding:
     step, first = found[0]
     value, cause, at = value_of(first), cause_of(step, first), step.frame(value_of(first))
+    if cause.reason == "received":
+        turned = _gradients_turn(step, first, alone=True)
+        if turned is not None:
+            return turned
     what = "value whose checksum differs" if _by_checksum(first) else "difference that rounding does not explain"
     claim = (
         f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; "
@@ -651,10 +668,23 @@ def _by(row: Compared) -> str:
         return "by an amount that checksums do not show" if _by_checksum(row) else "it cannot be compared"
     if row.distance.reordered:
         return "in the order of its numbers, which are the same as far as statistics show"
+    if row.distance.factor is not None:
+        return f"by {_multiple(row.distance.factor)}"
     times = row.times
     factor = "" if times is None or math.isinf(times) else f", {times:.3g} times what rounding explains"
     return f"by {row.distance.size_text}{factor}"
 
+
+def _multiple(factor: float) -> str:
+    """In words, how a value differs that is ``factor`` times its twin."""
+    if not factor:
+        return "being 0 throughout, in this run only"
+    name = "its sign" if abs(factor + 1) < _ROUGHLY else f"a factor of about {factor:.3g}"
+    return f"{name}, and rounding makes no multiples"
+
+
+_ROUGHLY = 0.05
+"""Up to which a factor is called -1."""
 
 _DO = {
     "random": "Seed both runs equally and turn dropout off: trueline.seed_all(1234, dropout=False).",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from trueline.analyze.compare.judge.values.value_judgement import Compared
+from trueline.analyze.compare.judge.values.value_judgement import LIMIT, Compared
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.graph_diff import GraphDiff
 from trueline.analyze.recorded.step_values import Call, Value
@@ -48,8 +48,9 @@ class Step:
     @cached_property
     def rewired_rows(self) -> Sequence[Compared]:
         """Values that differ because their calls take different inputs than in the reference. Empty where a call is to
-        blame, or where the final results agree: the last value of the forward pass, else gradients of parameters as
-        the update has them (those before may be scaled with the loss), or others where these were not recorded.
+        blame, or where the final results agree: the last value of the forward pass, and gradients of parameters, by
+        what rounding explains of them in the backward pass, as the update has them where that was recorded (those
+        before may be scaled with the loss). Multiples, which rounding does not make, are no agreement.
         """
         if self.first is not None:
             return ()
@@ -58,8 +59,9 @@ class Step:
         if forward is not None and forward.rewired:
             return [row for row in self.rows if row.rewired]
         params = [row for row in measured if value_of(row).kind == "param"]
-        updating = [row for row in params if value_of(row).site.phase == "grad"]
-        if any(row.rewired for row in updating or params):
+        used = {value_of(row).site.name: row for row in params if value_of(row).site.phase == "grad"}
+        rewired = [row for row in measured if row.rewired and (value_of(row).kind == "param" or _is_multiple(row))]
+        if any(_differs_as(used.get(value_of(row).site.name, row), row) for row in rewired):
             return [row for row in self.rows if row.rewired and value_of(row).site.phase in ("bwd", "grad")]
         return ()
 
@@ -108,6 +110,18 @@ class Step:
     def _frames(self) -> dict[tuple[bool, int, int], str]:
         """The frames that were looked up, by whether the reference has them, rank and stack."""
         return {}
+
+
+def _differs_as(row: Compared, expected: Compared) -> bool:
+    """Whether a value differs by more than rounding explains of another one, ``expected``, which does."""
+    if row.hardly_differs or row.distance is None or expected.expectation is None:
+        return False
+    rel = row.distance.rel
+    return rel is None or _is_multiple(expected) or rel > LIMIT["statistics"] * expected.expectation.rel
+
+
+def _is_multiple(row: Compared) -> bool:
+    return row.distance is not None and row.distance.factor is not None
 
 
 def _user_frame(run: Run | None, rank: int, stack: int) -> str:

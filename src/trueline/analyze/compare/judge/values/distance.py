@@ -89,6 +89,8 @@ class Distance:
     ``certain_rel``: a lower bound of it that holds whatever the elements; of tensors the same as ``rel``.
     ``most_rel``: of statistics, what the distance hardly exceeds; None where nothing tells, and of tensors.
     ``reordered``: the same numbers in another order, as far as statistics show.
+    ``factor``: of a value that is a multiple of the reference, which rounding does not make (``multiple``), how many
+    times it is that.
     ``nonfinite_differ``: NaN or infinities differ in place or number. ``details``: what differs, by name.
     """
 
@@ -99,6 +101,7 @@ class Distance:
     nonfinite_differ: bool = False
     most_rel: float | None = None
     reordered: bool = False
+    factor: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

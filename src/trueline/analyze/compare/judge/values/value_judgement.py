@@ -16,8 +16,10 @@ from trueline.analyze.compare.expect.propagation import is_swamped
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.analyze.compare.judge.values.distance import Distance
 from trueline.analyze.compare.judge.values.floors import floor_of
+from trueline.analyze.compare.judge.values.multiple import CHANCE, SINGLE, chance_of_all, multiple_of
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.fused_modules import PART
+from trueline.analyze.compare.merge.positions import UNORDERED
 from trueline.analyze.compare.op_names import RANDOM, function_of, op_class_of
 from trueline.analyze.compare.result import Judgement
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
@@ -58,6 +60,11 @@ LEFT_BY_UPDATE = "left by the updates before this step"
 
 UNCERTAIN = 100.0
 """Unit roundoffs, relative to their size, by which gradients differ after a pass through a model."""
+
+NOISE = 1e-5
+"""Norm of a gradient, over the largest one of any parameter, below which it is what rounding left of 0, as that of a
+bias of keys is.
+"""
 
 WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put", "scatter", "masked_scatter"})
 """Functions whose first argument is written over, in whole or in part."""
@@ -121,6 +128,12 @@ class Compared:
         return coarse and not self.hardly_differs
 
     @property
+    def norm(self) -> float:
+        """The larger norm of the value in either run; infinite where it was not measured in both."""
+        values = (self.mine, self.theirs)
+        return max(math.inf if value is None or value.stats is None else value.stats.norm for value in values)
+
+    @property
     def times(self) -> float | None:
         """The measured difference over the expected one; inf where none is expected."""
         if self.distance is None or self.distance.rel is None or self.expectation is None:
@@ -139,7 +152,8 @@ class Divergence:
     optimizer state are then not judged. None at the first step that is compared, before any update. ``tainted``: at an
     earlier step there was a difference that rounding does not explain, so it need not explain those of parameters.
     ``same_update``: the update just before started from equal parameters and gradients, so that only its own rounding
-    explains a difference of its results.
+    explains a difference of its results. ``multiples``: gradients that are multiples of their twins are beyond
+    rounding, whatever that may explain (``has_multiples``).
     """
 
     def __init__(
@@ -151,12 +165,15 @@ class Divergence:
         moved: float | None = None,
         tainted: bool = False,
         same_update: bool = False,
+        multiples: bool = False,
     ) -> None:
         self._measure = measure
         self._tolerance = tolerance
         self._moved = moved
         self._tainted = tainted
         self._retraced = same_update
+        self._multiples = multiples
+        self._chances: list[float] = []
         self._run_is_guide = len(alignment.mine.values) >= len(alignment.theirs.values)
         guide = alignment.mine if self._run_is_guide else alignment.theirs
         autocast = [side.autocast for side in alignment.sides if side.autocast]
@@ -177,6 +194,14 @@ class Divergence:
             for mine, theirs in (*_aliased_in_one(alignment), *_apart_in_one(alignment))
         }
         self.rows = list(self._run(guide, alignment))
+
+    @property
+    def has_multiples(self) -> bool:
+        """Whether gradients of which rounding may explain much are multiples of those of the reference. Those of
+        parameters, and those behind calls that only one run makes, are independent of each other as far as rounding
+        makes them; together they must be what it hardly makes (``multiple``).
+        """
+        return chance_of_all(self._chances) <= CHANCE
 
     def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
         """Rows of the guide in its order; values that only the other side has follow at the end."""
@@ -360,6 +385,9 @@ class Divergence:
             return _Outcome(judgement, distance, left, LEFT_BY_UPDATE)
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
+        factor = self._factor(value, twin, expectation) if judgement == "within" else None
+        if factor is not None:
+            judgement, distance = "beyond", replace(distance, factor=factor)
         if judgement == "beyond" and expectation.origin == "given" and PART in value.flags | twin.flags:
             own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
             return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
@@ -376,6 +404,29 @@ class Divergence:
             note = "its call takes different inputs than in the reference"
             return _Outcome("not-comparable", distance, expectation, note, rewired=True)
         return _Outcome(judgement, distance, expectation)
+
+    def _factor(self, value: Value, twin: Value, expectation: Expectation) -> float | None:
+        """How many times its twin a gradient is of which rounding may explain much; None where multiples are not asked
+        for, and noise may look like this one. What rounding left of one that is 0 may be 0 in one run.
+        """
+        mine, theirs = self._sides(value, twin)
+        if (
+            LIMIT["statistics"] * expectation.rel <= COARSE_REL
+            or mine.site.phase != "bwd"
+            or mine.shape != theirs.shape
+        ):
+            return None
+        if expectation.tainted or expectation.decided or {PART, UNORDERED} & (mine.flags | theirs.flags):
+            return None
+        multiple = multiple_of(mine.stats, theirs.stats) if mine.stats and theirs.stats else None
+        if multiple is None or (multiple.factor == 0 and self._is_noise(theirs)):
+            return None
+        if value.kind == "param" or self._is_incomparable(expectation):
+            self._chances.append(multiple.chance)
+        return multiple.factor if self._multiples and multiple.chance <= SINGLE else None
+
+    def _is_noise(self, gradient: Value) -> bool:
+        return gradient.stats is not None and gradient.stats.norm <= NOISE * self.expected.largest_gradient
 
     def _is_incomparable(self, expectation: Expectation) -> bool:
         """Whether a value was made from values without a comparable twin, here or in the forward call; or the runs
