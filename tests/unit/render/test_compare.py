@@ -237,6 +237,11 @@ def test_steps_say_where_it_begins_and_how_it_grows() -> None:
     ]
 
 
+def test_values_that_rounding_does_not_touch_have_no_size() -> None:
+    lines = steps_lines([step(0, beyond=1, times=math.inf), step(1, within=2, times=math.inf)])
+    assert len(lines) == 1
+
+
 def test_ranks_of_a_step_are_told_and_merged_ones_too() -> None:
     several = steps_lines([step(4, rank=0, equal=3), step(4, rank=1, within=1)])
     merged = steps_lines([step(4, rank=None, equal=3, loss=0.0)])

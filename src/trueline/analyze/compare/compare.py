@@ -84,16 +84,19 @@ def compare(
     found = conclude(mine, theirs, judged, late_fault(judged))
     loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings) if steps is None else ([], [])
     rows = [_row_of(step, compared) for step in found.steps for compared in step.rows]
+    judged_of = judged_share(found.steps)
+    # "Rounding explains it" is no answer where too little was judged.
+    told = [each for each in found.findings if not (judged_of.lacking and each.code == "explained-by-rounding")]
     return Comparison(
         run=mine.path,
         ref=theirs.path,
-        findings=tuple(in_causal_order([*found.findings, *loss_findings])),
+        findings=tuple(in_causal_order([*told, *loss_findings])),
         rows=rows,
         steps=_finished(_summaries(arrangements, found.steps), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
         missing=_missing(found.steps),
         notes=(*loss_notes, *_remarks(found.steps), *_notes(mine, theirs, arrangements, len(detailed))),
-        judged=judged_share(found.steps),
+        judged=judged_of,
         one_sided=one_sided_calls(found.steps, rows),
     )
 

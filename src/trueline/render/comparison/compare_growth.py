@@ -44,9 +44,11 @@ def _compared(steps: Sequence[StepSummary]) -> str:
 
 
 def _grows(steps: Sequence[StepSummary]) -> str:
-    """The largest difference at the first, the last and, where that is another, the worst step."""
+    """The largest difference at the first, the last and, where that is another, the worst step; of values that rounding
+    does not touch, as integers, there is none.
+    """
     largest = _by_step(steps, lambda each: each.largest_times)
-    largest = {step: times for step, times in largest.items() if times > 0}
+    largest = {step: times for step, times in largest.items() if 0 < times < math.inf}
     if len(largest) < 2:
         return ""
     return f"Largest difference, in times of what rounding explains: {_ends(largest, lambda times: number(times, 3))}."

@@ -34,7 +34,7 @@ def cause_of(step: Step, row: Compared) -> Cause:
     """What differs in the inputs of the call of a value, or that nothing does."""
     value = value_of(row)
     if function_of(value.api) in RANDOM:
-        return Cause("random")
+        return Cause("random", _draws_before(step, row))
     names = _differing_params(step, row)
     if names:
         return Cause("parameters", ", ".join(names[:2]))
@@ -53,13 +53,27 @@ def cause_of(step: Step, row: Compared) -> Cause:
 def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
     """The cause as a sentence; ``agree`` is its beginning, which says that inputs are not the reason."""
     return {
-        "random": "it draws random numbers, and the two runs draw different ones.",
+        "random": f"it draws random numbers, and the two runs draw different ones{cause.different}.",
         "parameters": f"{agree}, but its weight {cause.different} does not.",
         "arguments": f"{agree}, but its arguments do not: {cause.different}.",
         "received": _changed_on_its_way(cause),
         "backward": _computes_otherwise(cause, "incoming gradient and its forward inputs", "backward computation"),
         "computation": _computes_otherwise(cause, "inputs and arguments", "computation"),
     }[cause.reason]
+
+
+def _draws_before(step: Step, row: Compared) -> str:
+    """``: before it, only RUN draws with `rand` (model.py:12 forward)``, of the first call that draws in one run alone;
+    '' where both draw as often before the call.
+    """
+    alone = step.graph_diff.alone
+    for name, value, calls in (("RUN", row.mine, alone.mine), ("REF", row.theirs, alone.theirs)):
+        drawn = (call.first for call in calls if function_of(call.first.api) in RANDOM)
+        first = next((each for each in drawn if value is None or each.index < value.index), None)
+        if first is not None:
+            at = step.frame(first, of_reference=name == "REF")
+            return f": before it, only {name} draws with `{function_of(first.api)}`{f' ({at})' if at else ''}"
+    return ""
 
 
 def _computes_otherwise(cause: Cause, inputs: str, computation: str) -> str:

@@ -649,6 +649,8 @@ def _finding(
 
 def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
     seen = command_for(step.run.path, value_of(row).site)
+    if cause.reason == "random" and cause.different:
+        return ("Draw as often in both runs, or give what draws in one alone a torch.Generator of its own.", seen)
     if cause.reason in _DO:
         return (_DO[cause.reason], seen)
     if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):

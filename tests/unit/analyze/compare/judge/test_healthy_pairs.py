@@ -94,6 +94,7 @@ def test_random_numbers_of_another_dtype_are_no_fault_and_hide_what_follows(tmp_
     found = compared(tmp_path, {"made": with_part(noisy), "dtype": torch.float64}, with_part(noisy))
     assert found.exit_code == 3
     assert any("randn_like#0:out0 draws random numbers in float64" in note for note in found.notes)
+    assert "explained-by-rounding" not in [finding.code for finding in found.findings]
 
 
 def test_other_random_numbers_of_one_dtype_are_a_finding(tmp_path: Path) -> None:
@@ -122,6 +123,15 @@ def test_half_a_gradient_is_found_where_rounding_hides_it_in_those_of_parameters
     found = compared(tmp_path, run, with_part(lambda x: x + 0.01 * x.sin()), dtype=torch.bfloat16)
     assert found.exit_code == 1
     assert "only in RUN: `view_as`" in found.findings[0].claim
+
+
+def test_a_call_that_draws_in_one_run_only_is_named(tmp_path: Path) -> None:
+    def draws_more(x: Tensor) -> Tensor:
+        return noisy(x + 0 * torch.rand(()))
+
+    finding = compared(tmp_path, with_part(draws_more), with_part(noisy)).findings[0]
+    assert "the two runs draw different ones: before it, only RUN draws with `rand` (" in finding.claim
+    assert finding.next[0].startswith("Draw as often in both runs")
 
 
 class Own(torch.autograd.Function):

@@ -72,7 +72,7 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
                 count.judged += 1
         for mine, theirs in step.alignment.calls:
             call = mine if theirs is None else theirs if mine is None else None
-            if call is not None:
+            if call is not None and call.phase != "bwd":  # the backward of a call is no further one
                 count = counts[_pass_of(call.first)]
                 count.run_only += theirs is None
                 count.ref_only += mine is None

@@ -14,6 +14,7 @@ from trueline.analyze.compare.judge.values.judged_share import COARSE, judged_sh
 from trueline.analyze.compare.judge.values.value_judgement import LEFT_BY_UPDATE, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.result import Judged
 
 
 def judged_step(mine: Making, theirs: Making, **settings: Any) -> Step:
@@ -46,6 +47,8 @@ def test_what_only_one_run_has_is_not_judged_and_its_call_is_named() -> None:
     (call,) = one_sided_calls([step], [])
     assert (call.in_reference, call.name, call.site, call.num) == (False, "m.sub.sin", "0.0/r0/fwd/m.sub.sin#0:in0", 1)
     assert judged_share([step]).passes[0].calls_in_run_only == 1
+    mine.put("bwd", "m.sub.sin", "in0", np.ones(4, np.float32), api="torch.sin")
+    assert Judged.sums(judged_share([judged_step(mine, theirs)]).passes)["calls_in_one_run"] == 1
     (other,) = one_sided_calls([judged_step(theirs, mine)] * 2, [])
     assert (other.in_reference, other.num) == (True, 2)
 
