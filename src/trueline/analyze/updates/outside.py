@@ -1,24 +1,37 @@
-"""Parameters with a gradient that the optimizer does not hold and that nothing else moves either."""
+"""Parameters of the model that the optimizer does not hold: those with a gradient that nothing else moves either, and
+frozen ones that are decayed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from trueline.analyze.stats.memoize import memoized
-from trueline.analyze.updates.samples import sampled_updates
+from trueline.analyze.updates.laws import TOLERANCE
+from trueline.analyze.updates.samples import Aside, sampled_updates
+from trueline.schema.formats import FORMATS
+from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 FEWEST = 3
 """Updates between the first and the last digest: a warm-up may begin with a learning rate of 0."""
 
+Why = Literal["all", "unfrozen", "replaced", "untied", "last", ""]
+
 
 @dataclass(frozen=True)
 class Left:
     """Parameters of ``rank`` that stayed bit for bit from ``step_first`` to ``step_last`` though they had gradients.
-    The optimizer (``optimizers`` by class) holds ``num_held`` of the model's parameters.
+    The optimizer (``optimizers`` by class) holds ``num_held`` of the model's parameters. ``why`` says what shows that
+    they were to train: the optimizer lacks ``all`` of the model, they were ``unfrozen`` or ``replaced`` while
+    training went on, began as a copy of one that it holds (``untied``), or are the ``last`` of a model most of which it
+    holds; '' where it may be meant.
     """
 
     rank: int
@@ -27,6 +40,20 @@ class Left:
     step_last: int
     num_held: int
     optimizers: Sequence[str]
+    why: Why
+
+
+@dataclass(frozen=True)
+class Decayed:
+    """A frozen parameter of ``rank`` all of whose elements were multiplied by one ``factor`` from the update of
+    ``step`` to that of ``until``.
+    """
+
+    rank: int
+    name: str
+    step: int
+    until: int
+    factor: float
 
 
 @memoized
@@ -34,26 +61,103 @@ def left_alone(run: Run) -> tuple[Left, ...]:
     """By rank. Raises ``CannotTell`` where no update was sampled."""
     sampled = sampled_updates(run)
     found: list[Left] = []
-    for rank in sorted({rank for _, rank in sampled.outside}):
+    for rank in sorted({rank for _, rank in sampled.outside} & run.env.keys()):
         steps = sorted(step for step, of in sampled.outside if of == rank)
-        names = [n for n in sampled.outside[steps[0], rank] if all(n in sampled.outside[s, rank] for s in steps)]
-        stayed = _stayed(run, rank, names, steps[0])
-        if stayed and names and steps[-1] - steps[0] >= FEWEST:
-            held = max(sampled.held[step, rank] for step in steps)
-            found.append(Left(rank, stayed, steps[0], steps[-1], held, sampled.optimizers))
+        held = max(sampled.held[step, rank] for step in steps)
+        stayed: defaultdict[tuple[int, Why], list[str]] = defaultdict(list)
+        for name in sampled.outside[steps[-1], rank]:
+            inside = [step for step in steps if name not in sampled.outside[step, rank]]
+            since = next(step for step in steps if not inside or step > inside[-1])
+            if steps[-1] - since >= FEWEST and _stayed(run, rank, name, since):
+                first, why = _why(run, rank, name, since)
+                stayed[first, why if held else "all"].append(name)
+        for (first, why), names in stayed.items():
+            of = "" if why == "last" and not _is_end(run.env[rank], names) else why
+            found.append(Left(rank, names, first, steps[-1], held, sampled.optimizers, of))
     return tuple(found)
 
 
-def _stayed(run: Run, rank: int, names: Sequence[str], first: int) -> list[str]:
-    """Those of ``names`` whose digests from step ``first`` on are all equal, at more than one step."""
-    if not names or rank not in run.env:
-        return []
+def _stayed(run: Run, rank: int, name: str, first: int) -> bool:
+    """Whether the parameter was the same at every look since step ``first``, of which there were several: its digests,
+    or where it was trained later than most the elements that each sample has.
+    """
+    env = run.env[rank]
+    names = [*env.params, *env.frozen]
     rows = [digests for (step, of), digests in run.lists("param_digests").items() if of == rank and step >= first]
-    closing = [digests for (_, of), digests in run.lists("closing_digests").items() if of == rank]
-    every = [*rows, *closing]
-    if len(rows) < FEWEST or len({len(digests) for digests in every}) != 1:
-        return []
-    table = np.stack(every)
-    same = (table == table[0]).all(axis=0)
-    place = {name: index for index, name in enumerate(run.env[rank].params)}
-    return [name for name in names if name in place and place[name] < len(same) and same[place[name]]]
+    if len(rows) >= FEWEST:
+        every = [*rows, *(digests for (_, of), digests in run.lists("closing_digests").items() if of == rank)]
+        if len({len(digests) for digests in every}) == 1 and name in names and names.index(name) < len(rows[0]):
+            return len({int(digests[names.index(name)]) for digests in every}) == 1
+    looks = [each for each in _asides(run).get((rank, name), ()) if each.step >= first]
+    return len(looks) >= FEWEST and all(
+        each.version == looks[0].version and np.array_equal(each.values, looks[0].values) for each in looks
+    )
+
+
+@memoized
+def _asides(run: Run) -> Mapping[tuple[int, str], Sequence[Aside]]:
+    found: defaultdict[tuple[int, str], list[Aside]] = defaultdict(list)
+    for each in sorted(sampled_updates(run).aside, key=lambda each: each.step):
+        found[each.rank, each.name].append(each)
+    return found
+
+
+def _why(run: Run, rank: int, name: str, since: int) -> tuple[int, Why]:
+    """Since which step the parameter is outside, and what shows that it was to train."""
+    env = run.env[rank]
+    was_frozen = name in (env.lists[0] if env.lists else env).frozen
+    for change in env.changes:
+        if change.name == name and change.step <= since:
+            if change.replaced:
+                return change.step, "replaced"
+            if change.trains and was_frozen:
+                return since, "unfrozen"
+            was_frozen = was_frozen or not change.trains
+    return since, "untied" if name in _copied(run, rank) else "last"
+
+
+def _copied(run: Run, rank: int) -> set[str]:
+    """The parameters that began as a copy of one that moved at once."""
+    env = run.env[rank]
+    rows = [digests for (_, of), digests in run.lists("param_digests").items() if of == rank]
+    if len(rows) < 2 or len(rows[0]) < len(env.params) or len(rows[0]) != len(rows[1]):
+        return set()
+    begins = [(int(digest), tuple(shape)) for digest, shape in zip(rows[0], env.param_shapes, strict=False)]
+    moved = {begin for begin, then in zip(begins, rows[1], strict=False) if begin[0] != int(then)}
+    stayed = [int(then) == begin[0] for begin, then in zip(begins, rows[1], strict=False)]
+    return {name for name, begin, stays in zip(env.params, begins, stayed, strict=False) if stays and begin in moved}
+
+
+def _is_end(env: RankEnv, names: Sequence[str]) -> bool:
+    """Whether ``names`` are less than half of the elements and have the last parameter: what comes first is
+    left out where only a head is to train.
+    """
+    sizes = {name: float(np.prod(shape)) for name, shape in zip(env.params, env.param_shapes, strict=False)}
+    if not sizes or 2 * sum(sizes.get(name, 0.0) for name in names) >= sum(sizes.values()):
+        return False
+    return env.params[-1] in names
+
+
+@memoized
+def decayed(run: Run) -> tuple[Decayed, ...]:
+    """Frozen parameters that shrink between updates. Raises ``CannotTell`` where no update was sampled."""
+    found: list[Decayed] = []
+    for (rank, name), looks in _asides(run).items():
+        for old, new in pairwise(looks):
+            factor = _factor(old, new)
+            if factor is not None:
+                found.append(Decayed(rank, name, old.step, new.step, factor))
+    counts = {key: sum((each.rank, each.name) == key for each in found) for key in _asides(run)}
+    return tuple(each for each in found if counts[each.rank, each.name] >= FEWEST)
+
+
+def _factor(old: Aside, new: Aside) -> float | None:
+    """By what all elements of a frozen parameter were multiplied; None where they were not."""
+    known = (old.values != 0) & np.isfinite(old.values) & np.isfinite(new.values)
+    if old.trains or new.trains or old.values.shape != new.values.shape or known.sum() < FEWEST:
+        return None
+    ratios = new.values[known] / old.values[known]
+    factor = float(np.median(ratios))
+    slack = TOLERANCE * FORMATS["float32"].unit * (new.step - old.step)
+    alike = np.all(np.abs(ratios - factor) <= slack) and len(set(np.abs(old.values[known]).tolist())) > 1
+    return factor if alike and 0 < factor < 1 - 2 * slack else None

@@ -90,6 +90,20 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Aside:
+    """[K] elements, the same ones in each sample, of a parameter of the model that the optimizer does not hold, before
+    the update. ``version`` is how often it was written to, ``trains`` whether it asks for a gradient.
+    """
+
+    step: int
+    rank: int
+    name: str
+    values: Array
+    version: int
+    trains: bool
+
+
+@dataclass(frozen=True)
 class Sampled:
     """The updates of a Run that were sampled. ``outside`` has, by (step, rank), the names of parameters that have a
     gradient and that the optimizer does not hold, and ``held`` how many of the model's it does hold.
@@ -100,6 +114,7 @@ class Sampled:
     outside: Mapping[tuple[int, int], Sequence[str]]
     optimizers: tuple[str, ...]
     pairs: tuple[Pair, ...] = ()
+    aside: tuple[Aside, ...] = ()
 
 
 @memoized
@@ -111,12 +126,14 @@ def sampled_updates(run: Run) -> Sampled:
     outside: dict[tuple[int, int], Sequence[str]] = {}
     optimizers: dict[str, None] = {}
     pairs: list[Pair] = []
+    aside: list[Aside] = []
     for key, text in run.texts("update_facts").items():
         if key not in values:
             continue
         facts = json.loads(text)
         slices += slices_of(key, facts, values[key])
         pairs += _pairs(key, facts, values[key])
+        aside += _aside(key, facts, values[key])
         held[key], outside[key] = facts["num_held"], facts["outside"]
         optimizers[facts["optimizer"]] = None
     if not held:
@@ -127,7 +144,7 @@ def sampled_updates(run: Run) -> Sampled:
             else "no update of an optimizer was seen",
             reason="no-data" if seen else "not-recorded",
         )
-    return Sampled(tuple(slices), held, outside, tuple(optimizers), tuple(pairs))
+    return Sampled(tuple(slices), held, outside, tuple(optimizers), tuple(pairs), tuple(aside))
 
 
 def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray | Sequence[float]) -> Iterator[Slice]:
@@ -137,7 +154,7 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
     entries = cast(Sequence[Mapping[str, Any]], facts["slices"])
     before = [feed.take(roles[entry["before"]]) for entry in entries]
     extra = {name: float(feed.next(1)[0]) for name in facts["extra"]}
-    feed.next(sum(2 * num for _, num, *_ in facts.get("copies", ())))
+    feed.next(_num_copied(facts) + sum(num for _, num, *_ in facts.get("aside", ())))
     after = [feed.take(roles[entry["after"]]) for entry in entries]
     for entry, (old, old_numbers), (new, new_numbers) in zip(entries, before, after, strict=True):
         dtypes = {name: dtype for name, dtype, _ in (*roles[entry["after"]], *roles[entry["before"]])}
@@ -172,12 +189,28 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
 def _pairs(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[Pair]:
     """The copies of one sample: they follow what was there before the update."""
     feed = _Feed(values)
-    roles = facts["roles"]
-    feed.next(sum(num for entry in facts["slices"] for _, _, num in roles[entry["before"]]) + len(facts["extra"]))
+    feed.next(_num_before(facts))
     for name, num, dtype, certain in facts.get("copies", ()):
         working, master = feed.next(num), feed.next(num)
         if dtype in FORMATS:
             yield Pair(*key, name, dtype, working, master, certain)
+
+
+def _aside(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[Aside]:
+    """What is outside of the optimizer in one sample: it follows the copies."""
+    feed = _Feed(np.asarray(values, dtype=np.float64))
+    feed.next(_num_before(facts) + _num_copied(facts))
+    for name, num, version, trains in facts.get("aside", ()):
+        yield Aside(*key, name, feed.next(num), version, trains)
+
+
+def _num_before(facts: Mapping[str, Any]) -> int:
+    roles = facts["roles"]
+    return sum(num for entry in facts["slices"] for _, _, num in roles[entry["before"]]) + len(facts["extra"])
+
+
+def _num_copied(facts: Mapping[str, Any]) -> int:
+    return sum(2 * num for _, num, *_ in facts.get("copies", ()))
 
 
 class _Feed:

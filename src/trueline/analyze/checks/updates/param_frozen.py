@@ -17,7 +17,8 @@ By arithmetic, as in `update-magnitude`: none of the sampled elements changed, a
 move is larger than rounding allows to be lost. What rounding alone explains is `update-lost`.
 
 A parameter that has a gradient, that the optimizer does not hold, and whose digest is the same at three updates or more
-and at the last, is an information: many fine-tune a part of a model like that on purpose.
+and at the last, is an information: many fine-tune a part of a model like that on purpose. Where something shows that
+it was to train, that is `optimizer-detached`.
 
 What it may miss
 ----------------
@@ -64,7 +65,7 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """Findings of parameters that stay; raises ``CannotTell`` where no update could be predicted."""
-    left = [each for each in left_alone(run) if each.num_held]
+    left = [each for each in left_alone(run) if not each.why]
     findings = [_outside(left)] if left else []
     try:
         every = judged_updates(run)

@@ -13,12 +13,14 @@ How it decides
 --------------
 Exactly, at sampled elements: the parameter is the model's and does not require a gradient, its gradient is missing or
 zero, and the value after the update is not the value before. Or there is no gradient at all, and an optimizer of
-`torch.optim`, which leaves such a parameter alone, changes it or its states.
+`torch.optim`, which leaves such a parameter alone, changes it or its states. Or it is frozen, no optimizer holds it,
+and between three pairs of updates or more all of its sampled elements are multiplied by one factor below 1: decay by
+hand. An average of weights (a teacher, a target network) is not such a factor, and is left alone.
 
 What it may miss
 ----------------
 Parameters that require a gradient and receive zeros: that these move by momentum and decay is how optimizers are
-declared. What is changed outside of the update.
+declared. What else is changed outside of the update.
 
 Example
 -------
@@ -47,11 +49,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trueline.analyze.compared_ranks import MAX_SITES, sites_of
 from trueline.analyze.updates.evidence import finding_on, optimizer_of, place_text
 from trueline.analyze.updates.judgement import judge
 from trueline.analyze.updates.laws import GRAD, PARAM
+from trueline.analyze.updates.outside import Decayed, decayed
 from trueline.analyze.updates.samples import Slice, sampled_updates
 from trueline.schema.finding import Finding, Severity
+from trueline.schema.text.words import capitalized, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "param-moves-without-gradient"
@@ -69,7 +74,31 @@ def check(run: Run) -> list[Finding]:
     return [
         *([_finding(frozen, steps, "warning", "is frozen and has no gradient but zeros")] if frozen else []),
         *([_finding(bare, steps, "error", "has no gradient")] if bare else []),
+        *([_of_decayed(decay, steps)] if (decay := decayed(run)) else []),
     ]
+
+
+def _of_decayed(every: Sequence[Decayed], steps: Sequence[int]) -> Finding:
+    names = list(dict.fromkeys(each.name for each in every))
+    ranks = tuple(sorted({each.rank for each in every}))
+    first, last = min(each.step for each in every), max(each.until for each in every)
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{capitalized(named_some(names))} {'is' if len(names) == 1 else 'are'} frozen and in no optimizer on "
+        f"{ranks_text(ranks)}, and {'is' if len(names) == 1 else 'are'} multiplied by {every[0].factor:.6g} from one "
+        f"update to the next at {steps_text((each.step for each in every), among=steps)}.",
+        ranks=ranks,
+        step_first=first,
+        step_last=last,
+        sites=sites_of(first, ranks[:2], phase="opt", names=names[: MAX_SITES // 2]),
+        measured=every[0].factor,
+        expected=1.0,
+        unit="factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": "decayed", "names": names[:100]},
+        next=("Look for decay by hand, and leave out what does not require a gradient.",),
+    )
 
 
 def _moves(of: Slice) -> bool:

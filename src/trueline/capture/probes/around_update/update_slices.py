@@ -9,7 +9,7 @@ import inspect
 import itertools
 import random
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,9 @@ _numbers = itertools.count()
 
 MAX_OUTSIDE = 100
 """Names of parameters outside of the optimizer that a sample lists."""
+
+NUM_ASIDE = 8
+"""Parameters that are frozen, and that train outside of the optimizer, of which a sample has elements, of each."""
 
 
 def law_of(optimizer: torch.optim.Optimizer) -> str:
@@ -234,7 +237,7 @@ class UpdateSample:
         *,
         copies: Sequence[tuple[Copy, int]] = (),
     ) -> None:
-        self._optimizer, self._places, self._pairs = optimizer, places, copies
+        self._optimizer, self._layout, self._places, self._pairs = optimizer, layout, places, copies
         self._law = law_of(optimizer)
         self._before, self._after = Gathered(), Gathered()
         self._roles: dict[tuple[tuple[str, str, int], ...], int] = {}
@@ -260,6 +263,7 @@ class UpdateSample:
             self.facts["slices"].append(entry | self._numbers(place, "before"))
         self.facts["extra"] = [name for name, value in self._extra() if _add_number(self._before, value)]
         self.facts["copies"] = [self._add_copy(copy, start) for copy, start in self._pairs]
+        self.facts["aside"] = [self._add_aside(place) for place in _aside(self._optimizer, self._layout)]
         self._before.copy()
 
     def after(self) -> None:
@@ -273,6 +277,7 @@ class UpdateSample:
     def hand_over(self) -> dict[str, Tensor]:
         """The copies by name, to be brought to the host; what they are of is let go."""
         self._places = self._pairs = ()
+        del self._layout
         return self._before.hand_over("update_before") | self._after.hand_over("update_after")
 
     def values(self, host: Mapping[str, Tensor]) -> list[float]:
@@ -299,6 +304,13 @@ class UpdateSample:
         for tensor in (copy.working, copy.master):
             self._before.add(tensor.detach()[start : start + num])
         return [copy.name, num, str(copy.working.dtype).removeprefix("torch."), copy.certain]
+
+    def _add_aside(self, place: Place) -> list[Any]:
+        """Name, number of elements, how often it was written to, and whether it is to train."""
+        own = _memory(place.param).detach()
+        view = place.of(own)
+        self._before.add(own.new_zeros(0) if view is None else view)
+        return [place.name, 0 if view is None else place.num, place.param._version, place.param.requires_grad]
 
     def _states(self, place: Place) -> list[tuple[str, Any]]:
         if self._law in BOUNDED.values():
@@ -339,13 +351,31 @@ def _outside(optimizer: torch.optim.Optimizer, layout: Layout) -> dict[str, Any]
     """How many of the optimizer's parameters are the model's, and the names of those of the model that have a gradient
     and that it does not hold.
     """
-    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    held = _held(optimizer)
     num_held = sum(id(param) in held for param in layout.params)
-    if num_held == len(layout.params):
-        return {"num_held": num_held, "outside": []}
-    outside = [
-        name
-        for name, param in zip(layout.names, layout.params, strict=True)
-        if id(param) not in held and param.requires_grad and param.grad is not None
-    ]
+    outside = [name for name, param in _not_held(held, layout) if param.requires_grad and param.grad is not None]
     return {"num_held": num_held, "outside": outside[:MAX_OUTSIDE], "num_outside": len(outside)}
+
+
+def _held(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    return frozenset(id(param) for group in optimizer.param_groups for param in group["params"])
+
+
+def _not_held(held: Collection[int], layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Of the model, also those that were frozen when watching began."""
+    for name, param in (*zip(layout.names, layout.params, strict=True), *layout.frozen):
+        if id(param) not in held and param is not layout.gone:
+            yield name, param
+
+
+def _aside(optimizer: torch.optim.Optimizer, layout: Layout) -> list[Place]:
+    """Places in parameters that the optimizer does not hold, the same ones in each sample."""
+    found: list[Place] = []
+    every = list(_not_held(_held(optimizer), layout))
+    for trains in (False, True):
+        some = [each for each in every if each[1].requires_grad is trains]
+        for name, param in random.Random(0).sample(some, min(NUM_ASIDE, len(some))):
+            own = _memory(param)
+            if _is_plain(own) and own.numel() and not _is_shared(own):
+                found.append(_place(param, name, -1, -1, own, random.Random(name)))
+    return found

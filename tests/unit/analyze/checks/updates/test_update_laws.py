@@ -236,6 +236,71 @@ def test_an_optimizer_of_a_part_of_the_model_is_an_information(tmp_path):
     assert finding.evidence["names"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+def _without_head(model):
+    return adamw(model[:3])
+
+
+def _unfreeze(step, model, optimizer):
+    model[0].requires_grad_(step >= AT)
+
+
+def _replace(step, model, optimizer):
+    if step == AT:
+        model[1] = torch.nn.LayerNorm(32)
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "kind", "names", "since"),
+    [
+        (_without_head, None, "last", ["3.weight", "3.bias"], 0),
+        (lambda model: adamw(model[1:]), _unfreeze, "unfrozen", ["0.weight", "0.bias"], AT),
+        (adamw, _replace, "replaced", ["1.weight", "1.bias"], AT),
+    ],
+)
+def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, names, since):
+    trained(tmp_path / "run", make, steps=12, before=before)
+    found = findings(tmp_path / "run")
+    assert list(found) == ["optimizer-detached"]
+    finding = found["optimizer-detached"]
+    assert (finding.severity, finding.evidence, finding.step_first) == (
+        "warning",
+        {"kind": kind, "names": names},
+        since,
+    )
+
+
+def _added(step, model, optimizer):
+    _unfreeze(step, model, optimizer)
+    if step == AT:
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+
+
+def test_what_is_unfrozen_and_added_to_the_optimizer_is_healthy(tmp_path):
+    trained(tmp_path / "run", lambda model: adamw(model[1:]), steps=12, before=_added)
+    assert trueline.check(tmp_path / "run").findings == ()
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_decay_by_hand_of_what_is_frozen(tmp_path, average):
+    """An average of weights moves what is frozen, too, and is healthy."""
+
+    def change(step, model, optimizer):
+        model[0].requires_grad_(False)
+        with torch.no_grad():
+            for param in model[0].parameters():
+                param *= 1 - 1e-3
+                if average:
+                    param += 1e-3 * torch.randn_like(param)
+
+    trained(tmp_path / "run", lambda model: adamw(model[1:]), steps=12, before=change)
+    found = findings(tmp_path / "run")
+    assert list(found) == ([] if average else ["param-moves-without-gradient"])
+    if not average:
+        finding = found["param-moves-without-gradient"]
+        assert (finding.severity, finding.evidence["names"]) == ("warning", ["0.bias", "0.weight"])
+        assert finding.measured == pytest.approx(1 - 1e-3, rel=1e-6)
+
+
 @pytest.mark.parametrize("order", ["of the model", "reversed"])
 @pytest.mark.parametrize("late", [False, True])
 def test_copies_in_float32_that_the_model_does_not_have(tmp_path, late, order):

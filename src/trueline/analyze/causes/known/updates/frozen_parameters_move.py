@@ -1,7 +1,7 @@
 """Parameters that are not trained change all the same.
 
-Weight decay on frozen layers, momentum from before they were frozen, train() that unfreezes, or a copy that is
-written back.
+Weight decay on frozen layers, by the optimizer or by hand, momentum from before they were frozen, train() that
+unfreezes, or a copy that is written back.
 """
 
 from trueline.analyze.causes.cause import Cause

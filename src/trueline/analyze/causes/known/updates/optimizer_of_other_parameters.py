@@ -1,6 +1,7 @@
 """The optimizer updates other parameters than those of the model.
 
-It was made before the model was copied, cast, wrapped or loaded in a way that replaced its parameters.
+It was made before the model was copied, cast, wrapped or loaded in a way that replaced its parameters, or before layers
+were unfrozen, replaced or untied, or without some of them.
 
 What looks like it
 ------------------
