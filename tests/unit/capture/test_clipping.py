@@ -141,6 +141,53 @@ def test_a_call_that_comes_before_the_backward_pass(tmp_path):
     assert "found none of its parameters with a gradient" in finding.claim
 
 
+def _clip(params, max_norm=0.1):
+    clip_grad_norm_(params, max_norm)
+
+
+def _multiply(params, by=2.0):
+    for param in params:
+        param.grad *= by
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "after", "kind"),
+    [
+        (None, _clip, None, None),
+        (None, None, _clip, "late"),
+        (None, None, lambda params: _clip(params, math.inf), None),
+        (None, _clip, lambda params: _clip(params, 0.05), None),
+        (_clip, _clip, None, "early"),
+        (lambda params: (_clip(params), _multiply(params, 0.0)), _clip, None, None),
+        (None, lambda params: (_clip(params), _multiply(params)), None, "multiplied"),
+        (None, lambda params: (_clip(params), _multiply(params, 0.5)), None, None),
+        (None, lambda params: (_clip(params, 1e9), _multiply(params)), None, None),
+    ],
+)
+def test_clipping_is_at_its_place(tmp_path, before, between, after, kind):
+    """Of two micro-batches: called between them, before the update, or after it."""
+    torch.manual_seed(0)
+    model = mlp()
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=1e-3)
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for _ in range(8):
+            for micro in range(2):
+                model(torch.randn(8, 16)).square().mean().backward()
+                if micro == 0 and before is not None:
+                    before(params)
+            if between is not None:
+                between(params)
+            optimizer.step()
+            if after is not None:
+                after(params)
+            optimizer.zero_grad()
+    found = findings(tmp_path / "run") or []
+    assert [(each.evidence["kind"], each.step_first, each.severity) for each in found] == (
+        [] if kind is None else [(kind, 0, "warning")]
+    )
+
+
 def test_elements_that_are_left_out_are_named(tmp_path):
     calls = itertools.count()
 

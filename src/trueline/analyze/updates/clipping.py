@@ -33,7 +33,10 @@ class ClipCall:
     ``whole2`` are the squared 2-norms of what the rank holds of its gradients in shards, and whole, NaN where they were
     not computed; ``in_shards`` says whether it holds any of them in shards. ``scaled`` says
     that they still had the loss ``scale``. ``largest`` are the elements of the largest gradient. ``known`` is whether
-    the Run has all of these gradients. ``before`` and ``after`` are elements [K] of the gradients ``names``.
+    the Run has all of these gradients. ``before`` and ``after`` are elements [K] of the gradients ``names``, and
+    ``used`` the same ones when what comes next begins (none where they are gone): ``then`` says whether that is a
+    'backward' pass, which has ``added`` to them, or the 'update'. ``late`` calls came when ``step`` was over: its
+    update had used these gradients, and no backward pass had begun since.
     """
 
     step: int
@@ -56,6 +59,26 @@ class ClipCall:
     before: Sequence[Array]
     after: Sequence[Array]
     in_shards: bool = False
+    then: str = ""
+    added: bool = False
+    used: Sequence[Array] = ()
+    late: bool = False
+
+    @property
+    def clips(self) -> bool:
+        """Whether it made gradients smaller."""
+        return self.ratio < 1 - TOLERANCE * self.unit
+
+    @property
+    def since(self) -> float:
+        """The one factor that all elements were multiplied by since; NaN where there is none."""
+        after, used = (np.concatenate([np.zeros(0), *each]) for each in (self.after, self.used))
+        tells = np.isfinite(after) & (after != 0)
+        if after.shape != used.shape or not tells.any():
+            return math.nan
+        ratios = used[tells] / after[tells]
+        factor = float(np.median(ratios))
+        return factor if np.all(np.abs(ratios - factor) <= TOLERANCE * self.unit * abs(factor)) else math.nan
 
     @property
     def unit(self) -> float:
@@ -108,20 +131,30 @@ class ClipNorm:
 
 @memoized
 def clip_calls(run: Run) -> tuple[ClipCall, ...]:
-    """Every call that was seen, by step, then rank. Raises ``CannotTell`` where there is none."""
-    values = run.lists("clip_values")
-    found = [
-        call
-        for key, text in run.texts("clip_facts").items()
-        if key in values
-        for call in _calls(key, json.loads(text), values[key])
-    ]
+    """Every call before an update that was seen, by step, then rank. Raises ``CannotTell`` where there is none."""
+    found = [call for call in _seen(run) if not call.late]
     if not found:
         raise CannotTell(
             "no call of clip_grad_norm_ or clip_grads_with_norm_ of torch.nn.utils was seen at a sampled step",
             reason="by-design",
         )
     return tuple(found)
+
+
+def late_calls(run: Run) -> list[ClipCall]:
+    """Calls after an update, before the next backward pass, by step, then rank."""
+    return [call for call in _seen(run) if call.late]
+
+
+@memoized
+def _seen(run: Run) -> tuple[ClipCall, ...]:
+    values = run.lists("clip_values")
+    return tuple(
+        call
+        for key, text in run.texts("clip_facts").items()
+        if key in values
+        for call in _calls(key, json.loads(text), values[key])
+    )
 
 
 @memoized
@@ -158,10 +191,14 @@ def _calls(key: tuple[int, int], every: Sequence[dict[str, Any]], values: np.nda
         slices = facts.pop("slices")
         given, shards2, whole2, scale = take(4).tolist()
         before, after = ([take(num) for _, num, _ in slices] for _ in range(2))
+        late = facts.pop("late", None)
         yield ClipCall(
-            *key,
-            number=number,
+            step=key[0] if late is None else late,
+            rank=key[1],
+            number=number if late is None else -1 - number,
             **facts,
+            late=late is not None,
+            used=[take(num) for _, num, _ in slices] if facts.get("then") else (),
             given=given,
             shards2=shards2,
             whole2=whole2,

@@ -6,6 +6,9 @@ Ranks that multiply the same gradient, or their shards of it, by different facto
 each its own norm. A call of `clip_grad_norm_` that finds no gradient, and so clips nothing: its list of parameters is a
 generator that something else has used up, or it comes before the backward pass, or gradients are kept elsewhere. And
 elements of gradients that are not multiplied by min(1, max_norm / norm): a kernel that skips some, a patched function.
+Calls at another place than between all of the backward passes and the update: after an update, when nothing uses these
+gradients any more, or between two backward passes, of which the second adds to what was clipped. Gradients that are
+multiplied by a number above 1 once they are clipped.
 
 Why it matters
 --------------
@@ -26,10 +29,18 @@ bit, or hold shards of gradients that are clipped together. What they multiply b
 `norm-misreported`, which names a norm that is wrong. Whatever else makes gradients differ after the reduction, clipping
 by hand included, `reduction-mismatch` finds, which also names a rank that does not clip at all.
 
+The same elements are copied once more when the next backward pass or the update begins. A call is too early where they
+are then as it had left them, it had made them smaller, and the pass writes to them (gradients that are cleared before
+are left alone); gradients were multiplied where all elements are one number above 1 times as large at the update as a
+call that made them smaller, the last one of the step, had left them, at three such steps or more, or all. A call is too
+late where it makes gradients smaller that an update has just used, no backward pass has begun since, and none came
+before that update. These are warnings, as nothing keeps code from meaning that.
+
 What it may miss
 ----------------
 Elements and steps that were not sampled; clipping that frameworks or scripts do without these functions of torch: a
-factor of its own for each tensor may then be meant (clipping by layer).
+factor of its own for each tensor may then be meant (clipping by layer). Parameters that no call is given: some models
+clip a part on purpose.
 
 Example
 -------
@@ -65,12 +76,26 @@ from itertools import groupby
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, data_parallel_ranks, sites_of
-from trueline.analyze.updates.clipping import ClipCall, clip_calls
+from trueline.analyze.updates.clipping import ClipCall, clip_calls, late_calls
 from trueline.analyze.updates.laws import TOLERANCE
+from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
 from trueline.schema.text.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
+
+_NEAR = 1e-3
+"""How far from 1 a factor of gradients is no rounding, in bfloat16 either way of all elements alike."""
+
+_FEWEST = 3
+"""Steps at which gradients are multiplied after clipping for that to be no coincidence."""
+
+_CLAIMS = {
+    "late": "clipped gradients that the update had used already",
+    "early": "clipped gradients that a later backward pass of the step then added to",
+    "multiplied": "was followed by code that multiplied the gradients again",
+}
+"""What calls at another place did, by kind."""
 
 CODE = "clip-differs"
 QUESTION = "updates"
@@ -82,16 +107,40 @@ def check(run: Run) -> list[Finding]:
     """Findings of calls that clip nothing, and of elements that are clipped otherwise; raises ``CannotTell`` where no
     call was seen.
     """
-    every = clip_calls(run)
-    steps = sorted({call.step for call in every})
+    late = [call for call in late_calls(run) if call.clips]
+    try:
+        every = clip_calls(run)
+    except CannotTell:
+        if not late:
+            raise
+        every = ()
+    in_time = {(call.step, call.rank) for call in every}
+    late = [call for call in late if (call.step, call.rank) not in in_time]
+    steps = sorted({call.step for call in (*every, *late)})
     nothing = list(_nothing(run, every))
     apart = [(call, names) for call in every if (names := _apart(call))]
     ranks = list(_between_ranks(run, every))
+    early = [call for call in every if call.clips and call.then == "backward" and call.added and _is_left(call)]
+    ends = [call for call in every if call.clips and call.then == "update" and not call.scaled]
+    multiplied = [call for call in ends if call.since > 1 + _NEAR]
+    if len(multiplied) < min(_FEWEST, len(ends)):
+        multiplied = []
     return [
         *([_of_ranks(ranks, steps)] if ranks else []),
         *([_of_nothing(nothing, steps)] if nothing else []),
         *([_of_elements(apart, steps)] if apart else []),
+        *(
+            _misplaced(kind, calls, steps)
+            for kind, calls in zip(_CLAIMS, (late, early, multiplied), strict=True)
+            if calls
+        ),
     ]
+
+
+def _is_left(call: ClipCall) -> bool:
+    """Whether gradients, not all of them zero, are still as the call had left them."""
+    same = all(np.array_equal(one, other) for one, other in zip(call.after, call.used, strict=True))
+    return same and any(np.any(values) for values in call.after)
 
 
 def _nothing(run: Run, every: Sequence[ClipCall]) -> Iterator[ClipCall]:
@@ -209,6 +258,30 @@ def _of_nothing(calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:
             if empty
             else "Call it after the backward pass and before zero_grad; where a framework keeps gradients elsewhere, "
             "set its own clipping.",
+        ),
+    )
+
+
+def _misplaced(kind: str, calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:
+    steps, ranks = sorted({call.step for call in calls}), tuple(sorted({call.rank for call in calls}))
+    first = next(call for call in calls if call.step == steps[0])
+    more = f", by {first.since:.4g} at step {first.step}" if kind == "multiplied" else ""
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"clip_grad_norm_ {_CLAIMS[kind]} on {ranks_text(ranks)} at {steps_text(steps, among=among)}{more}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=first.names[: MAX_SITES // 2]),
+        measured=first.since if kind == "multiplied" else first.ratio,
+        expected=1.0,
+        unit="factor since the call" if kind == "multiplied" else "factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": kind, "num_steps": len(steps)},
+        next=(
+            "Clip once an update: after all of its backward passes, and after gradients are unscaled, averaged and "
+            "divided, just before optimizer.step().",
         ),
     )
 

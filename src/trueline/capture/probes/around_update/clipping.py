@@ -17,6 +17,7 @@ from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.mesh import is_dtensor
+from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import RAREST, NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, place_in
 from trueline.capture.probes.base import Moment, Step
@@ -37,7 +38,9 @@ _ACCUMULATED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 class _Call:
     """One call. ``numbers`` are float64 [4]: the total norm that it was given (NaN where ranks hold parts of that), the
     squared norms of this rank's shards and of what it holds whole (NaN where they were not computed), and the loss
-    scale. ``unscaled`` are the optimizers, by ``id``, whose gradients a scaler had divided by it.
+    scale. ``unscaled`` are the optimizers, by ``id``, whose gradients a scaler had divided by it. ``then`` are the same
+    elements when the next backward pass or the update begins, whichever ``facts["then"]`` says; ``versions`` are those
+    of gradients before that pass.
     """
 
     facts: dict[str, Any]
@@ -46,6 +49,9 @@ class _Call:
     before: Gathered
     after: Gathered
     unscaled: frozenset[int]
+    then: Gathered
+    versions: Sequence[int] = ()
+    passed: bool = False
 
 
 class ClippingProbe:
@@ -62,6 +68,8 @@ class ClippingProbe:
         self._times_of_norms = NowAndThen(RAREST)  # which read every gradient once more
         self._waiting = Waiting[list[_Call]]()
         self._norm_type: float | None = None
+        self._late: list[_Call] = []
+        self._over: tuple[Step, frozenset[int]] | None = None
         self._forget()
         for patched in patches.clips:
             patched.add(self._before_clip)
@@ -69,6 +77,8 @@ class ClippingProbe:
         for patched in patches.norms:
             patched.add(self._at_norm)
         patches.scale.add(self._at_scale)
+        patches.backward.add(self._before_backward)
+        patches.backward.add(self._after_backward, after=True)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -79,26 +89,40 @@ class ClippingProbe:
         for patched in patches.norms:
             patched.remove(self._at_norm)
         patches.scale.remove(self._at_scale)
+        patches.backward.remove(self._before_backward)
+        patches.backward.remove(self._after_backward)
 
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then, and the norms of all gradients less often."""
         self._forget()
         if self._times.due(step):
             self._step, self._norms_due = step, self._times_of_norms.due(step)
-        return self._step is not None
+        return self._step is not None or self._over is not None or bool(self._late)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """Copies of what the calls of this step were given and did."""
-        calls, scaler = self._calls, self._scaler
+        """Copies of what the calls of this step were given and did, and of calls that came after the update before."""
+        if self._calls and step.gradients_known:
+            self._look_again("update")
+        late, calls, scaler, watches = self._late, self._calls, self._scaler, self._step is not None
         self._forget()
+        self._late, self._over = [], None
+        if watches and step.gradients_known and step.optimizer is not None:
+            self._over = (
+                step,
+                frozenset(id(param) for group in step.optimizer.param_groups for param in group["params"]),
+            )
+        for call in calls:
+            call.facts["scaled"] = (
+                loss_scaling.unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
+            )
+        calls = [*late, *calls]
         if not calls:
             return {}
         found: dict[str, Tensor] = {}
         for number, call in enumerate(calls):
-            call.facts["scaled"] = (
-                loss_scaling.unscales(scaler, step.optimizer) and id(step.optimizer) not in call.unscaled
-            )
             found |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
+            if call.facts["then"]:
+                found |= call.then.hand_over(f"clip_{number}_then")
         self._waiting.put(step.number, calls)
         return found | {"clip_numbers": torch.stack([call.numbers for call in calls])}
 
@@ -110,6 +134,7 @@ class ClippingProbe:
         values: list[Tensor] = []
         for numbers, call in zip(host["clip_numbers"], calls, strict=True):
             values += [numbers, *call.before.values(host), *call.after.values(host)]
+            values += call.then.values(host) if call.facts["then"] else []
         return {
             "clip_facts": json.dumps([call.facts for call in calls]),
             "clip_values": torch.cat(values).tolist(),
@@ -130,14 +155,19 @@ class ClippingProbe:
 
     def _before_clip(self, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> None:
         norm_type, self._norm_type, self._open = self._norm_type, None, None
-        if self._step is None:
+        step = self._step if self._over is None else self._over[0]
+        if step is None:
             return
         params: Sequence[Any] = [parameters] if isinstance(parameters, Tensor) else parameters
         if isinstance(params, (list, tuple)) and isinstance(max_norm, (int, float)):
             with self._guard(self.name), torch.no_grad():
-                self._open = self._look(self._step, params, total_norm)
+                if self._over is not None and self._over[1].isdisjoint(map(id, params)):
+                    return
+                self._open = self._look(step, params, total_norm)
                 if self._open is not None:
                     self._open.facts |= {"max_norm": float(max_norm), "norm_type": norm_type}
+                    for call in self._calls[-1:]:
+                        call.passed = True
 
     def _after_clip(self, *args: Any, **kwargs: Any) -> None:
         call, self._open = self._open, None
@@ -148,7 +178,41 @@ class ClippingProbe:
                 view = None if place.param.grad is None else place.of(place.param.grad)
                 call.after.add(place.param.new_zeros(0) if view is None else view)
             call.after.copy()
-            self._calls = [*self._calls, call][-MAX_CALLS:]
+            if self._over is None:
+                self._calls = [*self._calls, call][-MAX_CALLS:]
+            else:
+                call.facts |= {"late": self._over[0].number, "scaled": False}
+                self._late = [*self._late, call][-MAX_CALLS:]
+
+    def _before_backward(self, *args: Any, **kwargs: Any) -> None:
+        if in_backward():
+            return
+        self._over = None
+        if self._calls:
+            with self._guard(self.name), torch.no_grad():
+                self._look_again("backward")
+
+    def _after_backward(self, *args: Any, **kwargs: Any) -> None:
+        if self._calls and self._calls[-1].versions and not in_backward():
+            with self._guard(self.name):
+                call = self._calls[-1]
+                call.facts["added"] = any(new > old for new, old in zip(_versions(call), call.versions, strict=True))
+                call.versions = ()
+
+    def _look_again(self, when: str) -> None:
+        """Copy what has become of the gradients of the last call, once."""
+        call = self._calls[-1]
+        views = [None if place.param.grad is None else place.of(place.param.grad) for place in call.places]
+        if call.passed or not views:
+            return
+        call.passed = True
+        there = [view for view in views if view is not None]
+        if len(there) == len(views):
+            for view in there:
+                call.then.add(view)
+            call.then.copy()
+            call.facts["then"] = when
+            call.versions = _versions(call)
 
     def _look(self, step: Step, params: Sequence[Any], total: Any) -> _Call | None:
         """The gradients of ``params`` as a call finds them; None where they are not this model's."""
@@ -175,12 +239,20 @@ class ClippingProbe:
             "known": all(held) and layout.mesh.compares and not _in_parts(layout, graded),
             "dtype": str(total.dtype).removeprefix("torch.") if isinstance(total, Tensor) else "",
             "slices": [[place.name, place.num, _dtype(place.param.grad)] for place in places],
+            "then": "",
+            "added": False,
+            "late": None,
         }
         unscaled, scale = loss_scaling.unscaled(self._scaler), loss_scaling.scale_of(self._scaler)
         given = _on(layout, math.nan if is_dtensor(total) else total)
         squares = _squares_of(layout, graded) if self._norms_due else [torch.full_like(given, math.nan)] * 2
         numbers = torch.stack([given, *squares, _on(layout, scale)])
-        return _Call(facts, numbers, places, before, Gathered(), unscaled)
+        return _Call(facts, numbers, places, before, Gathered(), unscaled, Gathered())
+
+
+def _versions(call: _Call) -> list[int]:
+    """How often each gradient was written to."""
+    return [getattr(g, "_local_tensor", g)._version for place in call.places if (g := place.param.grad) is not None]
 
 
 def _squares_of(layout: Layout, params: Sequence[Tensor]) -> list[Tensor]:

@@ -91,7 +91,8 @@ def freed(step, model, optimizer):
     if step == 3:
         for param in model.parameters():
             param.data = param.data.clone()
-        optimizer.state.clear()
+        for state in optimizer.state.values():
+            state.update({name: value.clone() for name, value in state.items()})
 
 
 def hooked(step, model, optimizer):
@@ -183,9 +184,8 @@ def test_values_are_those_of_the_parameters(tmp_path):
 
 
 def layout_of(*params):
-    return SimpleNamespace(
-        frozen=(), index_of={id(p): i for i, p in enumerate(params)}, names="abcdefgh", params=params
-    )
+    held = {id(param): place for place, param in enumerate(params)}
+    return SimpleNamespace(frozen=(), index_of=held, names="abcdefgh"[: len(params)], params=params, gone=None)
 
 
 def test_parameters_are_looked_at_in_rotation():
