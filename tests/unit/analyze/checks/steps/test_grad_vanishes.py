@@ -71,8 +71,8 @@ def test_what_is_usual_or_meant_is_silent():
 
 
 def test_a_fall_after_a_rise_is_no_loss_of_gradient():
-    norm_TP = param_norms()
-    norm_TP[80:AT, 3] *= 100
+    norm_TP = param_norms(300)
+    norm_TP[80:240, 3] *= 100
     assert judge(norm_TP) == []
     assert len(judge(norm_TP, grad_spike)) == 1
 
