@@ -224,11 +224,17 @@ RECORDED = (
 )
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_training_is_bitwise_equal_recorded_and_not(two, unwatched, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        *((name, {"preset": "mix", "depth": "fingerprint"}) for name in RECORDED),
+        *((name, {"preset": "monitor", "every": 1}) for name in ("ddp", "fsdp2")),
+    ],
+)
+def test_training_is_bitwise_equal_recorded_and_not(two, unwatched, tmp_path, name, plan):
     import trueline
 
-    recorded = two.run(train, CASES[name], str(tmp_path / "run"), {"preset": "mix", "depth": "fingerprint"})
+    recorded = two.run(train, CASES[name], str(tmp_path / "run"), plan)
     for (losses, state), (losses_recorded, state_recorded) in zip(unwatched(name), recorded, strict=True):
         assert losses == losses_recorded
         for key, value in state.items():

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from trueline.schema.errors import PlanError
 from trueline.schema.text.reading import read_table, shortened, shown
 
-Preset = Literal["workers", "modules", "ops", "mix"]
+Preset = Literal["workers", "modules", "ops", "mix", "monitor"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
 Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced"]
@@ -26,7 +26,7 @@ TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 
 LIVE: tuple[str, ...] = (
     *("preset", "steps", "every", "names", "ranks", "phases", "between", "depth", "stacks", "first_rows"),
-    *("exponents", "max_bytes", "when", "when_steps", "influence"),
+    *("exponents", "max_bytes", "when", "when_steps", "ring", "influence"),
     *("next_steps", "stop"),
 )
 """Keys that may change while a job runs: none of them has a say in the length of what ranks exchange, or in who is
@@ -48,7 +48,9 @@ class Plan(BaseModel):
     taken at every step: coverage cannot be judged from a sample of it.
 
     The presets ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
-    gradients of modules, of every call at the torch API level, or of both. The keys from ``ranks`` on are about that.
+    gradients of modules, of every call at the torch API level, or of both. ``monitor`` records what ``modules`` does,
+    and states and updates of the optimizer, at the steps whose gradients are sampled and within the same budget. The
+    keys from ``ranks`` on are about recording.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -118,6 +120,12 @@ class Plan(BaseModel):
         default=(), description="record nothing until one of these findings is seen, then the next `when_steps` steps"
     )
     when_steps: int = Field(default=3, ge=1, description="steps that are recorded after a finding of `when`")
+    ring: int | None = Field(
+        default=None,
+        ge=1,
+        description="keep the latest so many recorded steps in memory, and write them only when a finding of `when` is "
+        "seen, training raises, or a change of the Plan unsets this",
+    )
     next_steps: int | None = Field(
         default=None,
         ge=1,
@@ -171,8 +179,20 @@ class Plan(BaseModel):
     def _has_something_to_start(cls, when: tuple[Trigger, ...], info: ValidationInfo) -> tuple[Trigger, ...]:
         """Refuse findings that are to start a recording where the preset records nothing."""
         if when and info.data.get("preset") == "workers":
-            raise ValueError("it starts a recording, and preset 'workers' records nothing; use modules, ops or mix")
+            raise ValueError(
+                "it starts a recording, and preset 'workers' records nothing; use modules, ops, mix or monitor"
+            )
         return when
+
+    @field_validator("ring")
+    @classmethod
+    def _fits_into_memory(cls, ring: int | None, info: ValidationInfo) -> int | None:
+        """Refuse to keep the values of whole steps in memory, and a ring of nothing."""
+        if ring is not None and info.data.get("preset") == "workers":
+            raise ValueError("it keeps recorded steps, and preset 'workers' records nothing; use monitor or modules")
+        if ring is not None and info.data.get("depth") == "tensor":
+            raise ValueError("it keeps steps in memory, for which depth 'tensor' takes too much; use stats")
+        return ring
 
     @field_validator("worker_groups")
     @classmethod

@@ -119,8 +119,8 @@ class Live:
         seen = self.triggers.start(step, when=self.plan.when, num_steps=self.plan.when_steps)
         if seen is not None:
             self._report_recording(seen, step)
-            stretch = {"steps": (step, self.triggers.ends), "every": None, "when": ()}
-            records = self._recorded_by(self.plan.model_copy(update=stretch))
+            stretch = {"steps": (step, self.triggers.ends), "every": None, "next_steps": self.plan.when_steps}
+            records = self._recorded_by(self.plan.model_copy(update={**stretch, "when": (), "ring": None}))
         if revision is None and records is self.records:
             return None
         self.records = records
@@ -192,8 +192,8 @@ class Live:
     # -- what is recorded ------------------------------------------------------------------------------------------
 
     def _recorded_by(self, plan: Plan) -> Plan | None:
-        """By which Plan this rank records: none where it takes no part, or a finding must come first."""
-        return plan if plan.records_on(self._rank) and not plan.when else None
+        """By which Plan this rank records: none where it takes no part, or a finding must come first without a ring."""
+        return plan if plan.records_on(self._rank) and (plan.ring or not plan.when) else None
 
     def _report_recording(self, seen: Detection, step: int) -> None:
         """Report on the first rank what started a recording."""
@@ -202,17 +202,19 @@ class Live:
         who = tuple(self._ranks[worker] for worker in seen.workers)
         ranks = f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
         count = f"recording {self.triggers.started} of at most {MAX_RECORDINGS}"
+        back = "" if seen.clean is None else f" It was not yet there at step {seen.clean}."
+        before = () if seen.clean is None else (f"Go back to a checkpoint of step {seen.clean} or before.",)
         if self._rank == self._ranks[0]:
             self._report(
                 Finding(
                     code=RECORDING_STARTED,
                     severity="info",
-                    claim=f"{seen.code} was seen on {ranks} by step {seen.step}: {steps} recorded ({count}).",
+                    claim=f"{seen.code} was seen on {ranks} by step {seen.step}: {steps} recorded ({count}).{back}",
                     ranks=who,
                     step_first=seen.step,
                     step_last=last,
-                    evidence={"trigger": seen.code, "recorded_steps": [step, last]},
-                    next=("List what was recorded: trueline info RUN --site '*'.",),
+                    evidence={"trigger": seen.code, "recorded_steps": [step, last], "clean_step": seen.clean},
+                    next=("List what was recorded: trueline info RUN --site '*'.", *before),
                 )
             )
 

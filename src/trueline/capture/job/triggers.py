@@ -21,12 +21,15 @@ MAX_RECORDINGS = 3
 
 @dataclass(frozen=True)
 class Detection:
-    """A finding of ``code`` at ``step`` on these members of the team, known to all ranks before step ``known``."""
+    """A finding of ``code`` at ``step`` on these members of the team, known to all ranks before step ``known``; the
+    latest step before it that was looked at, and had none, is ``clean``.
+    """
 
     code: str
     step: int
     workers: tuple[int, ...]
     known: int
+    clean: int | None = None
 
 
 class Triggers:
@@ -36,6 +39,7 @@ class Triggers:
         self._mine: set[str] = set()
         self._before: set[str] = set()
         self._detections: list[Detection] = []
+        self._clean: list[int] = []
         self.started = 0
         """Recordings that were started."""
         self.ends = 0
@@ -57,7 +61,11 @@ class Triggers:
         """Take the bits of every worker from the sum of ``step``. What was set in the sum before as well is no news."""
         at = {code: _workers(bits_N, place) for place, code in enumerate(TRIGGERS)}
         now = {code for code, workers in at.items() if workers}
-        self._detections += [Detection(code, step, at[code], known) for code in TRIGGERS if code in now - self._before]
+        for code in (code for code in TRIGGERS if code in now - self._before):
+            back = 1 if code == "worker-nonfinite" else 2  # a reduction is judged in the sum after its own
+            clean = self._clean[-back] if len(self._clean) >= back else None
+            self._detections.append(Detection(code, step, at[code], known, clean))
+        self._clean = self._clean if now else [*self._clean[-1:], step]
         self._before = now
 
     def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Detection | None:

@@ -232,7 +232,7 @@ class Selection:
         self._asked = plan.phases
         self.phases = frozenset(plan.phases) | {"save"}
         self._begun = self.phases | ({"fwd"} if "bwd" in self.phases else frozenset())
-        self._steps, self._every = plan.steps, plan.every or 1
+        self._steps, self._every = plan.steps, 1 if plan.preset == "monitor" else plan.every or 1
         self._globs = plan.names
         self._between = plan.between
         self._known: dict[str, bool] = {}

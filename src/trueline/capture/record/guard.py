@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +20,39 @@ class Fails(Protocol):
 
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 _FunctionsUnseen = torch._C.DisableTorchFunction
+
+
+class Counts(Protocol):
+    """An object whose CPU time counts as that of watching: ``_spend`` is told it, in s."""
+
+    _monitors: bool
+    _spending: bool
+    _spend: Callable[[float], None]
+
+
+Of = TypeVar("Of", bound=Counts)
+More = ParamSpec("More")
+Found = TypeVar("Found")
+
+
+def counted(method: Callable[Concatenate[Of, More], Found]) -> Callable[Concatenate[Of, More], Found]:
+    """A method of a session whose CPU time is counted where it monitors, once: a call inside of another is part of it.
+
+    Other presets record what they were asked for at any cost, and their time is no part of the budget.
+    """
+
+    @functools.wraps(method)
+    def run(self: Of, *args: More.args, **kwargs: More.kwargs) -> Found:
+        if not self._monitors or self._spending:
+            return method(self, *args, **kwargs)
+        self._spending, begin = True, time.thread_time()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._spending = False
+            self._spend(time.thread_time() - begin)
+
+    return run
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trueline.capture.model.layout import clean_name, unwrap
 from trueline.capture.model.world import world_size
@@ -65,12 +66,15 @@ class Idle:
     def pause(self) -> None:
         """Nothing."""
 
-    resume = close_step = detach = abandon = pause
+    resume = close_step = abandon = pause
 
-    def open_step(self, step: int) -> None:
+    def open_step(self, step: int, *, sampled: bool = True) -> None:
         """Nothing."""
 
-    def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
+    def begin_update(self, optimizer: Optimizer | None = None, *, gradients_ready: bool = True) -> None:
+        """Nothing."""
+
+    def detach(self, *, raised: bool = False) -> None:
         """Nothing."""
 
     def save(self, name: str, value: Tensor) -> None:
@@ -84,10 +88,11 @@ def make_session(
     write: Callable[[Record], None],
     failed: Callable[[Exception], None],
     notes: list[str],
+    spend: Callable[[float], None] = lambda _: None,
 ) -> AnySession:
     """A Session, or where there is no Plan by which this rank records, one that does nothing."""
     if plan is None:
         return Idle()
     from trueline.capture.record.session import Session
 
-    return Session(model, plan=plan, write=write, failed=failed, notes=notes)
+    return Session(model, plan=plan, write=write, failed=failed, notes=notes, spend=spend)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trueline.capture.model.layout import clean_name, holds_padding, unwrap
 from trueline.capture.model.untraced import in_backward
@@ -25,12 +26,14 @@ from trueline.capture.record.calls import Call, Calls, Selection
 from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
-from trueline.capture.record.guard import Guard, guarded
+from trueline.capture.record.guard import Guard, counted, guarded
 from trueline.capture.record.hooks import GradientHooks, ModuleCalls, Places
 from trueline.capture.record.preparation import TOO_MANY, Preparation, is_aside
 from trueline.capture.record.stacks import Stacks, frame_of_update
+from trueline.capture.record.updates import Updates
 from trueline.capture.record.values import apart
 from trueline.schema.plan import Plan
+from trueline.schema.records import StepRecords
 from trueline.schema.roles import Record
 from trueline.schema.run_manifest import note_of_compiled
 
@@ -49,7 +52,7 @@ class Session:
     """Records the steps of ``model`` that ``plan`` asks for, and hands them to ``write``.
 
     ``failed(error)`` is called once with an exception of Trueline's; recording then stops and training goes on. Lines
-    on what cannot be recorded are added to ``notes``.
+    on what cannot be recorded are added to ``notes``. ``spend(seconds)`` is told the CPU time of a monitor.
     """
 
     def __init__(
@@ -60,8 +63,11 @@ class Session:
         write: Callable[[Record], None],
         failed: Callable[[Exception], None],
         notes: list[str] | None = None,
+        spend: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.notes = notes if notes is not None else []
+        self._spend, self._spending = spend, False
+        self._ring: deque[Record] | None = None
         self._model = model
         self._write = write
         self._failed = failed
@@ -78,6 +84,7 @@ class Session:
         self._backward = BackwardCalls(self._mode, ended=self._after_backward)
         self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
+        self._updates = Updates()
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
         self._update: tuple[FrameType, int] | None = None
@@ -90,21 +97,35 @@ class Session:
         if plan is None:
             return
         self._plan = plan
-        self._modules_too = plan.preset in ("modules", "mix")
+        self._monitors = plan.preset == "monitor"
+        self._modules_too = plan.preset in ("modules", "mix", "monitor")
         self._functions_too = plan.preset in ("ops", "mix")
         self._selection = Selection(plan)
         self._buffer.follow(plan)
+        self._follow_ring(plan.ring)
+
+    def _follow_ring(self, length: int | None) -> None:
+        """Keep so many steps in memory from now on, of those that are there the latest; with None write these."""
+        kept = self._ring or ()
+        self._ring = None if length is None else deque(kept, maxlen=length)
+        if self._ring is None:
+            for record in kept:
+                self._write(record)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def wants(self, step: int) -> bool:
-        """Whether the Plan asks for ``step``."""
-        return not self._broken and not self._asleep and self._selection.wants_step(step)
+    def wants(self, step: int, *, sampled: bool = True) -> bool:
+        """Whether the Plan asks for ``step``; a monitor takes those that are ``sampled``, or all of a stretch."""
+        left_out = self._monitors and not sampled and self._plan.next_steps is None
+        if self._broken or self._asleep or left_out:
+            return False
+        return self._selection.wants_step(step)
 
-    def open_step(self, step: int) -> None:
+    @counted
+    def open_step(self, step: int, *, sampled: bool = True) -> None:
         """Begin to record ``step``, if the Plan asks for it."""
         self.drain()
-        if self._open or not self.wants(step):
+        if self._open or not self.wants(step, sampled=sampled):
             return
         self._open = True
         self._phase, self._scope = "fwd", ""
@@ -128,7 +149,8 @@ class Session:
             if not foreign_note():
                 self._push()
 
-    def begin_update(self, optimizer: str = "", *, gradients_ready: bool = True) -> None:
+    @counted
+    def begin_update(self, optimizer: Optimizer | None = None, *, gradients_ready: bool = True) -> None:
         """The optimizer is about to change the parameters: record them and the gradients that it receives. With a
         closure the step has not been computed yet, and neither is recorded.
         """
@@ -148,8 +170,11 @@ class Session:
                 if param.grad is not None and self._selection.enters("grad", name):
                     self._buffer.see(self._calls.next("grad", name, "param"), [("grad", param.grad)])
             self._pads = holds_padding(self._root)
-        self._phase, self._scope = "opt", optimizer
+            if self._monitors and optimizer is not None:
+                self._updates.begin(self._root, optimizer, self._selection)
+        self._phase, self._scope = "opt", type(optimizer).__name__ if optimizer is not None else ""
 
+    @counted
     def close_step(self) -> None:
         """The step is over: write it as soon as its numbers are on the host."""
         self._mode.remove()
@@ -157,8 +182,11 @@ class Session:
         if not self._open:
             return
         self._collectives.finish()
+        updates = self._updates
         self._unhook()
         with Guard(self):
+            for name, slots in updates.end():
+                self._buffer.see(self._calls.next("opt", name, "param"), slots)
             self._settle()
             if not self._buffer.num_rows:
                 self._note(self._selection.nothing_of(self._buffer.step))
@@ -174,10 +202,15 @@ class Session:
                 step = self._unwritten.popleft()
                 step.wait()
                 for record in step.records():
-                    self._write(record)
+                    if self._ring is not None and isinstance(record, StepRecords):
+                        self._ring.append(record)
+                    else:
+                        self._write(record)
 
-    def detach(self) -> None:
-        """Write what is left, also of a step that no update has ended: an evaluation, or the one that raised."""
+    def detach(self, *, raised: bool = False) -> None:
+        """Write what is left, also of a step that no update has ended: an evaluation, or the one that ``raised``. What
+        is kept in a ring is written in the latter case.
+        """
         if self._open:
             if self._updated and not self._preparation.has_passes:  # what followed the last update is no step
                 self._buffer.begin(self._buffer.step)
@@ -185,6 +218,8 @@ class Session:
                 self.close_step()
         self._unhook()
         self.drain(wait=True)
+        if raised:
+            self._follow_ring(None)
 
     def abandon(self) -> None:
         """Remove all hooks and write nothing, in a process that was forked: its parent goes on recording."""
@@ -214,6 +249,7 @@ class Session:
 
     # -- what the hooks call ---------------------------------------------------------------------------------------
 
+    @counted
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._open:
             return
@@ -227,6 +263,7 @@ class Session:
             call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
         self._running.append(_Running(name, call, pushed))
 
+    @counted
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if not self._open or not self._running:
             return
@@ -397,6 +434,7 @@ class Session:
                 if x.requires_grad:
                     self._gradients.watch(x, call, slot)
 
+    @counted
     @guarded
     def _gradient(self, places: Places, gradient: Tensor | None) -> None:
         self._phase = "grad"
@@ -406,6 +444,7 @@ class Session:
         for call, slot in zip(flat, flat, strict=True):
             self._buffer.see(call, ((slot, gradient),), phase="bwd")
 
+    @counted
     def _begin_collective(self, op: str, args: str, slots: arguments.Slots, frame: FrameType | None) -> Call | None:
         module = self._running[-1].name if self._running else ""
         name = f"{module}.{op}" if module else op
@@ -416,6 +455,7 @@ class Session:
         self._see_sent(call, slots)
         return call
 
+    @counted
     def _see_sent(self, call: Call, slots: arguments.Slots, note: str | None = None) -> None:
         if self._open:
             self._buffer.changed(slots)
@@ -440,7 +480,7 @@ class Session:
         return "fwd" if self._running else "bwd"
 
     def _stack(self, frame: FrameType | None) -> int | None:
-        if frame is None or not self._plan.stacks:
+        if frame is None or not self._plan.stacks or self._monitors:
             return None
         return self._stacks.take(frame, None if self._running else self._update)
 
@@ -464,6 +504,7 @@ class Session:
         self._open = False
         self._running = []
         self._update = None
+        self._updates = Updates()
         self._mode.remove()
         self._backward.detach()
         self._modules.detach()

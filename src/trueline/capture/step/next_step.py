@@ -39,7 +39,9 @@ class NextStep:
         self.stop = ""
         """Why training is to stop before the step that was decided last; empty: it is not."""
         failed = partial(self.parts.end, "recording")
-        self._make_session = partial(make_session, model, write=write, failed=failed, notes=watching.adapter.notes)
+        self._make_session = partial(
+            make_session, model, write=write, failed=failed, notes=watching.adapter.notes, spend=self.parts.time.add
+        )
         self.parts.session = self._make_session(plan=self.live.records)
 
     def decide(self, number: int) -> Step:

@@ -97,7 +97,7 @@ class Recorder:
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
         """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
         self._updating = True
-        self.parts.session.begin_update(type(optimizer).__name__, gradients_ready=gradients_ready)
+        self.parts.session.begin_update(optimizer, gradients_ready=gradients_ready)
         if not self._step.watched:
             return
         with self.parts.guarded("passes"):
@@ -156,7 +156,7 @@ class Recorder:
             self.drain(patience_s=exchange.PATIENCE_S)
         with self.parts.guarded("close"):
             self._write_last()
-        self.parts.session.detach()
+        self.parts.session.detach(raised=raised is not None)
         self._leave()
         if raised is not None:
             with self.parts.guarded("close"):
@@ -181,7 +181,7 @@ class Recorder:
         self._step = self._next.decide(self._now)
         self.contributions.begin(self.layout.params)
         self._probing.begin(self._step)
-        self.parts.session.open_step(self._now)
+        self.parts.session.open_step(self._now, sampled=self._step.sampled)
 
     def _await_decision(self) -> None:
         """Read every sum that may change the interval or the Plan from this step on, so that all ranks decide alike.
