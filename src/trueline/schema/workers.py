@@ -223,6 +223,19 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "loss scale taken out, at a few elements; None if unseen or by no single number.",
     ),
     Column(
+        "loss_scale",
+        "float64",
+        "",
+        "What a GradScaler of torch multiplied the losses of this step by, where `grads_factor` was looked for and the "
+        "optimizer holds the model's own parameters.",
+    ),
+    Column(
+        "passes_begun",
+        "int32",
+        "backward passes",
+        "Where `token_weights` are, backward passes of the step, those among them whose gradients were then cleared.",
+    ),
+    Column(
         "influence",
         "list<float64>",
         "",

@@ -3,7 +3,9 @@
 What it finds
 -------------
 A loss that is not divided by the accumulation steps, is divided twice, or is multiplied by a constant: the learning
-rate and the clipping norm are in effect that many times as large.
+rate and the clipping norm are in effect that many times as large. Gradients that still have the scale of a `GradScaler`
+when the optimizer updates, or are divided by it twice. Gradients that are cleared in front of each micro-batch, so that
+only the last one counts.
 
 Why it matters
 --------------
@@ -20,6 +22,11 @@ What the script does to gradients after backward is seen, too, at a few elements
 sum comes to 1, nothing is wrong, and where they are so much smaller that it comes to less (clipped, perhaps), nothing
 is said. It is reported where it was the same wrong sum in at least half of the steps that tell since the first one, and
 it is a warning: a constant factor can be meant.
+
+What a `GradScaler` of torch multiplied the loss by is to be divided out of gradients before the update, once: at the
+same few elements, gradients that are as many times too large as the scale, or too small, at three steps or more and all
+that tell since, have it in them or were divided twice. That needs no cross-entropy. Optimizers that divide by
+themselves (`fused`) or hold copies of the model's parameters are left alone.
 
 Left alone are sums that are meant: a token that weighs 1, or 1 over the number of samples (the sum over a sample's
 tokens); as many as there are ranks (multiplied since the reduction averages), unless that is also the number of
@@ -57,7 +64,7 @@ optimizer.step()
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,10 +79,13 @@ from trueline.store.reader import Run
 
 CODE = "loss-scale-wrong"
 QUESTION = "weights"
-NEEDS: tuple[str, ...] = ("token_weights", "grads_factor")
+NEEDS: tuple[str, ...] = ("token_weights", "grads_factor", "loss_scale", "passes_begun")
 
 NEAR = 0.02
 """Relative difference within which factors that were measured at gradients are equal: those of bfloat16 are."""
+
+FEWEST = 3
+"""Steps at which a factor is the loss scale for that to be no coincidence."""
 
 LOSS_SCALE = 16.0
 """Powers of two from here on may be a loss scale."""
@@ -93,7 +103,61 @@ class _Sum:
 
 
 def check(run: Run) -> list[Finding]:
-    """Findings of sums that are not 1; raises ``CannotTell`` where no step tells, or the sum may be meant."""
+    """Findings of loss scales that are left in gradients or taken out twice, and of sums that are not 1; raises
+    ``CannotTell`` where no step tells, or the sum may be meant.
+    """
+    scaled = [finding for kind, power in _OF_SCALE.items() for finding in _of_scale(run, kind, power)]
+    try:
+        return [*scaled, *_of_sums(run)]
+    except CannotTell:
+        if not scaled:
+            raise
+        return scaled
+
+
+def _of_scale(run: Run, kind: str, power: int) -> Iterator[Finding]:
+    """Where gradients at the update are the loss scale to ``power`` times too large, on all ranks."""
+    ranks = data_parallel_ranks(run)
+    columns = [run.ranks.index(rank) for rank in ranks]
+    (scales, has_scale), (factors, has_factor) = (run.pivot(name) for name in ("loss_scale", "grads_factor"))
+    told_T = has_scale[:, columns].all(axis=1) & has_factor[:, columns].all(axis=1)
+    scale_TN, factor_TN = scales[told_T][:, columns], factors[told_T][:, columns]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        near_TN = np.abs(factor_TN / scale_TN**power - 1) <= NEAR
+    wrong_T = np.all(near_TN & ((scale_TN >= 2) | (scale_TN <= 0.5)), axis=1)
+    steps, first = run.steps[told_T], int(np.argmax(wrong_T)) if wrong_T.any() else 0
+    if int(wrong_T.sum()) < FEWEST or not wrong_T[first:].all():
+        return
+    factor, scale = float(factor_TN[first, 0]), float(scale_TN[first, 0])
+    yield Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"Gradients are {factor:.6g} times what the loss says at "
+        f"{steps_text(steps[first:].tolist(), among=steps.tolist())}: {_SAID[kind].format(scale=f'{scale:g}')}.",
+        ranks=tuple(ranks),
+        step_first=int(steps[first]),
+        step_last=int(steps[-1]),
+        sites=tuple(str(Site(int(steps[first]), 0, rank, "bwd", "all")) for rank in ranks[:2]),
+        measured=factor,
+        expected=1.0,
+        unit="times the gradient of the loss, at the update",
+        false_alarm_rate=0.0,
+        evidence={"kind": kind, "steps": steps[first:][:100].tolist()},
+        next=(
+            "Step the optimizer by scaler.step(optimizer), which divides gradients by the scale unless "
+            "scaler.unscale_(optimizer) has; divide nowhere else.",
+        ),
+    )
+
+
+_OF_SCALE = {"never-unscaled": 1, "unscaled-twice": -1}
+_SAID = {
+    "never-unscaled": "they still have the loss scale {scale}",
+    "unscaled-twice": "they are divided by the loss scale {scale} twice",
+}
+
+
+def _of_sums(run: Run) -> list[Finding]:
     every = weighed_steps(run)
     most = max(each.num_micro or 0 for each in every)
     whole = [each for each in every if each.num_micro == most and (not each.differs or each.is_means)]
@@ -120,7 +184,22 @@ def check(run: Run) -> list[Finding]:
     num_ranks = len(data_parallel_ranks(run))
     if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
         raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
-    return [_finding(wrong, value, among=[each.of.step for each in known], noun=noun_of(run), num_ranks=num_ranks)]
+    steps = [each.of.step for each in known]
+    begun = _num_begun(run, wrong)
+    return [_finding(wrong, value, among=steps, noun=noun_of(run), num_ranks=num_ranks, begun=begun)]
+
+
+def _num_begun(run: Run, wrong: Sequence[_Sum]) -> int:
+    """How many backward passes each step began on each rank, where gradients were cleared in front of each, so that the
+    last one alone counts, with the weight of its share; else 0.
+    """
+    begun, measured = run.pivot("passes_begun")
+    steps = np.isin(run.steps, [each.of.step for each in wrong])
+    columns = [run.ranks.index(rank) for rank in data_parallel_ranks(run)]
+    counts = np.unique(begun[steps][:, columns]) if measured[steps][:, columns].all() else np.zeros(0)
+    num = int(counts[0]) if len(counts) == 1 else 0
+    alone = num > 1 and all(each.of.num_micro == 1 and _is(each.value * num, 1.0, NEAR) for each in wrong)
+    return num if alone else 0
 
 
 def _sums(run: Run, steps: Sequence[Weighed]) -> list[_Sum]:
@@ -199,7 +278,9 @@ def _is(value: float, number: float, near: float) -> bool:
     return abs(value / number - 1) <= near
 
 
-def _finding(wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun: str, num_ranks: int) -> Finding:
+def _finding(
+    wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun: str, num_ranks: int, begun: int
+) -> Finding:
     steps = [each.of.step for each in wrong]
     told = wrong[0].of
     ranks = tuple(sorted(told.by_rank))
@@ -207,7 +288,7 @@ def _finding(wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun:
         code=CODE,
         severity="warning",
         claim=f"All {noun}s together weigh {value:.4g} at {steps_text(steps, among=among)}"
-        f"{_because(value, told, num_ranks)}.",
+        f"{_because(value, told, num_ranks, begun)}.",
         ranks=ranks,
         step_first=min(steps),
         step_last=max(steps),
@@ -216,8 +297,10 @@ def _finding(wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun:
         expected=1.0,
         unit=f"sum of the weights of all {noun}s",
         false_alarm_rate=0.0,
-        evidence={"steps": steps[:100], "num_micro": told.num_micro},
-        next=(
+        evidence={"kind": "cleared-early" if begun else "sum", "steps": steps[:100], "num_micro": told.num_micro},
+        next=("Call optimizer.zero_grad() once an update, not in front of each micro-batch.",)
+        if begun
+        else (
             "Print what the loss of each micro-batch is multiplied and divided by: the mean over all "
             f"{noun}s of a step is what an optimizer's usual learning rates are for.",
             "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
@@ -225,7 +308,9 @@ def _finding(wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun:
     )
 
 
-def _because(value: float, told: Weighed, num_ranks: int) -> str:
+def _because(value: float, told: Weighed, num_ranks: int, begun: int) -> str:
+    if begun:
+        return f": gradients of {begun - 1} of {begun} micro-batches were cleared before the update"
     micros, near = told.num_micro or 1, LEAST + told.rounding
     if micros > 1 and _is(value, micros, near):
         return f": the loss is not divided by the {micros} micro-batches of a step"

@@ -60,27 +60,39 @@ class TokenWeightProbe:
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``token_weights``, float64 [M, fields], and the gradients looked at, ``grads_left`` and ``grads_used``."""
-        rows, left, params = self._rows, self._left, self._params
-        scaled_inside = loss_scaling.inside(step.optimizer)
+        """``token_weights``, float64 [M, fields], ``passes_begun``, the gradients looked at, ``grads_left`` and
+        ``grads_used``, and the loss scale of each pass, ``grads_scales``, float64 [M]; as ``own_scales`` too where a
+        scaler of torch has it and the optimizer holds these parameters.
+        """
+        rows, scales, left, params = self._rows, self._loss_scales, self._left, self._params
+        scaled_inside, by_torch = loss_scaling.inside(step.optimizer), self._by_torch
         self._forget(due=False)
         taken = step.counted.take("token_weights", rows, backward=True)
-        if not taken or left is None or not step.gradients_known or scaled_inside:
-            return taken
+        if not taken:
+            return {}
+        found: dict[str, Any] = {**taken, "passes_begun": len(rows)}
+        if left is None or not step.gradients_known or scaled_inside:
+            return found
         used = _few_gradients(params)
-        return taken if used is None or used.shape != left.shape else {**taken, "grads_left": left, "grads_used": used}
+        if used is None or used.shape != left.shape:
+            return found
+        names = ("grads_scales", "own_scales")[: 2 if by_torch and _holds(step.optimizer, params) else 1]
+        for name in names:
+            found |= step.counted.take(name, scales, backward=True)
+        return found | {"grads_left": left, "grads_used": used}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``token_weights`` and ``grads_factor``."""
+        """``token_weights``, ``grads_factor`` and ``loss_scale``."""
         if "token_weights" not in host:
             return {}
         rows_MF = host["token_weights"].numpy().copy()
-        scale_M = rows_MF[:, 4]
-        rows_MF[:, 2:4] /= scale_M[:, None]
+        rows_MF[:, 2:4] /= rows_MF[:, 4:5]
         columns: dict[str, Any] = {"token_weights": rows_MF.ravel().tolist()}
-        if "grads_left" in host and np.isfinite(scale_M).all() and np.ptp(scale_M) == 0:
+        scale_M = host["grads_scales"].numpy() if "grads_left" in host else np.full(1, np.nan)
+        if np.isfinite(scale_M).all() and np.ptp(scale_M) == 0:
             factor = _factor(host["grads_left"].double().numpy(), host["grads_used"].double().numpy())
             columns["grads_factor"] = None if factor is None else factor * float(scale_M[0])
+            columns |= {"loss_scale": float(scale_M[0])} if "own_scales" in host else {}
         return columns
 
     def detach(self) -> None:
@@ -93,14 +105,16 @@ class TokenWeightProbe:
     def _forget(self, *, due: bool) -> None:
         self._due = due
         self._rows: list[tuple[Pass, Tensor]] = []
+        self._loss_scales: list[tuple[Pass, Tensor]] = []
         self._left: Tensor | None = None
         self._params: Sequence[Tensor] = ()
         self._scaler: Any = None
-        self._scales = self._reading = False
+        self._scales = self._reading = self._by_torch = False
 
     def _at_scale(self, scaler: Any, outputs: Any) -> None:
         if self._due and loss_scaling.is_on(scaler):
             self._scaler, self._scales = scaler, True
+            self._by_torch = isinstance(scaler, torch.amp.GradScaler)
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         one = self._passes.begun
@@ -121,11 +135,14 @@ class TokenWeightProbe:
         base = local(roots[0]).detach().to(torch.float64).reshape(-1)[:1]
         number, rows = len(self._rows), self._rows
         rows.append((one, base.new_full((1, NUM_FIELDS), math.nan).index_fill_(1, _at(base, 0), float(doubt))))
+        given = math.nan if unclear else loss_scale
+        known = given.detach().to(base, copy=True) if isinstance(given, Tensor) else base.new_full((1,), given)
+        self._loss_scales.append((one, known.reshape(1)))
         if isinstance(found, int) or unclear:
             return
         roundings, reduction, scalings = found.depth + CONSTANTS, found.reduction, found.scalings
         dtypes = [root.dtype for root in roots]
-        scale = loss_scale.detach().to(base) if isinstance(loss_scale, Tensor) else base.new_full((), loss_scale)
+        scale = known
 
         def take(tokens: Tensor, least: Tensor, greatest: Tensor, dtype: torch.dtype) -> None:
             with self._guard(self.name), torch.no_grad():
@@ -142,6 +159,12 @@ class TokenWeightProbe:
         self._reading = False
         with self._guard(self.name), torch.no_grad():
             self._left = _few_gradients(self._params)
+
+
+def _holds(optimizer: torch.optim.Optimizer | None, params: Sequence[Tensor]) -> bool:
+    """Whether it updates these, and not copies of them."""
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]} if optimizer else set[int]()
+    return all(id(param) in held for param in params)
 
 
 def _at(like: Tensor, place: int) -> Tensor:

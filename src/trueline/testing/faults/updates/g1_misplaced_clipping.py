@@ -123,7 +123,7 @@ ENTRIES = (
         "unscaled-twice",
         "gradients are unscaled twice",
         unscaled_twice,
-        must_find=("reduction-mismatch",),
+        must_find=("reduction-mismatch|loss-scale-wrong",),
         world_size=2,
         ranks=(0, 1),
     ),

@@ -7,7 +7,9 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.healthy_run import healthy_rows, write_run
+from tests.unit.trained_updates import mlp
 
 import trueline
 from trueline.analyze.workers.token_weighting import LEAST
@@ -58,6 +60,59 @@ def test_means_of_micro_batches_are_a_warning(tmp_path):
     assert (finding.severity, finding.false_alarm_rate, finding.step_first) == ("warning", 0.0, 0)
     assert finding.measured >= 2
     assert "each micro-batch's loss is a mean over its own tokens, which are" in finding.claim
+
+
+@pytest.mark.parametrize(
+    ("share", "begun", "kind"), [(1 / 4, 4, "cleared-early"), (1 / 4, 1, "sum"), (1 / 4, 3, "sum"), (1.0, 4, None)]
+)
+def test_one_pass_of_several_that_were_begun_counts(tmp_path, share, begun, kind):
+    """Gradients of the others were cleared: by mistake, if this one weighs its share, or like a generator's."""
+    found = findings(run_of(tmp_path / "run", lambda counts: share / counts, num_micro=1, passes_begun=begun))
+    assert [each.evidence["kind"] for each in found.values()] == ([] if kind is None else [kind])
+
+
+SCALE = 2.0**10
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("by the scaler", None),
+        ("clipped", None),
+        ("by hand", None),
+        ("fused", None),
+        ("off", None),
+        ("copies", None),
+        ("never", "never-unscaled"),
+        ("twice", "unscaled-twice"),
+    ],
+)
+def test_the_loss_scale_is_taken_out_once(tmp_path, how, kind):
+    torch.manual_seed(0)
+    model = mlp()
+    params = list(model.parameters())
+    held = [param.detach().clone() for param in params] if how == "copies" else params
+    optimizer = torch.optim.SGD(held, lr=1e-3, fused=how == "fused")
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=how != "off")
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan={"every": 1}):
+        for _ in range(6):
+            scaler.scale(model(torch.randn(8, 16)).square().mean()).backward()
+            for param, one in zip(params, held, strict=True):
+                if how == "copies":
+                    one.grad = param.grad / SCALE
+                elif how in ("by hand", "twice"):
+                    param.grad /= SCALE
+            if how == "clipped":
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(params, 1e-2)
+            if how in ("by hand", "copies", "never"):
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            model.zero_grad()
+    found = findings(tmp_path / "run")
+    assert [each.evidence["kind"] for each in found.values()] == ([] if kind is None else [kind])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -12,6 +12,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "loss-scale-wrong": "always",
+        "loss-scale-wrong/sum": "always",
         "structure-differs": "often",
         "first-divergence": "often",
     },
