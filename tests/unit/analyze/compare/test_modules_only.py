@@ -77,14 +77,16 @@ def record(
     scaler: torch.amp.GradScaler | None = None,
     clip: float | None = None,
     compiled: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     torch.manual_seed(0)
-    model = torch.compile(made(), backend="eager") if compiled else made()
+    model = torch.compile(made().to(dtype), backend="eager") if compiled else made()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "modules"})
     draw = torch.Generator().manual_seed(1)
     for _ in range(2):
         x_BLD, y_B = torch.randn(4, 5, 6, generator=draw), torch.randint(3, (4,), generator=draw)
+        x_BLD = x_BLD.to(dtype)
         with watch.step():
             loss = loss_of(model(x_BLD), y_B)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -185,3 +187,11 @@ def test_gradients_of_a_compiled_model_are_rounding_or_its_code(tmp_path: Path) 
     finding = leading(record(tmp_path / "wrong", lambda: Model(keys_detached), compiled=True), ref)
     assert finding.sites[0] == "0.0/r0/bwd/Model#0:out0"
     assert "made by code of Model, which was not recorded, at 0.0/r0/bwd/" in finding.claim
+
+
+def test_what_a_compiled_model_draws_in_another_dtype_cannot_be_judged(tmp_path: Path) -> None:
+    def noisy() -> nn.Module:
+        return Model(lambda q, k, v: attended(q, k, v) + torch.randn_like(v))
+
+    ref = record(tmp_path / "ref", noisy, compiled=True)
+    assert compare(record(tmp_path / "run", noisy, compiled=True, dtype=torch.float64), ref).exit_code == 3

@@ -349,14 +349,15 @@ class Expected:
 
     def _rounding_within(self, module: str, dtype: str) -> float:
         """What a compiled ``module`` adds to differences: that of its parameters, and a rounding for each, in the
-        coarsest dtype that is seen.
+        coarsest dtype that is seen; under autocast three, of what a product takes, of the parameter and of the result.
         """
         names = dict(self._params_in(module)) or self._by_param
         for root in names.values():
             if root in self._known and _is_float(self._known[root].dtype):
                 dtype = coarser(dtype, self._known[root].dtype)
         dtype = coarser(dtype, self._autocast) if self._autocast else dtype
-        own = _both(op_rounding_rel("unknown", dtype, dtype)) * math.sqrt(len(names) or 1) if _is_float(dtype) else 0.0
+        num = (len(names) or 1) * (3 if self._autocast else 1)
+        own = _both(op_rounding_rel("unknown", dtype, dtype)) * math.sqrt(num) if _is_float(dtype) else 0.0
         return math.hypot(own, self._rel_together(list(names.values())))
 
     def _params_in(self, module: str) -> Iterator[tuple[str, int]]:

@@ -172,6 +172,7 @@ class Divergence:
         self._moved = moved
         self._tainted = tainted
         self._retraced = same_update
+        self._compiled = alignment.mine.compiled | alignment.theirs.compiled
         self._multiples = multiples
         self._chances: list[float] = []
         self._run_is_guide = len(alignment.mine.values) >= len(alignment.theirs.values)
@@ -392,7 +393,7 @@ class Divergence:
             own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
             return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
         if judgement == "beyond" and (
-            _draws_in_another_dtype(value, twin) or _may_draw_in_another_dtype(value, twin, expectation, distance)
+            _draws_in_another_dtype(value, twin) or self._may_draw_in_another_dtype(value, twin, expectation, distance)
         ):
             return _Outcome("within", distance, replace(expectation, rel=UNRELATED, decided=True), DRAWN)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
@@ -441,6 +442,17 @@ class Divergence:
         return any(key in self._incomparable_calls for key in keys) or any(
             s in self._without_twin for s in expectation.sources
         )
+
+    def _may_draw_in_another_dtype(
+        self, value: Value, twin: Value, expectation: Expectation, distance: Distance
+    ) -> bool:
+        """Whether code that was not recorded, as that of a compiled module, made the values, of two dtypes, so
+        differently that random numbers may do.
+        """
+        compiled = value.returned and value.site.name in self._compiled
+        unseen = (expectation.origin == "unrecorded" or compiled) and value.site.phase == "fwd"
+        floats = value.dtype in UNIT_ROUNDOFF and twin.dtype in UNIT_ROUNDOFF
+        return unseen and floats and value.dtype != twin.dtype and (distance.rel or 0.0) > COARSE_REL
 
     def _floor(
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
@@ -537,13 +549,6 @@ def _draws_in_another_dtype(value: Value, twin: Value) -> bool:
     if not value.returned or value.kind != "op" or function_of(value.api) not in RANDOM:
         return False
     return value.dtype != twin.dtype and value.args == twin.args
-
-
-def _may_draw_in_another_dtype(value: Value, twin: Value, expectation: Expectation, distance: Distance) -> bool:
-    """Whether code that was not recorded made the values, of two dtypes, so differently that random numbers may do."""
-    unseen = expectation.origin == "unrecorded" and value.site.phase == "fwd"
-    floats = value.dtype in UNIT_ROUNDOFF and twin.dtype in UNIT_ROUNDOFF
-    return unseen and floats and value.dtype != twin.dtype and (distance.rel or 0.0) > COARSE_REL
 
 
 def _written_over(value: Value) -> bool:
