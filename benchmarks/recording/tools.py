@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn, optim
+
+OPS = ("min", "max", "mean", "norm", "nans", "zeros")
+"""Statistics that msProbe's monitors compute."""
 
 FAR = 10**6
 """A step that no run gets to."""
@@ -94,6 +98,45 @@ class MsProbe(Bare):
     def num_values(self) -> int:
         documents = (json.loads(path.read_text()) for path in self.folder.glob("step*/*/dump.json"))
         return sum(sum(1 for _ in _tensors(document["data"])) for document in documents)
+
+
+class MonitorV1(Bare):
+    """``TrainerMon`` of mindstudio-probe; ``settings`` are keys of its configuration beside the statistics."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder / "monitor"
+        self._settings = settings
+
+    def prepare(self) -> None:
+        os.environ["MONITOR_OUTPUT_DIR"] = str(self.folder)
+
+    def attach(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
+        from msprobe.pytorch import TrainerMon
+
+        config = self.folder.parent / "monitor.json"
+        config.write_text(json.dumps({"targets": {}, "format": "csv", "ops": list(OPS), **self._settings}))
+        self._monitor = TrainerMon(str(config), params_have_main_grad=False)
+        self._monitor.set_monitor(model=model, optimizer=optimizer, grad_acc_steps=1)
+
+    def num_values(self) -> int:
+        return sum(max(path.read_text().count("\n") - 1, 0) for path in self.folder.rglob("*.csv"))
+
+
+class MonitorV2(MonitorV1):
+    """``TrainerMonitorV2`` of mindstudio-probe; ``settings`` are its monitors, each with its own settings."""
+
+    def attach(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
+        from msprobe.core.monitor_v2.trainer import TrainerMonitorV2
+
+        config = self.folder.parent / "monitor.json"
+        self.folder.mkdir()
+        monitors = {name: {"enabled": True, "ops": list(OPS), **more} for name, more in self._settings.items()}
+        config.write_text(json.dumps({"framework": "pytorch", "output_dir": str(self.folder), "monitors": monitors}))
+        self._monitor = TrainerMonitorV2(str(config), fr="pytorch")
+        self._monitor.start(model=model, optimizer=optimizer)
+
+    def close(self) -> None:
+        self._monitor.stop()
 
 
 class Trueline(Bare):

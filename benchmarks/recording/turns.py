@@ -16,9 +16,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recording.tools import Bare, MsProbe, Tool, Trueline
+from benchmarks.recording.tools import Bare, MonitorV1, MonitorV2, MsProbe, Tool, Trueline
 
 TOOLS: dict[str, type[Bare]] = {"bare": Bare, "msprobe": MsProbe, "trueline": Trueline}
+TOOLS |= {"monitor-v1": MonitorV1, "monitor-v2": MonitorV2}
 IDLE_S = 0.05
 """A process is idle when it used less than a fiftieth of this much time of a core in this much time."""
 PATIENCE_S = 60.0

@@ -261,6 +261,10 @@ class Selection:
             wanted = self._known[name] = any(fnmatch.fnmatchcase(name, glob) for glob in self._globs)
         return wanted
 
+    def wants_module(self, name: str) -> bool:
+        """Whether anything of the forward pass of a module is recorded, or it may end the range ``between``."""
+        return self._between is not None or ("fwd" in self._begun and self.wants(name))
+
     def enters(self, phase: str, name: str) -> bool:
         """Whether a call that begins now is recorded, or in phase fwd only its gradients; it may be the first of the
         range.

@@ -35,10 +35,12 @@ class ModuleCalls:
         self.compiled: list[str] = []
         """Names of the modules at which compiled code begins: what runs inside them is not seen."""
 
-    def attach(self) -> None:
-        """Put the hooks on."""
+    def attach(self, *, wants: Callable[[str], bool] | None = None) -> None:
+        """Put the hooks on, with ``wants`` only on the model itself and on modules of these names."""
         self.compiled = []
-        for name, module in eager_modules(self._model, self.compiled):
+        for place, (name, module) in enumerate(eager_modules(self._model, self.compiled)):
+            if place and wants is not None and not wants(name):
+                continue
             enter, leave = Hook(functools.partial(self._enter, name)), Hook(functools.partial(self._leave, name))
             self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             self._handles.append(module.register_forward_hook(leave, always_call=True))

@@ -137,7 +137,7 @@ class Session:
         self._buffer.begin(step)
         self._gradients = GradientHooks(self._gradient)
         with Guard(self):
-            self._modules.attach()
+            self._modules.attach(wants=self._selection.wants_module if self._monitors else None)
             self._backward.attach(sees_functions=self._functions_too)
             if "comm" in self._selection.phases:
                 self._collectives.attach()
