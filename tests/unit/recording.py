@@ -25,7 +25,7 @@ class Recording:
         self.notes: list[str] = []
         self.session = Session(model, plan=Plan.load(plan), write=self._take, failed=_raise, notes=self.notes)
         if optimizer is not None:
-            optimizer.register_step_pre_hook(lambda *_: self.session.begin_update(type(optimizer).__name__))
+            optimizer.register_step_pre_hook(lambda *_: self.session.begin_update(optimizer))
             optimizer.register_step_post_hook(lambda *_: self.session.close_step())
 
     def step(self, number: int, run: Callable[[], Any]) -> list[Row]:

@@ -104,7 +104,7 @@ class Recording:
         if not self._updated:
             self._updated = True
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
-            self._session.begin_update(type(optimizer).__name__, gradients_ready=closure is None)
+            self._session.begin_update(optimizer, gradients_ready=closure is None)
 
     def _describe(self) -> None:
         manifest = Manifest(
