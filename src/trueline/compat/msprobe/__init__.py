@@ -1,6 +1,6 @@
-"""msProbe's ``PrecisionDebugger`` and ``seed_all`` over Trueline: change the import, keep the script and config.json.
+"""msProbe's ``PrecisionDebugger``, ``TrainerMon`` and ``seed_all``: change the import, keep the script and its JSON.
 
-from trueline.compat.msprobe import PrecisionDebugger, seed_all
+from trueline.compat.msprobe import PrecisionDebugger, TrainerMon, seed_all
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from trueline.compat.msprobe.debugger import PrecisionDebugger
+from trueline.compat.msprobe.monitor import TrainerMon
 from trueline.compat.msprobe.seeding import seed_all
 from trueline.schema.errors import InputError
 
-__all__ = ["PrecisionDebugger", "seed_all"]
+__all__ = ["PrecisionDebugger", "TrainerMon", "seed_all"]
 
 _INSTEAD = {
-    "TrainerMon": "Watch gradients of all workers with trueline.watch(model, optimizer, out=...).",
     "module_dump": "Record one module with its FQN in 'list' at level L0.",
     "module_dump_end": "Record one module with its FQN in 'list' at level L0.",
     "random_save": "Print the report that trueline.seed_all returns.",

@@ -109,14 +109,14 @@ def settings_of(
 
     Raises ``InputError`` that names the first field, or value, that is not supported, and what would be valid.
     """
-    _require_known(config, (*GENERAL, *NO_MATTER, "risk_level", *SECTIONS), "")
+    require_known(config, (*GENERAL, *NO_MATTER, "risk_level", *SECTIONS), "")
     _require_risk(config.get("risk_level"))
     task = _one_of("task", task or config.get("task") or "statistics", TASKS)
     level = _one_of("level", level or config.get("level") or ("mix" if task == "structure" else "L1"), tuple(PRESETS))
     section = config.get(task) or {}
     if not isinstance(section, dict):
         raise InputError(f"Field '{task}' is {shown(section)}. Expected an object of fields.")
-    _require_known(section, ("scope", "list", "data_mode", "summary_mode"), f"{task}.")
+    require_known(section, ("scope", "list", "data_mode", "summary_mode"), f"{task}.")
     scope = _texts(section, "scope", task)
     if len(scope) not in (0, 2):
         raise InputError(f"Field '{task}.scope' has {len(scope)} names. Expected none, or the first and the last.")
@@ -129,15 +129,16 @@ def settings_of(
         level=level,
         depth=DEPTHS[summary] if task == "statistics" else "tensor" if task == "tensor" else "structure",
         phases=_phases(_texts(section, "data_mode", task), level, task),
-        ranks=_numbers("rank", config.get("rank")),
-        steps=_numbers("step", config.get("step") if step is None else step),
-        stacks=_flag(config, "extra_info", default=True),
+        ranks=numbers("rank", config.get("rank")),
+        steps=numbers("step", config.get("step") if step is None else step),
+        stacks=flag(config, "extra_info", default=True),
         listed=_texts(section, "list", task),
         scope=(scope[0], scope[1]) if scope else None,
     )
 
 
-def _require_known(fields: Mapping[str, Any], known: Collection[str], prefix: str) -> None:
+def require_known(fields: Mapping[str, Any], known: Collection[str], prefix: str) -> None:
+    """Raise ``InputError`` for a field that is not in ``known``; names are told with ``prefix``."""
     for name, value in fields.items():
         if name in known or (name in INSTEAD and value in (None, [], {}, "")):
             continue
@@ -162,7 +163,8 @@ def _one_of(name: str, value: object, valid: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """A field that is true or false. Raises ``InputError`` for another value."""
     value = fields.get(name, default)
     if not isinstance(value, bool):
         raise InputError(f"Field '{name}' is {shown(value)}. Expected true or false.")
@@ -193,7 +195,7 @@ def _phases(modes: tuple[str, ...], level: str, task: str) -> tuple[Phase, ...]:
     return tuple(phase for phase in PHASES[level] if (phase in BACKWARD) == backward)
 
 
-def _numbers(name: str, value: object) -> frozenset[int] | None:
+def numbers(name: str, value: object) -> frozenset[int] | None:
     """The whole numbers of a list as ``[0, "4-6"]``; None for an empty one."""
     if value is None or value == []:
         return None
