@@ -77,6 +77,11 @@ class NotRun:
     why: str
     reason: Reason = "no-data"
 
+    @property
+    def lacks(self) -> bool:
+        """Whether the check could have had an answer in such a training."""
+        return self.reason not in _NO_LACK
+
     def to_json(self) -> dict[str, str]:
         """The document of the outside contract."""
         return {"check": self.check, "why": self.why, "reason": self.reason}
@@ -93,7 +98,7 @@ class Asked:
     @property
     def state(self) -> State:
         """Judged where at least half of its checks ran, without those that do not apply; partly where fewer did."""
-        lacking = sum(entry.reason not in _NO_LACK for entry in self.checks_not_run)
+        lacking = sum(entry.lacks for entry in self.checks_not_run)
         if self.checks_run:
             return "judged" if len(self.checks_run) >= lacking else "partly"
         return "open" if lacking else "not-applicable"

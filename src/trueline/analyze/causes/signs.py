@@ -5,7 +5,8 @@ A sign is one of
 - the code of a finding, as ``worker-scale``;
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
-- how the job was run, as ``adapter:ddp``, ``sampler:whole``, ``micro:several``, ``precision:float16``.
+- how the job was run, as ``adapter:ddp``, ``sampler:whole``, ``parts:own``, ``rows:shared``, ``order:random``,
+  ``micro:several``, ``precision:float16``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import numbers
+from trueline.analyze.compared_ranks import data_parallel_ranks, numbers
 from trueline.analyze.incidents import Incident
+from trueline.analyze.samples.declared import Declared, declared_sampling
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -52,6 +54,10 @@ class Signs:
     def looked_at(self, sign: str) -> bool:
         """Whether the Run says anything of ``sign``."""
         return sign in self.fired or sign in self.silent
+
+    def with_found(self, code: str) -> Signs:
+        """The same, had the check of ``code`` found something, of whatever kind."""
+        return Signs(self.fired | {code}, self.silent - {code})
 
 
 def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> Signs:
@@ -131,6 +137,7 @@ def context_of(run: Run) -> frozenset[str]:
     found = {f"adapter:{run.manifest.adapter}"} if run.manifest.adapter else set[str]()
     samplers = {_sampler(env.data) for env in envs} - {""}
     found |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
+    found |= _shared(declared_sampling(run.env, data_parallel_ranks(run)))
     if envs:
         found.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
     for signs in (_micro, _synced):
@@ -145,6 +152,19 @@ def _sampler(data: Mapping[str, object]) -> str:
     if data.get("stream") is True:
         return "stream"
     return "split" if data.get("num_replicas") not in (None, 1) else "whole"
+
+
+def _shared(declared: Declared) -> set[str]:
+    """Whether each rank's sampler declares a rank, and its data set holds rows, that no other's does; and in which
+    order samplers that split nothing go through it.
+    """
+    found: set[str] = set()
+    for topic, key in (("parts", "sampler_rank"), ("rows", "rows_digest")):
+        values = declared.of_each(key) or {}
+        if len(values) > 1:
+            found.add(f"{topic}:{'own' if len(set(values.values())) == len(values) else 'shared'}")
+    order = {"SequentialSampler": "file", "RandomSampler": "random"}.get(declared.all_equal("sampler"))
+    return found | {f"order:{order}"} if order else found
 
 
 def _synced(run: Run) -> set[str]:

@@ -12,7 +12,8 @@ from trueline.analyze.causes.cause import Cause
 from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, leading, posterior
 from trueline.analyze.causes.signs import Signs, signs_of
-from trueline.analyze.incidents import Incident
+from trueline.analyze.incidents import EXPLAINS, Incident
+from trueline.schema.judged import NotRun
 from trueline.schema.text.words import capitalized, counted
 
 if TYPE_CHECKING:
@@ -116,33 +117,63 @@ def _verdicts(
     telling = [report.findings[each].code for each in incident.findings if not report.explained(each, incident)]
     chances = posterior(causes, signs, telling)
     first = leading(chances, APART)
-    answer = first[0]
-    if answer == UNKNOWN or _is_not_shown(by_slug[answer], signs):
-        near = [slug for slug in first if slug != UNKNOWN]
+    answer = by_slug.get(first[0])
+    lacking = [entry for entry in report.checks_not_run if entry.lacks and entry.reason != "one-worker"]
+    untold, others = ([], []) if answer is None else _would_be_told(lacking, causes, signs, telling, answer)
+    among = [slug for slug in (*first, *others) if slug != UNKNOWN]
+    if answer is None or _is_not_shown(answer, signs, telling, lacking) or (untold and len(among) < 2):
         return [
-            _unknown(report, place, incident, near, chances),
+            _unknown(report, place, incident, among, chances, untold),
             *_excluded(place, incident, signs, causes, report),
         ]
-    tied = [by_slug[slug] for slug in first if slug != UNKNOWN]
+    tied = [by_slug[slug] for slug in among]
     standing: Standing = "suspected"
     if len(tied) > 1:
         standing = "undecided"
-    elif chances[answer] >= SUPPORTED:
+    elif chances[answer.slug] >= SUPPORTED:
         standing = "supported"
     made = [
-        _verdict(report, place, incident, cause, signs, chances[cause.slug], standing, tied if len(tied) > 1 else [])
+        _verdict(
+            report, place, incident, cause, signs, chances[cause.slug], standing, tied if len(tied) > 1 else [], untold
+        )
         for cause in tied
     ]
     return [*made, *_excluded(place, incident, signs, causes, report)]
 
 
-def _is_not_shown(cause: Cause, signs: Signs) -> bool:
+def _would_be_told(
+    lacking: Sequence[NotRun], causes: Sequence[Cause], signs: Signs, telling: Sequence[str], answer: Cause
+) -> tuple[list[NotRun], list[str]]:
+    """The checks ``lacking`` data that would contradict ``answer`` had they found something, and the causes that would
+    then be first. What nobody looked for speaks neither for a cause nor against the others.
+    """
+    against = {sign.partition("/")[0] for sign in answer.excludes}
+    untold: list[NotRun] = []
+    others: list[str] = []
+    for entry in lacking:
+        if entry.check not in against:
+            continue
+        left = [code for code in telling if code not in EXPLAINS.get(entry.check, ())]
+        found = telling if len(left) == len(telling) else [entry.check, *left]
+        then = leading(posterior(causes, signs.with_found(entry.check), found), 1.0)[0]
+        if then != answer.slug:
+            untold.append(entry)
+            others += [] if then in (UNKNOWN, *others) else [then]
+    return untold, others
+
+
+def _is_not_shown(cause: Cause, signs: Signs, telling: Sequence[str], lacking: Sequence[NotRun]) -> bool:
     """Whether ``cause``, though nearer than the others, always shows something that was looked for and is not there,
-    or nothing that it needs was found, as nobody could look.
+    or nothing that it needs was found, as nobody could look, or the findings ``telling`` are of it only as what a
+    finding would bring whose check is ``lacking`` data.
     """
     if cause.needs and signs.fired.isdisjoint(cause.needs):
         return True
-    return any(strength == "always" and sign in signs.silent for sign, strength in cause.shows.items())
+    always = {sign for sign, strength in cause.shows.items() if strength == "always"}
+    untold = {entry.check for entry in lacking} & always - signs.fired
+    return not always.isdisjoint(signs.silent) or any(
+        code in EXPLAINS.get(sign, ()) for sign in untold for code in telling
+    )
 
 
 def _verdict(
@@ -154,11 +185,14 @@ def _verdict(
     chance: float,
     standing: Standing,
     tied: Sequence[Cause],
+    untold: Sequence[NotRun],
 ) -> Verdict:
     found = [report.findings[each].code for each in incident.findings]
     because = [code for code in found if code in cause.shows or explained_by(cause, code, signs.fired)]
     unlike = [code for code in found if code not in because]
-    missing = [(entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes]
+    missing = [
+        (entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes or entry in untold
+    ]
     lacking = [code for code in cause.codes if code in signs.silent and cause.shows[code] != "often"]
     lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
     settles = [each.settles for each in (cause, *(each for each in tied if each is not cause))][:_MAX_SETTLED]
@@ -177,7 +211,12 @@ def _verdict(
 
 
 def _unknown(
-    report: CheckReport, place: int, incident: Incident, near: Sequence[str], chances: Mapping[str, float]
+    report: CheckReport,
+    place: int,
+    incident: Incident,
+    near: Sequence[str],
+    chances: Mapping[str, float],
+    untold: Sequence[NotRun],
 ) -> Verdict:
     found = tuple(dict.fromkeys(report.findings[each].code for each in incident.findings))
     return Verdict(
@@ -188,7 +227,8 @@ def _unknown(
         probability=chances[UNKNOWN],
         among=tuple(near),
         because=found,
-        next=report.advice(incident),
+        missing=tuple(f"{entry.check}: {entry.why}" for entry in untold),
+        next=(*(f"{capitalized(entry.why)}." for entry in untold), *report.advice(incident)),
     )
 
 

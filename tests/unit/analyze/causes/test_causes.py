@@ -210,3 +210,52 @@ def test_clipping_on_a_single_process_is_of_no_other_rank():
     said = answer(differs, ran=("norm-misreported",), world_size=1, context=["adapter:single"])
     assert said.cause == "clipping-wrong"
     assert said.among == ()
+
+
+def test_a_cause_that_a_check_without_data_would_contradict_is_left_open_until_that_is_judged():
+    """Settings that differ make updates differ, so that updates are not blamed where nobody compared settings."""
+    drift = finding("replica-drift", (0, 1, 2, 3), kind=["later", "several"])
+    ran = ("reduction-mismatch", "gradient-not-reduced", "updates-apart")
+    lacking = NotRun("rank-config-differs", "no rank left its settings")
+    slug = "updates-not-the-same"
+    causes = [cause for cause in CAUSES.values() if cause.slug != "weights-replaced-on-rank"]
+    known = verdicts_of(report(drift, ran=(*ran, lacking.check), context=["adapter:ddp"]), causes)[0]
+    assert (known.cause, known.among) == (slug, ())
+    said = verdicts_of(report(drift, ran=ran, not_run=[lacking], context=["adapter:ddp"]), causes)[0]
+    assert (said.standing, said.among) == ("undecided", (slug, "optimizer-settings-differ"))
+    assert "rank-config-differs: no rank left its settings" in said.missing
+    assert said.next[0] == "No rank left its settings."
+
+
+def test_a_consequence_alone_names_no_cause_whose_own_finding_nobody_could_look_for():
+    drift = finding("replica-drift", (0, 1, 2, 3), kind=["later", "several"])
+    given = {"ran": ("gradient-not-reduced", "rank-config-differs"), "context": ["adapter:ddp"]}
+    said = answer(drift, not_run=[NotRun("reduction-mismatch", "no gradient was seen")], **given)
+    assert said.standing == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("context", "cause"),
+    [
+        (["sampler:split", "parts:shared"], "sampler-rank-wrong"),
+        (["sampler:split", "parts:own"], "sampler-not-used"),
+        (["sampler:whole"], "data-not-split"),
+    ],
+)
+def test_equal_batches_are_of_the_samplers_only_where_these_take_one_part(context, cause):
+    found = finding("duplicate-data", (0, 1, 2, 3))
+    assert answer(found, ran=("shard-overlap",), context=context).cause == cause
+
+
+@pytest.mark.parametrize(("order", "cause"), [("order:random", "orders-not-shared"), ("order:file", "slices-overlap")])
+def test_only_random_orders_are_not_shared(order, cause):
+    found = finding("shard-overlap", (0, 1, 2, 3), kind="read-twice")
+    assert answer(found, ran=("duplicate-data",), context=["sampler:whole", order]).cause == cause
+
+
+def test_a_gradient_that_changed_after_the_mean_is_of_no_collective():
+    found = [finding("reduction-mismatch", (0, 1, 2, 3), kind=["replicas-apart", "other", "after-the-mean"])]
+    found.append(finding("replica-drift", (0, 1, 2, 3), step=33, kind=["later", "several"]))
+    assert answer(found[0], found[1], context=["adapter:ddp"]).standing == "undecided"
+    found[0] = finding("reduction-mismatch", (0, 1, 2, 3), kind=["replicas-apart", "other"])
+    assert answer(*found, context=["adapter:ddp"]).cause == "wrong-group"

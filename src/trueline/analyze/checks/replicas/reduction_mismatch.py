@@ -324,7 +324,10 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     if case.kind == "replicas-apart":
         uses = uses_of(reductions, *_what_was_used(reductions), times)
         more = uses.clause
-        evidence = {"kind": [case.kind, uses.use], "factors": {str(rank): each for rank, each in uses.factors.items()}}
+        kinds = [case.kind, uses.use]
+        if uses.use == "other" and _reduced_rightly(reductions, times):
+            kinds.append("after-the-mean")
+        evidence = {"kind": kinds, "factors": {str(rank): each for rank, each in uses.factors.items()}}
     return Finding(
         code=CODE,
         severity=case.severity,
@@ -371,6 +374,13 @@ def _beyond_floor(reductions: Reductions) -> Bools:
     """[T, N, G] where the reduced gradient is not the mean, and was reduced at all."""
     beyond = _residual(reductions) > reductions.groups("group_reduce_floor")
     return beyond & ~reductions.not_reduced[:, None, :]
+
+
+def _reduced_rightly(reductions: Reductions, times: list[int]) -> bool:
+    """Whether the framework's reduction was seen at some of ``times``, and returned the mean there."""
+    residual = reductions.groups("group_reduce_residual")[times]
+    seen, floor = ~np.isnan(residual), reductions.groups("group_reduce_floor")[times]
+    return not _by_hand(reductions) and bool(seen.any()) and bool(np.all(residual[seen] <= floor[seen]))
 
 
 def _residual(reductions: Reductions) -> Floats:

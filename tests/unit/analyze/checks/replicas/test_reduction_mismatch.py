@@ -348,6 +348,15 @@ def test_another_factor_is_only_told(tmp_path):
     assert "They are the reduced gradient times 0.7 on rank 0 and 1 on rank 1." in finding.claim
 
 
+@pytest.mark.parametrize(("residual", "right"), [(0.0, True), (float("nan"), False)])
+def test_replicas_that_change_a_gradient_after_a_reduction_that_was_right_are_told_so(tmp_path, residual, right):
+    rows = healthy_rows(2, 9)
+    altered(rows, steps=[5, 6], ranks=[0, 1], used_residual=1.0, used_shape_residual=1.0, reduce_residual=residual)
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+    assert finding.evidence["kind"][:2] == ["replicas-apart", "other"]
+    assert ("after-the-mean" in finding.evidence["kind"]) is right
+
+
 def test_the_rank_whose_optimizer_got_no_gradient_is_named(tmp_path):
     rows = healthy_rows(2, 9)
     for rank in range(2):

@@ -4,7 +4,7 @@ Nothing splits the data, and each rank's random order is its own: as many epochs
 
 What looks like it
 ------------------
-Equal orders, which give equal batches (`data-not-split`).
+Equal orders, which give equal batches (`data-not-split`); parts that overlap (`slices-overlap`).
 """
 
 from trueline.analyze.causes.cause import Cause
@@ -14,8 +14,9 @@ CAUSE = Cause(
         "shard-overlap": "always",
         "shard-overlap/read-twice": "always",
         "sampler:whole": "always",
+        "order:random": "always",
         "who:all": "mostly",
     },
-    excludes=("sampler:split",),
+    excludes=("sampler:split", "order:file", "rows:own"),
     settles="Print type(loader.sampler) on every rank; pass a DistributedSampler over the world size.",
 )

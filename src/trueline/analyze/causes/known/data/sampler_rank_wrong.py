@@ -5,7 +5,8 @@ the number of the node or the local rank instead of the global rank.
 
 What looks like it
 ------------------
-No splitting sampler at all (`data-not-split`).
+No splitting sampler at all (`data-not-split`); batches that do not come from the samplers, which then declare ranks of
+their own.
 """
 
 from trueline.analyze.causes.cause import Cause
@@ -18,6 +19,6 @@ CAUSE = Cause(
         "dispersion-low": "often",
         "sampler:split": "always",
     },
-    excludes=("sampler:whole", "sampler:stream"),
+    excludes=("sampler:whole", "sampler:stream", "parts:own"),
     settles="Print sampler.rank and sampler.num_replicas on every rank: ranks 0 to N-1 of N, each once.",
 )

@@ -22,5 +22,6 @@ CAUSE = Cause(
         "replica-drift": "mostly",
         "replica-drift/later": "always",
     },
+    excludes=("reduction-mismatch/after-the-mean",),
     settles="Print dist.get_process_group_ranks(group) of the group that reduces, on every rank.",
 )

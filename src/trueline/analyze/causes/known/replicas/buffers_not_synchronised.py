@@ -12,6 +12,6 @@ CAUSE = Cause(
         "replica-drift/buffers": "always",
     },
     needs=("replica-drift",),
-    excludes=("replica-drift/later",),
+    excludes=("replica-drift/later", "worker-nonfinite"),
     settles="Use SyncBatchNorm, or broadcast buffers before evaluating and saving.",
 )

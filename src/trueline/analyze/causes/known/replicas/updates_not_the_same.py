@@ -1,12 +1,11 @@
 """Replicas that got the same gradients do not apply the same update.
 
-The optimizer's state differs (loaded on one rank only), an operation in the update is not deterministic, or the
-script touches weights on some ranks.
+The optimizer's state differs (loaded on one rank only), or an operation in the update is not deterministic.
 
 What looks like it
 ------------------
-Reductions that return different results, which are found as such; but of FSDP2 it is not seen whether
-its mesh has all replicas (`wrong-group`).
+A script that writes weights on some ranks (`weights-replaced-on-rank`). Reductions that return different results are
+found as such; but of FSDP2 it is not seen whether its mesh has all replicas (`wrong-group`).
 """
 
 from trueline.analyze.causes.cause import Cause

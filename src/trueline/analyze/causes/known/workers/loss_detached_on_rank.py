@@ -15,5 +15,6 @@ CAUSE = Cause(
         "worker-silent/loss-usual": "always",
         "who:some": "always",
     },
+    excludes=("worker-nonfinite",),
     settles="Print loss.requires_grad and the number of parameters with a gradient on that rank after backward.",
 )
