@@ -85,6 +85,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "this update.",
     ),
     Column("schedule_epochs", "list<int64>", "", "Of each of these, its `last_epoch` at this update."),
+    Column(
+        "schedule_rates",
+        "list<float64>",
+        "",
+        "Where it is one scheduler, the learning rate of each parameter group as that has set it last.",
+    ),
     Column("optimizer_digest", "uint64", "", "Digest of every optimizer hyper-parameter of the step."),
     Column("sample_digests", "list<uint64>", "", "One digest per consumed sample, in order; equal samples are equal."),
     Column("target_digests", "list<uint64>", "", "One digest per sample of its labels, where labels were seen."),

@@ -3,9 +3,9 @@
 What it finds
 -------------
 A schedule that has come to its end, a learning rate of 0, while training goes on: it was stepped once a rank, once a
-micro-batch, or made for fewer updates. A schedule that begins anew where a job was started again. A scheduler that is
-stepped before the optimizer in each step, so that the first rate is never used. As information: one that is made and
-never stepped.
+micro-batch, or made for fewer updates. A schedule that begins anew where a job was started again, or under way. A
+scheduler that is stepped before the optimizer in each step, so that the first rate is never used. A rate that stays the
+same, as code writes it over what the scheduler sets. As information: a scheduler that is made and never stepped.
 
 Why it matters
 --------------
@@ -20,6 +20,12 @@ all further updates, if these are more than an error in counting explains (one a
 finding where `last_epoch` is smaller than before and at least three updates have bit for bit the rates of the first
 ones, other than the last before. The order is one where a scheduler is stepped between the last forward pass and the
 update in at least three updates, and in all.
+
+Within a job, a schedule has begun anew where another scheduler has come to the same optimizer, or one has gone back, at
+least three updates have the rates of the first ones, bit for bit, and it had been under way: the last two rates before
+were as far apart as half of the largest such distance, and another such step would not have brought them to 0. A second
+stage after the end of the first is left alone. A rate is written over where it is one and the same at all updates,
+while the only scheduler of the optimizer had set others before three of them or more.
 
 Schedules that are stepped once an epoch, ReduceLROnPlateau, rates that the script sets by itself and constant ones are
 left alone; so are several calls an update, which some schedules are made for (Accelerate's), while they last. Ranks
@@ -65,8 +71,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -78,26 +85,32 @@ from trueline.store.reader import Run
 
 CODE = "schedule-differs"
 QUESTION = "updates"
-NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs")
+NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs", "schedule_rates")
 ACROSS_RANKS = False
+
+_ROUNDING = 1e-9
+"""Of the first rate, what differences of rates in float64 may leave in place of 0."""
 
 FEWEST = 3
 """Updates in a row from which something is no coincidence."""
 
-Kind = Literal["ended", "never-positive", "started-again", "stepped-first", "never-stepped"]
+Kind = Literal[
+    "ended", "never-positive", "started-again", "began-again", "written-over", "stepped-first", "never-stepped"
+]
 Lists = Mapping[int, np.ndarray]
 
 
 @dataclass(frozen=True)
 class _Schedule:
-    """Of one rank, by step: the ``rates`` of all groups, the ``epochs`` of its schedulers, and how often these were
-    stepped between forward pass and update (``early``). ``declared`` is the largest rate that a schedule begins with,
-    ``num_epochs`` how often the data was gone through, at least.
+    """Of one rank, by step: the ``rates`` of all groups, the ``epochs`` of its schedulers, how often these were stepped
+    between forward pass and update (``early``), and the rates that the only one has ``set``. ``declared`` is the
+    largest rate that a schedule begins with, ``num_epochs`` how often the data was gone through, at least.
     """
 
     rates: Lists
     epochs: Lists
     early: Lists
+    set: Lists
     declared: float
     num_epochs: int
 
@@ -117,7 +130,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _schedules(run: Run) -> dict[int, _Schedule]:
-    rates, early, epochs = (_by_rank(run.lists(name)) for name in NEEDS)
+    rates, early, epochs, given = (_by_rank(run.lists(name)) for name in NEEDS)
     declared: defaultdict[int, float] = defaultdict(float)
     for (_, rank), text in run.texts("update_facts").items():
         groups: Mapping[str, Any] = json.loads(text)["groups"]
@@ -126,7 +139,9 @@ def _schedules(run: Run) -> dict[int, _Schedule]:
     passes, measured = run.pivot("epoch")
     num_epochs = int(np.max(passes[measured], initial=0)) + 1
     return {
-        rank: _Schedule(by_step, epochs.get(rank, {}), early.get(rank, {}), declared[rank], num_epochs)
+        rank: _Schedule(
+            by_step, epochs.get(rank, {}), early.get(rank, {}), given.get(rank, {}), declared[rank], num_epochs
+        )
         for rank, by_step in rates.items()
     }
 
@@ -152,6 +167,10 @@ def _wrong(of: _Schedule, starts: Sequence[int]) -> list[tuple[Kind, int, int]]:
         last = _again(of, start)
         if last is not None:
             found.append(("started-again", start, last))
+    for at, last in _under_way(of, starts):
+        found.append(("began-again", at, last))
+    if others := _written_over(of):
+        found.append(("written-over", others[0], others[-1]))
     early = [step for step, calls in of.early.items() if np.any(calls > 0)]
     if len(early) >= FEWEST and len(early) == len(of.early):
         found.append(("stepped-first", early[0], early[-1]))
@@ -178,6 +197,41 @@ def _again(of: _Schedule, start: int) -> int | None:
     return after[num - 1] if num >= FEWEST else None
 
 
+def _under_way(of: _Schedule, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each step at which the schedule begins anew within a start of the job, and the last one with the first rates."""
+    for before, at in pairwise(step for step in of.epochs if step in of.rates):
+        since = max((start for start in starts if start <= before), default=0)
+        old, new = of.epochs[before], of.epochs[at]
+        back = new[-1] < np.max(old) if len(new) > len(old) else len(new) == len(old) and bool(np.any(new < old))
+        if not back or any(before < start <= at for start in starts):
+            continue
+        then = [step for step in of.rates if since <= step < at]
+        past = [of.rates[step] for step in then]
+        if len(past) < FEWEST or len({len(each) for each in past}) > 1 or np.array_equal(past[0], past[-1]):
+            continue
+        moves = np.max(np.abs(np.diff(np.stack(past), axis=0)), axis=1)
+        goes_on = 2 * moves[-1] >= moves.max() and bool(np.all(past[-1] - moves[-1] > _ROUNDING * past[0]))
+        after = [step for step in of.rates if step >= at]
+        same = [np.array_equal(of.rates[one], of.rates[other]) for one, other in zip(then, after, strict=False)]
+        num = same.index(False) if False in same else len(same)
+        if goes_on and num >= FEWEST:
+            yield at, after[num - 1]
+
+
+def _written_over(of: _Schedule) -> list[int]:
+    """The steps at which the one rate of all updates is not what the scheduler had set; none where rates change."""
+    first = next(iter(of.rates.values()), np.zeros(0))
+    if not all(np.array_equal(first, rates) for rates in of.rates.values()):
+        return []
+    others = [
+        step
+        for step, given in of.set.items()
+        if step in of.rates and given.shape == first.shape and not np.any(given == of.rates[step])
+    ]
+    since = [step for step in of.set if others and step >= others[0]]
+    return others if len(others) >= FEWEST and len(others) == len(since) else []
+
+
 def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Schedule) -> Finding:
     at = list(of.epochs.values())
     pace = float(np.max(at[-1] - at[0])) / (len(at) - 1) if len(at) > 1 and at[0].shape == at[-1].shape else math.nan
@@ -190,6 +244,10 @@ def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Sched
         f"declares {of.declared:g}.",
         "started-again": f"The job was started again at step {first}, and the learning rates of steps {first}-{last} "
         f"on {where} are those of the first steps: the schedule went back.",
+        "began-again": f"The schedule began anew on {where} at step {first}, while it was under way: the learning "
+        f"rates of steps {first}-{last} are those of the first steps.",
+        "written-over": f"The learning rate is {of.rates[last][0]:g} on {where} at all updates, while its scheduler "
+        f"had set another at steps {first}-{last}, at last {of.set[last][0] if last in of.set else math.nan:g}.",
         "stepped-first": f"The scheduler was stepped before the optimizer in each of steps {first}-{last} on {where}: "
         "each update has the learning rate of the next one.",
         "never-stepped": f"A scheduler was made on {where} and never stepped at steps {first}-{last}, over "
@@ -200,6 +258,8 @@ def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Sched
         "as many steps as it is called.",
         "never-positive": "Step the scheduler after each optimizer.step().",
         "started-again": "Save scheduler.state_dict() with the checkpoint and load it after the scheduler is made.",
+        "began-again": "Make the scheduler once, outside of the loop over epochs, or load its state into the new one.",
+        "written-over": "Look for what writes lr into optimizer.param_groups after scheduler.step().",
         "stepped-first": "Call scheduler.step() after optimizer.step().",
         "never-stepped": "Step the scheduler after each optimizer.step() or epoch, as it counts.",
     }

@@ -13,8 +13,8 @@ from trueline.capture.probes.base import FactProbe, Moment, Step
 
 
 class ScheduleProbe(FactProbe):
-    """The columns ``schedule_epochs`` and ``schedule_calls``, by listening to ``LRScheduler.step``: schedulers of other
-    kinds (ReduceLROnPlateau, classes with a step of their own) are not seen.
+    """The columns ``schedule_epochs``, ``schedule_calls`` and ``schedule_rates``, by listening to ``LRScheduler.step``:
+    schedulers of other kinds (ReduceLROnPlateau, classes with a step of their own) are not seen.
     """
 
     name = "schedules"
@@ -34,7 +34,7 @@ class ScheduleProbe(FactProbe):
         self._has_forward = False
         return True
 
-    def take(self, moment: Moment, step: Step) -> dict[str, list[int]]:
+    def take(self, moment: Moment, step: Step) -> dict[str, list[int] | list[float]]:
         """The columns, just before the update."""
         if moment == "forward":
             self._has_forward = True
@@ -45,11 +45,24 @@ class ScheduleProbe(FactProbe):
         if not of:
             return {}
         calls = {"schedule_calls": [self._calls[each] for each in of]} if self._has_forward else {}
-        return calls | {"schedule_epochs": [int(each.last_epoch) for each in of]}
+        rates = _set_last(of[0]) if len(of) == 1 else []
+        return {
+            **calls,
+            "schedule_epochs": [int(each.last_epoch) for each in of],
+            **({"schedule_rates": rates} if rates else {}),
+        }
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes
         self._calls[scheduler] = 0 if made else self._calls.get(scheduler, 0) + 1
+
+
+def _set_last(scheduler: LRScheduler) -> list[float]:
+    """The rates that it has set last; none where they are not known without waiting for a device."""
+    last: Any = getattr(scheduler, "_last_lr", None)
+    rates = list(last) if isinstance(last, (list, tuple)) else []
+    plain = all(isinstance(each, (int, float)) for each in rates)
+    return [float(each) for each in rates] if plain else []
 
 
 def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:

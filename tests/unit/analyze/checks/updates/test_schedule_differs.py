@@ -90,6 +90,45 @@ def test_a_scheduler_that_is_stepped_before_the_optimizer(tmp_path, early):
     assert kinds == (["stepped-first"] if early else [])
 
 
+def _writes_over(step, scheduler, optimizer):
+    scheduler.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+
+
+def _dampens(step, scheduler, optimizer):
+    """A warm-up by hand beside a schedule."""
+    scheduler.step()
+    optimizer.param_groups[0]["lr"] *= min(1.0, (step + 1) / 8)
+
+
+@pytest.mark.parametrize(("advance", "kinds"), [(_writes_over, [("written-over", 1)]), (_dampens, [])])
+def test_a_rate_that_is_written_over_the_schedule(tmp_path, advance, kinds):
+    trained(tmp_path / "run", lambda optimizer: LambdaLR(optimizer, lambda step: 0.9**step), advance)
+    assert [(each.evidence["kind"], each.step_first) for each in findings(tmp_path / "run")] == kinds
+
+
+@pytest.mark.parametrize(("end", "kinds"), [(STEPS, [("began-again", 6)]), (6, [])], ids=["under way", "at its end"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_schedule_that_is_made_again(tmp_path, end, kinds, kept):
+    """A second stage may follow the end of the first."""
+    made = []
+
+    def make(optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+            group.pop("initial_lr", None)
+        made[: 0 if kept else 1] = [LambdaLR(optimizer, lambda step: max(0.0, 1 - step / end))]
+        return made[0]
+
+    def advance(step, scheduler, optimizer):
+        made[0].step()
+        if step == 5:
+            make(optimizer)
+
+    trained(tmp_path / "run", make, advance)
+    assert [(each.evidence["kind"], each.step_first) for each in findings(tmp_path / "run")] == kinds
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_schedule_that_begins_anew_where_the_job_starts_again(tmp_path, loaded):
     def made(optimizer):
