@@ -136,6 +136,19 @@ def test_what_people_do_is_left_alone(tmp_path, loop):
     assert watched(tmp_path / "run", loop) == []
 
 
+def test_a_critic_that_is_cleared_before_its_own_pass(tmp_path):
+    """In turns with the generator below it, which leaves gradients there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 1))
+    optimizers = [torch.optim.Adam(part.parameters(), lr=1e-3) for part in model]
+    with trueline.watch(model, out=tmp_path / "run", plan={"every": 1}):
+        for step in range(12):
+            optimizers[step % 2].zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizers[step % 2].step()
+    assert "grad-accumulates" not in {finding.code for finding in trueline.check(tmp_path / "run").findings}
+
+
 def test_a_closure_that_clears_is_left_alone_and_one_that_does_not_is_found(tmp_path):
     def closing(clears):
         def loop(step, model, optimizer):

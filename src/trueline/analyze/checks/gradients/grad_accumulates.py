@@ -16,7 +16,8 @@ By equality. At the first 16 updates, and then at every 20th, later every 100th,
 gradients of up to 32 parameters (in rotation, other ones on each rank) are copied as the update leaves them, and looked
 at again before the backward passes of the next step begin. A gradient is a finding where it is the same tensor, has the
 same elements, not all of them zero, at the first of these passes, is not cleared before any later one, and a pass adds
-to it. Only parameters of the optimizer that has updated count. There are no statistics and so no false alarms.
+to it. Only parameters count that both the optimizer that has updated and the next one hold. There are no statistics and
+so no false alarms.
 
 So these are left alone: several backward passes before one update; `zero_grad` anywhere between an update and the
 backward pass, with `set_to_none=False` too, or inside of a closure; the gradients that a generator leaves in its
@@ -26,8 +27,8 @@ code scales or replaces on purpose.
 What it may miss
 ----------------
 Gradients that frameworks keep elsewhere than in `.grad` (DeepSpeed, Megatron's `main_grad`), for which it cannot tell;
-gradients of another loss that are added after `zero_grad`; elements and steps that were not sampled; passes after the
-eighth of a step.
+gradients of another loss that are added after `zero_grad`; those of optimizers of one model that take turns; elements
+and steps that were not sampled; passes after the eighth of a step.
 
 Example
 -------

@@ -91,7 +91,14 @@ class KeptGradientProbe:
         sample, self._sample = self._sample, None
         if sample is None or not sample.looks:
             return {}
-        sample.alive = [one for one in sample.alive if one.there is not None and one.added_to]
+        used = (
+            {id(param) for group in step.optimizer.param_groups for param in group["params"]} if step.optimizer else ()
+        )
+        sample.alive = [
+            one
+            for one in sample.alive
+            if one.there is not None and one.added_to and (not used or id(one.place.param) in used)
+        ]
         self._waiting.put(step.number, sample)
         if not sample.alive:
             return {}
