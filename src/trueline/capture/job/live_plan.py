@@ -187,7 +187,8 @@ class Live:
         """The Plan in force, with the steps that ``next_steps`` asks for from ``step`` on."""
         if self.plan.next_steps is None:
             return self.plan
-        return self.plan.model_copy(update={"steps": (step, step + self.plan.next_steps), "every": None, "when": ()})
+        stretch = {"steps": (step, step + self.plan.next_steps), "every": None}
+        return self.plan.model_copy(update={**stretch, "when": (), "ring": None})
 
     # -- what is recorded ------------------------------------------------------------------------------------------
 

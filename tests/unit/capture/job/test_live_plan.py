@@ -52,6 +52,19 @@ def team(tmp_path, clock):
     return members, reports
 
 
+def test_steps_that_are_asked_for_are_no_part_of_a_ring(tmp_path, clock):
+    plan = Plan.load({"preset": "monitor", "ring": 4, "when": ["worker-nonfinite"]})
+    alone = Live(plan, folder=str(tmp_path), rank=0, ranks=(0,), accepts=lambda plan: None, report=lambda found: None)
+    assert alone.records is not None
+    assert (alone.records.ring, alone.records.steps) == (4, (0, None))
+    edit(tmp_path, {"preset": "mix", "next_steps": 2})
+    clock[0] += 10
+    alone.look(7, agrees=True)
+    change = alone.due(7)
+    assert change is not None
+    assert (change.records.ring, change.records.steps, change.records.preset) == (None, (7, 9), "mix")
+
+
 def edit(folder, content):
     with open(plan_path(str(folder)), "w") as file:
         file.write(content if isinstance(content, str) else json.dumps(content))

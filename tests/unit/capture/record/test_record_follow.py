@@ -48,6 +48,18 @@ def test_stored_bytes_of_all_plans_count_for_the_cap():
         assert len(recording.tensors) == more
 
 
+def test_a_ring_keeps_the_latest_steps_until_a_plan_without_one():
+    recording, model = start({"preset": "modules", "ring": 2})
+    for number in range(4):
+        recording.session.open_step(number)
+        model(torch.full((2, 4), float(number))).sum().backward()
+        recording.session.close_step()
+    assert recording.steps == []
+    recording.session.follow(Plan.load("modules"))
+    assert [rows[0]["max"] for rows in recording.steps] == [2.0, 3.0]
+    assert run(recording, model, 4)
+
+
 def test_a_call_stack_keeps_its_number():
     recording, model = start({"preset": "modules"})
     numbers = [{row["stack"] for row in run(recording, model, 0)} - {None}]
