@@ -29,6 +29,9 @@ _REGULAR = 0.9
 _MOST_STARTS = 1000
 """Places, the latest, at which a stretch that is read again may have begun."""
 
+_HELD_LONG = 8
+"""Steps in a row with one batch from which on it is held."""
+
 Digests = NDArray[np.uint64]
 
 
@@ -56,6 +59,18 @@ class Again:
     repeated: int
     batches: int
     within_steps: bool
+
+
+@dataclass(frozen=True)
+class Held:
+    """One batch at all of ``batches`` steps from ``first`` to ``last``, within one epoch, or ``anew``: the loader was
+    begun again for each.
+    """
+
+    first: int
+    last: int
+    batches: int
+    anew: bool
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,31 @@ def again_of(batches: Batches, *, tests: int) -> Again | None:
     classes = _classes(batches)
     found = [_at_lag(batches, classes, lag, tests=tests * MOST_LAG) for lag in range(1, MOST_LAG + 1)]
     return max((one for one in found if one is not None), key=lambda one: one.repeated, default=None)
+
+
+def held_of(batches: Batches) -> Held | None:
+    """The longest stretch in which each step reads the batch of the step before, in one epoch or each in the next one;
+    None where that is short, an epoch was not seen, or steps accumulate.
+    """
+    steps, epochs = batches.steps, batches.epochs
+    if len(np.unique(steps)) < len(steps) or np.any(epochs < 0):
+        return None
+    same = np.array([np.array_equal(*pair) for pair in pairwise(batches.digests)], dtype=bool)
+    found: list[Held] = []
+    for anew in (False, True):
+        ends = np.flatnonzero(~np.r_[False, same & (np.diff(epochs) == anew), False])
+        longest = int(np.argmax(np.diff(ends)))
+        begin, end = int(ends[longest]), int(ends[longest + 1]) - 1
+        if end - begin + 1 >= _HELD_LONG:
+            found.append(Held(int(steps[begin]), int(steps[end]), end - begin + 1, anew))
+    return max(found, key=lambda one: one.batches, default=None)
+
+
+def changes_throughout(batches: Batches, held: Held) -> bool:
+    """Whether a rank read another batch at every step of the stretch that ``held`` is about."""
+    inside = np.flatnonzero((batches.steps >= held.first) & (batches.steps <= held.last))
+    parts = [batches.digests[place] for place in inside]
+    return len(parts) >= held.batches and not any(np.array_equal(*pair) for pair in pairwise(parts))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ What it finds
 Batches that come k times, each a fixed number of batches after the time before: a stream (`IterableDataset`) that is
 not split between the k workers of its loader, each of which then reads all of it. Also a restart of the job that
 reads, from its first sample on, what the rank had read before: the weights were loaded and the sampler was not, so the
-epoch starts again in its middle.
+epoch starts again in its middle. And one batch at step after step: a rank whose reader hangs while the others go on, or
+a loader that is begun anew at every step, of which only the first batch is ever read.
 
 Why it matters
 --------------
@@ -32,6 +33,10 @@ rank itself had read several times over.
 
 Both together have a false-alarm rate of 1e-6 a Run, split over ranks, lags and restarts.
 
+One batch is held where eight steps in a row or more read it. Training on one batch on purpose is no fault, so that it
+is reported only where something contradicts it: within one epoch, where another rank reads a new batch at each of these
+steps; or where each step begins the loader again, which declares to shuffle more rows than a batch has.
+
 Repeats are an error where the loader declares a stream and k workers; else a warning, for some algorithms train on a
 batch several times on purpose. Where all repeats of a batch are in one step (two passes over it before an update), it
 is reported only if the loader declares that.
@@ -40,8 +45,8 @@ What it may miss
 ----------------
 Loader workers that each shuffle the stream differently: all samples come k times, at no fixed distance. Samples that
 are changed on the fly are never equal. Lags above 16. A restart that continues from a wrong position, unless that was
-read before. A data set in file order whose equal rows follow each other regularly is reported as if the loader repeated
-them.
+read before. A batch that all ranks hold, or that is held within accumulated steps or where no epoch is seen. A data set
+in file order whose equal rows follow each other regularly is reported as if the loader repeated them.
 
 Example
 -------
@@ -71,13 +76,23 @@ class Stream(IterableDataset):
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from trueline.analyze.compared_ranks import data_parallel_ranks, sites_of
 from trueline.analyze.samples.declared import SPLIT_STREAM, declared_sampling
-from trueline.analyze.samples.repeats_in_order import Again, Batches, Resumed, again_of, batches_of, resumed_of
+from trueline.analyze.samples.repeats_in_order import (
+    Again,
+    Batches,
+    Held,
+    Resumed,
+    again_of,
+    batches_of,
+    changes_throughout,
+    held_of,
+    resumed_of,
+)
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -108,7 +123,11 @@ def check(run: Run) -> list[Finding]:
             if back is not None and not _passed(run, rank, batches[:number], back):
                 resumed[back.first, back.like][rank] = back
     repeats = [_repeats(run, ranks) for ranks in again.values() if ranks]
-    return [*(one for one in repeats if one is not None), *(_restart(run, ranks) for ranks in resumed.values())]
+    return [
+        *(one for one in repeats if one is not None),
+        *_held(run, read),
+        *(_restart(run, ranks) for ranks in resumed.values()),
+    ]
 
 
 def _passed(run: Run, rank: int, before: Sequence[Batches], back: Resumed) -> bool:
@@ -150,12 +169,70 @@ def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
         expected=0.0,
         unit="fraction of batches that are repeats",
         false_alarm_rate=ALARM_LEVEL,
-        evidence={"times": one.times, "lag_batches": one.lag, "loader_workers": loaders},
+        evidence={"kind": "in-order", "times": one.times, "lag_batches": one.lag, "loader_workers": loaders},
         next=(SPLIT_STREAM,)
         if declared.is_stream
         else (
             "Look for what hands out each batch several times: loader workers that each read everything, rows that "
             "were copied, a loop that trains on a batch again.",
+        ),
+    )
+
+
+def _held(run: Run, read: Mapping[int, Sequence[Batches]]) -> list[Finding]:
+    """Ranks that hold one batch, together where it is the loader that is begun anew, else each by itself."""
+    stuck: dict[int, Held] = {}
+    anew: dict[int, Held] = {}
+    for rank, batches in read.items():
+        held = max((one for each in batches if (one := held_of(each))), key=lambda one: one.batches, default=None)
+        if held is None:
+            continue
+        others = (each for other in read if other != rank for each in read[other])
+        if held.anew and _shuffles_more(run, rank):
+            anew[rank] = held
+        elif not held.anew and any(changes_throughout(each, held) for each in others):
+            stuck[rank] = held
+    return [_of_held(run, each) for each in (*({rank: one} for rank, one in stuck.items()), anew) if each]
+
+
+def _shuffles_more(run: Run, rank: int) -> bool:
+    """Whether the rank's loader declares to shuffle, and a part with more rows than a batch has."""
+    facts = declared_sampling(run.env, [rank]).by_rank[rank]
+    length, batch = facts.get("dataset_len"), facts.get("batch_size")
+    shuffles = facts.get("shuffle") is True or facts.get("sampler") == "RandomSampler"
+    if not shuffles or not isinstance(length, int) or not isinstance(batch, int):
+        return False
+    return length // (facts.get("num_replicas") or 1) > batch
+
+
+def _of_held(run: Run, found: Mapping[int, Held]) -> Finding:
+    ranks = tuple(sorted(found))
+    first, last = min(each.first for each in found.values()), max(each.last for each in found.values())
+    batches = max(each.batches for each in found.values())
+    anew = found[ranks[0]].anew
+    who, reads = capitalized(ranks_text(ranks)), "reads" if len(ranks) == 1 else "read"
+    how = (
+        f"{'begins' if len(ranks) == 1 else 'begin'} the loader again at every step and {reads} its first batch alone"
+        if anew
+        else f"{reads} one batch again and again, while others read new ones"
+    )
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{who} {how}: {counted(batches, 'step')} from step {first} to {last}.",
+        ranks=ranks,
+        step_first=first,
+        step_last=last,
+        sites=sites_of(first, ranks[:2], phase="batch", names=("samples",), slot="in0"),
+        measured=float(batches),
+        expected=1.0,
+        unit="steps in a row with one batch",
+        evidence={"kind": "held", "anew": anew},
+        next=(
+            "Make the iterator of the loader once, before the loop over steps: next(iter(loader)) makes a new one."
+            if anew
+            else f"Look at what feeds rank {ranks[0]} from step {first} on: a reader that hangs or fails, whose last "
+            "batch is used again.",
         ),
     )
 
@@ -179,7 +256,7 @@ def _restart(run: Run, found: dict[int, Resumed]) -> Finding:
         expected=0.0,
         unit="samples that are read again in the same order",
         false_alarm_rate=ALARM_LEVEL,
-        evidence={"like_step": one.like, "restart": one.first},
+        evidence={"kind": "restarted", "like_step": one.like, "restart": one.first},
         next=(
             "Save the position of the data with the checkpoint and go on from it: a stateful sampler or loader "
             "(torchdata's StatefulDataLoader), or skip the batches that were read (Accelerate: skip_first_batches).",

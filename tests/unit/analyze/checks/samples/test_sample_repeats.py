@@ -176,3 +176,25 @@ def test_as_many_samples_as_come_again_are_what_chance_has_to_explain():
 def test_without_digests_it_cannot_tell(tmp_path):
     with pytest.raises(CannotTell, match="digests"):
         sample_repeats.check(write_run(tmp_path, {(0, 0): {"loss": 1.0}}))
+
+
+def test_a_rank_that_holds_a_batch_while_others_go_on_is_named(tmp_path):
+    going, batches = rows_of(fresh(20), epoch=0), fresh(20, seed=1)
+    hanging = [*batches[:5], *[batches[5]] * 15]
+    (found,) = found_in(tmp_path / "one", going | rows_of(hanging, rank=1, epoch=0), MAP)
+    assert (found.ranks, found.step_first, found.step_last, found.measured) == ((1,), 5, 19, 15.0)
+    both = rows_of(hanging, epoch=0) | rows_of(hanging, rank=1, epoch=0)
+    assert found_in(tmp_path / "all", both, MAP) == []  # training on one batch on purpose
+
+
+@pytest.mark.parametrize(("declares", "number"), [({"shuffle": True}, 1), ({"shuffle": False}, 0), ({}, 0)])
+def test_a_loader_that_shuffles_and_is_begun_anew_at_every_step_is_told(tmp_path, declares, number):
+    batch = fresh(1)[0]
+    rows = {
+        (step, rank): {"sample_digests": (batch + rank).astype(np.uint64), "num_micro": 1, "epoch": step}
+        for step in range(12)
+        for rank in range(2)
+    }
+    found = found_in(tmp_path / "more", rows, MAP | {"batch_size": 4} | declares)
+    assert [each.ranks for each in found] == [(0, 1)] * number
+    assert found_in(tmp_path / "all", rows, MAP | {"batch_size": 160} | declares) == []  # a step is an epoch

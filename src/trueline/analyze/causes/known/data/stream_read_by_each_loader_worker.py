@@ -14,6 +14,7 @@ CAUSE = Cause(
     shows={
         "sample-repeats": "always",
     },
+    excludes=("sample-repeats/held",),
     settles="Run once with num_workers=0: the repeats are gone if this is it. Split the stream by "
     "torch.utils.data.get_worker_info().",
 )
