@@ -15,6 +15,7 @@ from trueline.compat.msprobe.config import flag, numbers, read_config, require_k
 from trueline.schema.errors import InputError
 from trueline.schema.plan import PHASES, Phase, Plan
 from trueline.schema.text.reading import shown
+from trueline.schema.text.words import counted
 
 OPS = ("norm", "min", "max", "zeros", "nans", "mean", "shape", "dtype")
 """msProbe's statistics that every row has, or that follow from it: ``norm`` is the root of ``sum_sq``."""
@@ -100,7 +101,7 @@ class TrainerMon:
         models = model if isinstance(model, list) else [model]
         if len(models) != 1:
             raise InputError(
-                f"set_monitor() was given {len(models)} models. Monitor each with a TrainerMon of its own."
+                f"set_monitor() was given {counted(len(models), 'model')}. Monitor each with a TrainerMon of its own."
             )
         group = self._group if dp_group is None else dp_group
         self._watch = trueline.watch(
