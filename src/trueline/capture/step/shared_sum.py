@@ -4,6 +4,8 @@ arrived. All ranks take from it the shared columns, the Plan and Layout in force
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from trueline.capture.job.triggers import nonfinite_in, seen_in_row
@@ -71,6 +73,10 @@ class SharedSum:
                 triggers.receive([triggers.take_bits()], step=record.step, known=now)
 
     def _take(self, record: StepRecord) -> None:
+        if self._team.group is None and record.of.sampled:
+            own = self._parts.time.latest
+            spent = {"plain_s": own["plain"], "sampled_s": own["sampled"], "step_s": own["step_s"]}
+            self._follow_budget(spent, record)
         result = record.pending.result() if record.pending is not None else None
         if result is None:
             return
@@ -84,7 +90,7 @@ class SharedSum:
         self._next.parameters.receive(shared_columns.agreed(wants), known=record.known)
         self._write_shared(record, *result)
         if not record.beat:
-            self._follow_budget(scalars, record)
+            self._follow_budget(worst(scalars), record)
 
     def _write_shared(self, record: StepRecord, scalars: shared_columns.Array, flat: shared_columns.Array) -> None:
         reduction = self._adapter.reduction()
@@ -97,10 +103,10 @@ class SharedSum:
         self._next.live.triggers.add(seen_in_row(columns, lossy=lossy, by_hand=not reduction.seen))
         self._write({"step": record.step} | columns)
 
-    def _follow_budget(self, scalars: shared_columns.Array, record: StepRecord) -> None:
+    def _follow_budget(self, spent: Mapping[str, float], record: StepRecord) -> None:
         if not self._next.schedule.counts(record.step):
             return
-        self._next.schedule.spent(**worst(scalars))
+        self._next.schedule.spent(**spent)
         decision = self._next.schedule.decide(record.step, interval=record.interval)
         if decision is not None:
             self._next.description.note_interval(decision, step=record.step)

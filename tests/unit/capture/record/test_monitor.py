@@ -10,6 +10,7 @@ from torch import nn
 import trueline
 from trueline.capture.record import guard
 from trueline.capture.record.guard import counted
+from trueline.capture.step import schedule
 from trueline.schema.errors import PlanError
 from trueline.schema.plan import Plan
 
@@ -134,6 +135,14 @@ def test_the_time_of_a_monitor_is_part_of_the_budget(tmp_path, monkeypatch):
     own_s = trueline.open_run(str(tmp_path / "run")).pivot("own_s")[0][:, 0]
     assert own_s[[4, 8]].min() > 10
     assert own_s[[5, 6, 7, 9]].max() < 10
+
+
+def test_a_monitor_that_costs_too_much_thins_itself_out_in_one_process_too(tmp_path, monkeypatch):
+    """By the clock of the test above watching takes seconds of each step, which takes milliseconds."""
+    monkeypatch.setattr(guard.time, "thread_time", lambda ticks=itertools.count(): float(next(ticks)))
+    monkeypatch.setattr(schedule, "EARLY_STEPS", 0)
+    train(tmp_path / "run", {"preset": "monitor"})
+    assert trueline.open_run(str(tmp_path / "run")).record_steps.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
