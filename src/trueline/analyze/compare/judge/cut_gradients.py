@@ -87,8 +87,17 @@ def _is_of(value: Value, gradient: Value) -> bool:
 
 
 def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] | None:
-    """Forward calls that only one run has, of what the call of a gradient took or returned, and the row to show."""
-    return Structure(step).passing_on(_forward_calls(step, row), None)
+    """Forward calls that only one run has, of what the call of a gradient took or returned, or of the parameter that it
+    is of, and the row to show.
+    """
+    value = value_of(row)
+    if value.kind != "param":
+        return Structure(step).passing_on(_forward_calls(step, row), None)
+    mine, theirs = (
+        {each.root for each in side.values if each.site.phase == "param" and each.site.name == value.site.name}
+        for side in step.alignment.sides
+    )
+    return Structure(step).taking(mine, theirs)
 
 
 def _is_of_run(params: list[Compared]) -> bool:

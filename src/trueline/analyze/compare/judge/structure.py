@@ -72,12 +72,16 @@ class Structure:
         """
         if calls is None:
             return None
+        return self.taking(*({value.root for value in call.values} for call in calls), functions=functions)
+
+    def taking(
+        self, mine: set[int], theirs: set[int], *, functions: frozenset[str] | None = None
+    ) -> tuple[GraphDifference, Compared] | None:
+        """The same of calls that take one of the values with these roots, of the run and of the reference."""
+        alone = self.step.graph_diff.alone
         found: list[list[Call]] = []
-        for call, alone in zip(
-            calls, (self.step.graph_diff.alone.mine, self.step.graph_diff.alone.theirs), strict=True
-        ):
-            roots = {value.root for value in call.values}
-            some = [each for each in alone if functions is None or function_of(each.first.api) in functions]
+        for roots, calls in ((mine, alone.mine), (theirs, alone.theirs)):
+            some = [each for each in calls if functions is None or function_of(each.first.api) in functions]
             found.append([each for each in some if roots & {value.root for value in each.ins}])
         difference = GraphDifference(found[0], found[1])
         return (difference, self._row(difference)) if any(found) else None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from tests.unit.analyze.compare.judge.test_structure import API, array, called, concluded, told
-from tests.unit.made_steps import Making
+from tests.unit.made_steps import Making, exactly
+
+from trueline.analyze.compare.judge.cut_gradients import calls_behind
+from trueline.analyze.compare.judge.step import Step, value_of
+from trueline.analyze.compare.judge.values.value_judgement import Divergence
+from trueline.analyze.compare.match.align import align
+from trueline.analyze.compare.match.names import NameMap
 
 
 def trained(
@@ -70,3 +76,20 @@ def test_no_gradient_is_one_of_zeros(gradient: Any) -> None:
 def test_numbers_passed_on_without_consequence_are_no_difference() -> None:
     gradient = array(5, 6, 6)
     assert concluded(trained(detached=True, gradient=gradient, of_y=None), trained(gradient=gradient)) == ([], "")
+
+
+def test_calls_that_take_a_parameter_in_one_run_only_are_behind_its_gradient() -> None:
+    def multiplied(op: str) -> Making:
+        making, x, w = Making(), array(0), array(1, 6, 6)
+        called(making, op, x, w, out=x @ w)
+        making.put("bwd", "m.sub.weight", "grad", array(2, 6, 6), kind="param")
+        return making.put("param", "m.sub.weight", "param", w, kind="param")
+
+    alignment = align(multiplied("einsum").done, multiplied("linear").done, NameMap())
+    step = Step(cast(Any, None), 0, 0, alignment, Divergence(alignment, measure=exactly).rows)
+    found = calls_behind(step, next(row for row in step.rows if value_of(row).site.phase == "bwd"))
+    assert found is not None
+    assert [call.name for calls in (found[0].mine, found[0].theirs) for call in calls] == [
+        "m.sub.einsum",
+        "m.sub.linear",
+    ]

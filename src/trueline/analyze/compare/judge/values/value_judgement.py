@@ -198,7 +198,7 @@ class Divergence:
 
     @property
     def has_multiples(self) -> bool:
-        """Whether gradients of which rounding may explain much are multiples of those of the reference. Those of
+        """Whether gradients that rounding may explain are multiples of those of the reference. Those of
         parameters, and those behind calls that only one run makes, are independent of each other as far as rounding
         makes them; together they must be what it hardly makes (``multiple``).
         """
@@ -407,7 +407,7 @@ class Divergence:
         return _Outcome(judgement, distance, expectation)
 
     def _factor(self, value: Value, twin: Value, expectation: Expectation) -> float | None:
-        """How many times its twin a gradient is of which rounding may explain much; None where multiples are not asked
+        """How many times its twin a gradient is that rounding may explain; None where multiples are not asked
         for, and noise may look like this one. What rounding left of one that is 0 may be 0 in one run.
         """
         mine, theirs = self._sides(value, twin)
@@ -417,7 +417,7 @@ class Divergence:
             or mine.shape != theirs.shape
         ):
             return None
-        if expectation.tainted or expectation.decided or {PART, UNORDERED} & (mine.flags | theirs.flags):
+        if expectation.tainted or {PART, UNORDERED} & (mine.flags | theirs.flags):
             return None
         multiple = multiple_of(mine.stats, theirs.stats) if mine.stats and theirs.stats else None
         if multiple is None or (multiple.factor == 0 and self._is_noise(theirs)):
