@@ -60,11 +60,7 @@ MISSED = frozenset(
         "I1.shifted",
         "Q1.gradient-noise",
         "V1",
-        "V1.again",
-        "V1.by-node",
         "V1.early",
-        "V1.elsewhere",
-        "V1.from-first",
     }
 )
 """Not found, not at their place, or with another cause, in benchmarks/gallery/first_try.md and since."""

@@ -34,13 +34,22 @@ optimizer may receive clipped gradients: whatever all replicas agree on is legal
 1/N^2 in all groups, to rounding, at three sampled steps in a row (and N is not the number of micro-batches). The same
 holds for what happens between the framework's reduction and the optimizer.
 
+Three things that all replicas agree on are found all the same. What all received is one rank's own gradient, to
+rounding, and no multiple of the mean: a broadcast in place of a reduction. The mean is multiplied, in all groups and
+three sampled steps in a row, by N after a framework has averaged, or by N over a divisor of N, as where a sum is
+divided by the ranks of a node; this is a warning, since losses may have been divided by as much, and not said where the
+weights of tokens are known (loss-scale-wrong judges these), nor of N by hand, which is a sum. And what all received by
+hand is at right angles to the mean in every group and as long as it, to what sketches tell, at three sampled steps in a
+row: a flat gradient that is split at other places; a warning.
+
 What it may miss
 ----------------
-Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of
-its group (digests of parameters see those one step later, see replica-drift). What one rank does to its shard
-other than by a factor for a whole group, as clipping by value does on all; and a shard with all its gradients set to
-zero where there is one group only, which a mask of rows may do. Steps between those that are sampled.
-Any step at which a gradient was not finite.
+Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of its
+group (digests of parameters see those one step later, see replica-drift). What one rank does to its shard other than by
+a factor for a whole group, as clipping by value does on all; the largest or the median of the workers' gradients in
+place of their mean, which looks like other changes that are meant; and a shard with all its gradients set to zero where
+there is one group only, which a mask of rows may do. Steps between those that are sampled. Any step at which a gradient
+was not finite.
 
 Example
 -------
@@ -89,9 +98,10 @@ from trueline.analyze.compared_ranks import (
     sites_of,
 )
 from trueline.analyze.workers.reduction import Reductions, reductions_of
+from trueline.analyze.workers.token_weighting import weighed_steps
 from trueline.analyze.workers.used_gradients import uses_of
 from trueline.analyze.workers.whole_parameters import EQUAL
-from trueline.schema.errors import CannotTell
+from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.text.words import named_some, ranks_text, steps_text
@@ -130,7 +140,9 @@ _IN_A_ROW = 3
 clipping factor hits 1/N, to rounding (1e-5), at one step in some ten thousand."""
 
 
-Kind = Literal["scaled", "not-the-mean", "replicas-apart", "divided-again", "scaled-apart"]
+Kind = Literal[
+    "scaled", "not-the-mean", "replicas-apart", "divided-again", "scaled-apart", "one-ranks", "misplaced", "multiplied"
+]
 
 
 @dataclass(frozen=True)
@@ -156,6 +168,8 @@ def check(run: Run) -> list[Finding]:
     reductions = reductions_of(run, "group_reduce_residual", "group_used_residual")
     with np.errstate(invalid="ignore", divide="ignore"):
         cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
+        if not reductions.in_shards:
+            cases += [_of_one_rank(reductions), _misplaced(reductions), _multiplied(reductions)]
         if reductions.in_shards:
             cases += _scaled_apart(reductions)
         if reductions.replicated_P.any():
@@ -242,6 +256,91 @@ def _divided_again(reductions: Reductions) -> _Case:
     )
 
 
+def _of_one_rank(reductions: Reductions) -> _Case:
+    """Where all optimizers received what one rank alone had computed, which is no multiple of the mean."""
+    _, shape, floor = _what_was_used(reductions)
+    local = reductions.groups("group_used_local")
+    own = np.count_nonzero(local <= floor, axis=1, keepdims=True) == 1
+    others = np.count_nonzero(local > floor, axis=1, keepdims=True) == len(reductions.ranks) - 1
+    at = own & others & _agreed(reductions) & np.all(shape > floor, axis=1, keepdims=True)
+    return _Case(
+        "one-ranks",
+        "error",
+        "is one rank's own, and those of the other ranks count nothing,",
+        np.broadcast_to(at, shape.shape),
+        reductions.groups("group_reduce_residual"),
+        floor,
+        "|used - mean| over the mean norm of the workers' gradients",
+    )
+
+
+def _misplaced(reductions: Reductions) -> _Case:
+    """Where what all optimizers received by hand is at right angles to the mean in every group, and as long as it is in
+    all: the elements of the mean, at other places. Angles and lengths as far as a sketch of k numbers tells them: eight
+    times 1 / sqrt(k), and eight times sqrt(4 / k).
+    """
+    factor, shape, floor = _what_was_used(reductions)
+    sine, residual = reductions.groups("group_used_shape_residual"), reductions.groups("group_reduce_residual")
+    k = max(reductions.env.sketch_length, 1)
+    scale2 = np.mean(reductions.groups("group_grad_norms"), axis=1, keepdims=True) ** 2
+    used2 = np.sum(scale2 * (shape / sine) ** 2, axis=2, keepdims=True)
+    mean2 = np.sum(scale2 * np.maximum(residual**2 - shape**2, 0) / (factor - 1) ** 2, axis=2, keepdims=True)
+    alike = np.abs(np.log(used2 / mean2)) <= 8 * math.sqrt(4 / k)
+    apart = np.all(sine**2 >= 1 - 64 / k, axis=2, keepdims=True) & np.all(shape > floor, axis=2, keepdims=True)
+    usable = _by_hand(reductions) and len(reductions.env.groups) > 1 and k > 64
+    everywhere_T = np.all(apart & alike, axis=(1, 2)) & np.all(_agreed(reductions), axis=(1, 2))
+    at = np.broadcast_to((usable & _lasting(everywhere_T))[:, None, None], shape.shape)
+    what = "has the length of the mean of the workers' gradients and nothing of its direction"
+    return _Case("misplaced", "warning", what, at, sine, np.zeros_like(sine), "sine of the angle to the mean")
+
+
+def _multiplied(reductions: Reductions) -> _Case:
+    """Where every optimizer received the mean, in all groups, times a number that the number of ranks makes: of a
+    framework that averages N, or N over a divisor of it, as a node has. By hand N is a sum, and may be meant.
+    """
+    factor, shape, floor = _what_was_used(reductions)
+    num, by_hand = len(reductions.ranks), _by_hand(reductions)
+    rows = np.searchsorted(reductions.run.steps, reductions.steps)
+    micro_TN = np.nan_to_num(numbers(reductions.run, "num_micro", reductions.ranks)[0][rows], nan=1.0)
+    hit = np.zeros(factor.shape, dtype=bool)
+    for times in [num // part for part in range(1, num) if num % part == 0 and (part > 1 or not by_hand)]:
+        equal = (np.abs(factor / times - 1) <= np.minimum(_slack(reductions, 1), _NEAR)) & (shape <= floor)
+        summed = np.any(micro_TN == times, axis=1) | (by_hand & np.any(micro_TN * times == num, axis=1))
+        everywhere_T = np.all(equal | np.isnan(factor), axis=(1, 2)) & np.any(equal, axis=(1, 2)) & ~summed
+        hit |= equal & _lasting(everywhere_T)[:, None, None]
+    hit &= not any(env.in_float16 for env in _envs(reductions)) and not (hit.any() and _weights_known(reductions.run))
+    return _Case(
+        "multiplied",
+        "warning",
+        "reached the optimizer as a multiple of the mean",
+        hit,
+        factor,
+        np.ones_like(factor),
+        "times the mean of the workers' gradients",
+    )
+
+
+def _agreed(reductions: Reductions) -> Bools:
+    """[T, 1, G] where replicas received the same, and what was reduced before is the mean or was not seen."""
+    agreed = ~reductions.used_apart & ~reductions.not_reduced
+    if not _by_hand(reductions):
+        agreed &= ~any_over(_beyond_floor(reductions), 1)
+    return agreed[:, None, :]
+
+
+def _lasting(hit_T: Bools) -> Bools:
+    """[T] hits in a row, where there are enough steps for that to be no coincidence."""
+    return _in_a_row(hit_T) if len(hit_T) >= _IN_A_ROW else np.zeros_like(hit_T)
+
+
+def _weights_known(run: Run) -> bool:
+    """Whether what tokens weigh in the losses is known: `loss-scale-wrong` then judges what they come to."""
+    try:
+        return bool(weighed_steps(run))
+    except (CannotTell, RunError):
+        return False
+
+
 def _scaled_apart(reductions: Reductions) -> list[_Case]:
     """Where shards of one gradient were multiplied by different factors before the optimizers received them.
 
@@ -320,6 +419,11 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     worst = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=-np.inf))), inside.shape)
     where = f" on {ranks_text(ranks)}" if len(ranks) < len(reductions.ranks) else ""
     measured, more = float(case.measured[first][worst]), ""
+    if case.kind == "multiplied":
+        more = (
+            f" It is {measured:.4g} times the mean over {len(reductions.ranks)} ranks, which is right only where each "
+            "rank's loss was divided by as much."
+        )
     evidence: dict[str, Any] = {"kind": [case.kind, *_factor_kinds(reductions, case, measured)]}
     if case.kind == "replicas-apart":
         uses = uses_of(reductions, *_what_was_used(reductions), times)
@@ -353,7 +457,7 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
 
 def _factor_kinds(reductions: Reductions, case: _Case, factor: float) -> tuple[str, ...]:
     """Whether the mean is scaled by the number of workers: not divided by it, or once more."""
-    if case.kind != "scaled":
+    if case.kind not in ("scaled", "multiplied"):
         return ()
     num = len(reductions.ranks)
     if abs(factor - num) < _NEAR * num:

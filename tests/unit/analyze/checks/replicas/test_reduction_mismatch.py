@@ -366,3 +366,45 @@ def test_the_rank_whose_optimizer_got_no_gradient_is_named(tmp_path):
     (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
     assert (finding.ranks, finding.evidence["kind"]) == ((1,), ["replicas-apart", "dropped"])
     assert finding.claim.endswith("The optimizer of rank 1 received no gradient, or zeros.")
+
+
+def test_a_broadcast_of_one_ranks_gradient_is_an_error(tmp_path):
+    changed = {"reduce_residual": 0.7, "used_shape_residual": 0.6, "reduce_shape_residual": 0.6}
+    rows = altered(healthy_rows(2, 4), steps=range(4), ranks=[0, 1], **changed)
+    assert by_hand(rows, tmp_path / "other", 2) == []
+    altered(rows, steps=range(4), ranks=[0], used_local=0.0)
+    (finding,) = by_hand(rows, tmp_path / "own", 2)
+    assert (finding.severity, finding.ranks, finding.evidence["kind"]) == ("error", (0, 1), ["one-ranks"])
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "adapter", "factor", "kinds"),
+    [
+        (2, "ddp", 2.0, ["multiplied", "not-divided"]),
+        (4, "ddp", 2.0, ["multiplied", "other-factor"]),
+        (4, "manual", 2.0, ["multiplied", "other-factor"]),
+        (4, "manual", 4.0, None),  # a sum
+        (2, "ddp", 1.5, None),
+    ],
+)
+def test_a_mean_times_a_number_that_ranks_are_counted_by_is_a_warning(tmp_path, num_ranks, adapter, factor, kinds):
+    values = {"used_factor": factor}
+    if adapter == "manual":
+        values |= {"reduce_factor": factor, "reduce_residual": (factor - 1) * 0.5}
+    rows = altered(healthy_rows(num_ranks, 4), steps=range(4), ranks=range(num_ranks), **values)
+    found = reduction_mismatch.check(write_run(tmp_path, rows, adapter=adapter))
+    assert [(each.severity, each.evidence["kind"]) for each in found] == ([("warning", kinds)] if kinds else [])
+
+
+@pytest.mark.parametrize(("factor", "residual", "number"), [(0.0, 2**0.5, 1), (0.0, 5.0, 0), (0.7, 1.0, 0)])
+def test_a_mean_at_other_places_has_its_length_and_not_its_direction(tmp_path, factor, residual, number):
+    """``residual`` of a mean of norm 1 and a vector of that norm at right angles to it, a longer one, a nearer one."""
+    shape = (residual**2 - (1 - factor) ** 2) ** 0.5
+    sine = shape / (shape**2 + factor**2) ** 0.5
+    changed = {"reduce_residual": residual, "reduce_shape_residual": shape, "reduce_factor": factor}
+    rows = altered(
+        healthy_rows(2, 4), steps=range(4), ranks=[0, 1], used_shape_residual=sine, used_factor=factor, **changed
+    )
+    envs = {rank: rank_env(rank, 2, sketch_length=2053) for rank in range(2)}
+    found = reduction_mismatch.check(write_run(tmp_path, rows, envs=envs, adapter="manual"))
+    assert [each.evidence["kind"] for each in found] == [["misplaced"]] * number
