@@ -249,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "causes": causes_table,
     "overhead": partial(measured, "overhead"),
     "recording": partial(measured, "recording"),
+    "monitor": partial(measured, "monitor"),
     "compare_columns": compare_columns_table,
     "compare": partial(measured, "compare"),
     "paper": partial(measured, "paper"),

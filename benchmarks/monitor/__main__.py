@@ -52,7 +52,8 @@ A Llama of {LAYERS} layers, {WIDTH} wide, {INNER} inside, {VOCAB:,} words, with 
 tokens, float32, AdamW; one process and one thread. Ratios are to the unmonitored step of the same round, medians with
 quartiles, on the clock and of CPU time (which has what threads do until the process is idle again). An unmonitored
 process once more shows how far from 1 the machine alone takes a ratio. Values are rows a step: each tool decides which
-tensors have one, and ours have more numbers each. msProbe computes {", ".join(OPS)}."""
+tensors have one, and ours have more numbers each. msProbe computes {", ".join(OPS)}. The aim is met where the
+larger of both ratios is within it."""
 
 
 def main() -> None:
@@ -108,7 +109,7 @@ def _table(turns: Mapping[str, list[Turn]], left: Mapping[str, Left], aim: float
                 "step time, times the unmonitored": f"{middle:.3f} ({low:.3f} – {high:.3f})",
                 "CPU time": f"{statistics.median(cpu):.3f}",
                 "aim": f"≤ {aim}" if ours else "",
-                "met": ("yes" if middle <= aim else "no") if ours else "",
+                "met": ("yes" if max(middle, statistics.median(cpu)) <= aim else "no") if ours else "",
                 "values a step": f"{left[name].values_a_step:,.1f}",
                 "bytes a step": f"{left[name].bytes_a_step:,.0f}",
             }
