@@ -100,7 +100,7 @@ from trueline.schema.text.words import capitalized, counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "sample-repeats"
-NEEDS: tuple[str, ...] = ("sample_digests", "epoch", "num_micro")
+NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "epoch", "num_micro")
 QUESTION = "repeats"
 ACROSS_RANKS = False
 
@@ -190,9 +190,16 @@ def _held(run: Run, read: Mapping[int, Sequence[Batches]]) -> list[Finding]:
         others = (each for other in read if other != rank for each in read[other])
         if held.anew and _shuffles_more(run, rank):
             anew[rank] = held
-        elif not held.anew and any(changes_throughout(each, held) for each in others):
+        elif not held.anew and not _labels_change(run, rank, held) and any(changes_throughout(b, held) for b in others):
             stuck[rank] = held
     return [_of_held(run, each) for each in (*({rank: one} for rank, one in stuck.items()), anew) if each]
+
+
+def _labels_change(run: Run, rank: int, held: Held) -> bool:
+    """Whether the labels of the rank were seen and change meanwhile: its inputs are blank then, no batch is held."""
+    labels = run.lists("target_digests", ranks=[rank])
+    seen = {row.tobytes() for (step, _), row in labels.items() if held.first <= step <= held.last and len(row)}
+    return len(seen) > 1
 
 
 def _shuffles_more(run: Run, rank: int) -> bool:

@@ -183,6 +183,10 @@ def test_a_rank_that_holds_a_batch_while_others_go_on_is_named(tmp_path):
     hanging = [*batches[:5], *[batches[5]] * 15]
     (found,) = found_in(tmp_path / "one", going | rows_of(hanging, rank=1, epoch=0), MAP)
     assert (found.ranks, found.step_first, found.step_last, found.measured) == ((1,), 5, 19, 15.0)
+    blank = rows_of(hanging, rank=1, epoch=0)
+    for (step, _), row in blank.items():
+        row["target_digests"] = np.array([step], dtype=np.uint64)
+    assert found_in(tmp_path / "blank", going | blank, MAP) == []  # new labels: new batches, whose inputs are blank
     both = rows_of(hanging, epoch=0) | rows_of(hanging, rank=1, epoch=0)
     assert found_in(tmp_path / "all", both, MAP) == []  # training on one batch on purpose
 
