@@ -6,15 +6,17 @@ run has belongs to a forward call; a call without a twin that takes what this on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Structure, agrees
 from trueline.analyze.compare.judge.unrecorded_code import is_of_modules
 from trueline.analyze.compare.judge.values.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
-from trueline.analyze.recorded.step_values import Call, Value
+from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of
 
 _PASSING_ON = frozenset({"detach", "view_as", "alias", "clone", "requires_grad"})
 """Functions that return the numbers they are given; a custom autograd function shows as one of them."""
@@ -40,7 +42,8 @@ def cut_gradient(step: Step) -> CutGradient | None:
     rows = _first_gradients(step)
     if not params and not of_backward and not (first is None and step.rewired_rows):
         alike = {_place_of(row) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
-        rows = [row for row in rows if _is_another(row) and _place_of(row) in alike]
+        received = _received(step)
+        rows = [row for row in rows if (_is_another(row) or _is_lost(row, received)) and _place_of(row) in alike]
     if first is not None and not of_backward:
         return None
     structure = Structure(step)
@@ -112,6 +115,31 @@ def _place_of(row: Compared) -> tuple[int, str, int, str]:
 def _is_another(row: Compared) -> bool:
     """Whether a gradient is another one altogether, however little of it is left in those of parameters."""
     return row.rewired and row.distance is not None and (row.distance.rel or 0.0) > COARSE_REL
+
+
+def _received(step: Step) -> tuple[dict[CallKey, float], ...]:
+    """Of the run and of the reference: what rounds in a sum over the largest gradient that a call received, at most."""
+    found: tuple[dict[CallKey, float], ...] = ({}, {})
+    for side, most in zip(step.alignment.sides, found, strict=True):
+        for each in side.values:
+            if each.site.phase == "bwd" and each.returned and each.stats is not None:
+                unit = UNIT_ROUNDOFF.get(coarser(each.dtype, side.autocast or each.dtype), 0.0)
+                most[key_of(each)] = max(most.get(key_of(each), 0.0), unit * each.stats.norm)
+    return found
+
+
+def _is_lost(row: Compared, received: tuple[dict[CallKey, float], ...]) -> bool:
+    """Whether only one run has a gradient of what a call took, and it is more than what rounding left of a sum that is
+    0, as that of a maximum which softmax subtracts.
+    """
+    value = value_of(row)
+    if not row.unmatched or value.returned or value.stats is None:
+        return False
+    return value.stats.norm > _REAL * received[row.mine is None].get(key_of(value), math.inf)
+
+
+_REAL = 16.0
+"""Roundings of the addends that a sum which ought to be 0 hardly exceeds."""
 
 
 def _without_twin(step: Step) -> Iterator[Compared]:

@@ -198,6 +198,38 @@ def test_gradients_that_are_multiples_are_found_where_rounding_may_explain_as_mu
     assert found.exit_code in exit_code
 
 
+class Gated(nn.Module):
+    """x times a gate made of its mean over positions, which one run detaches."""
+
+    def __init__(self, detached: bool) -> None:
+        super().__init__()
+        self.first, self.gate, self.detached = nn.Linear(8, 8), nn.Linear(8, 8), detached
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        mean = x.mean(1, keepdim=True)
+        return x * (1 + 0.1 * self.gate(mean.detach() if self.detached else mean))
+
+
+def test_a_detach_is_found_where_16_bits_may_explain_what_it_leaves(tmp_path: Path) -> None:
+    found = compared(tmp_path, lambda: Gated(True), lambda: Gated(False), dtype=torch.bfloat16)
+    assert found.exit_code == 1
+    assert "only in RUN: `detach`" in found.findings[0].claim
+
+
+def shifted(x: Tensor, *, detached: bool) -> Tensor:
+    """Softmax without overflow: the gradient of what is subtracted is 0 but for rounding."""
+    most = x.amax(-1, keepdim=True)
+    weights = (x - (most.detach() if detached else most)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_detach_of_what_has_no_gradient_but_rounding_is_silent(tmp_path: Path, dtype: torch.dtype) -> None:
+    run, ref = (with_part(lambda x, detached=detached: shifted(x, detached=detached)) for detached in (True, False))
+    assert compared(tmp_path, run, ref, dtype=dtype).exit_code == 0
+
+
 # Order
 
 
