@@ -246,8 +246,18 @@ def _measured_on(row: ComparedRow) -> str:
     return {"tensor": "stored values", "fingerprint": "fingerprints", "statistics": "statistics"}.get(row.how, row.how)
 
 
+_SETTLES = {
+    "shapes differ": "Give both runs batches of one shape, padding included, then compare again.",
+    "of that name": "Say which names are the same with --map, then compare again.",
+    "may explain": 'Record both runs in float32, or values with depth = "tensor" in the Plan, then compare again.',
+}
+"""What lets compare judge more, by what is said where it could not."""
+
+
 def _next(comparison: Comparison, leading: Finding | None) -> tuple[str, ...]:
     advice = leading.next if leading is not None else ()
+    if leading is None and comparison.exit_code == 3:
+        return tuple(text for reason, text in _SETTLES.items() if reason in comparison.judged.lacking)[:1]
     first = comparison.first
     if first is None or first.site is None:
         return advice

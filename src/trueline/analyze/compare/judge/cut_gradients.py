@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Structure, agrees
 from trueline.analyze.compare.judge.unrecorded_code import is_of_modules
@@ -103,6 +103,24 @@ def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] 
     return Structure(step).taking(mine, theirs)
 
 
+def own_backward(step: Step, modules: frozenset[str]) -> str:
+    """`` In RUN, calls at train.py:22 Norm.forward have no gradients of their own: …``, of calls in ``modules`` that
+    both runs make, and that have gradients in one run only: those of an autograd function have none; '' without any.
+    """
+    matched = {_place_of(row): row for row in step.rows if value_of(row).site.phase == "fwd" and not row.unmatched}
+    for row in step.rows:
+        value, forward = value_of(row), matched.get(_place_of(row))
+        if value.site.phase != "bwd" or value.kind != "op" or not row.unmatched or forward is None:
+            continue
+        name, side = ("REF", forward.theirs) if row.theirs is None else ("RUN", forward.mine)
+        if side is None or side.module not in modules:
+            continue
+        at = step.frame(side, of_reference=name == "REF")
+        if at:
+            return f" In {name}, calls at {at} have no gradients of their own: an autograd function, or no_grad."
+    return ""
+
+
 def _is_of_run(params: list[Compared]) -> bool:
     return bool(params) and params[0].mine is not None
 
@@ -117,25 +135,26 @@ def _is_another(row: Compared) -> bool:
     return row.rewired and row.distance is not None and (row.distance.rel or 0.0) > COARSE_REL
 
 
-def _received(step: Step) -> tuple[dict[CallKey, float], ...]:
-    """Of the run and of the reference: what rounds in a sum over the largest gradient that a call received, at most."""
-    found: tuple[dict[CallKey, float], ...] = ({}, {})
-    for side, most in zip(step.alignment.sides, found, strict=True):
-        for each in side.values:
-            if each.site.phase == "bwd" and each.returned and each.stats is not None:
-                unit = UNIT_ROUNDOFF.get(coarser(each.dtype, side.autocast or each.dtype), 0.0)
-                most[key_of(each)] = max(most.get(key_of(each), 0.0), unit * each.stats.norm)
-    return found
+def _received(step: Step) -> dict[CallKey, float]:
+    """By call that receives gradients in both runs: what rounds in a sum over the largest of them, at most."""
+    most: dict[CallKey, float] = {}
+    autocast = {side.autocast for side in step.alignment.sides} - {""}
+    for row in step.rows:
+        each = value_of(row)
+        if each.site.phase == "bwd" and each.returned and each.stats is not None and not row.unmatched:
+            unit = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in (each.dtype, *autocast))
+            most[key_of(each)] = max(most.get(key_of(each), 0.0), unit * each.stats.norm)
+    return most
 
 
-def _is_lost(row: Compared, received: tuple[dict[CallKey, float], ...]) -> bool:
-    """Whether only one run has a gradient of what a call took, and it is more than what rounding left of a sum that is
-    0, as that of a maximum which softmax subtracts.
+def _is_lost(row: Compared, received: dict[CallKey, float]) -> bool:
+    """Whether only one run has a gradient of what a call took that received gradients in both, and it is more than what
+    rounding left of a sum that is 0, as that of a maximum which softmax subtracts.
     """
     value = value_of(row)
     if not row.unmatched or value.returned or value.stats is None:
         return False
-    return value.stats.norm > _REAL * received[row.mine is None].get(key_of(value), math.inf)
+    return value.stats.norm > _REAL * received.get(key_of(value), math.inf)
 
 
 _REAL = 16.0

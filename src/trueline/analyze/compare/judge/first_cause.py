@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
-from trueline.analyze.compare.judge.cut_gradients import CutGradient, calls_behind, cut_gradient
+from trueline.analyze.compare.judge.cut_gradients import CutGradient, calls_behind, cut_gradient, own_backward
 from trueline.analyze.compare.judge.history.over_time import LateFault, execution_order
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
 from trueline.analyze.compare.judge.step import Step, value_of
@@ -221,6 +221,9 @@ def _gradients_cut(step: Step, cut: CutGradient) -> Finding:
             claim += f" They end in code of {value_of(cut.row).site.name} that was not recorded."
     else:
         claim += f"The values agree, and gradients do not, first {value_of(cut.after).site}."
+        calls = (*cut.difference.mine, *cut.difference.theirs)
+        if cut.after.unmatched and value_of(cut.after).returned:
+            claim += own_backward(step, frozenset(call.module for call in calls))
     evidence = {"difference": words, "parameters": cut.params[:100]}
     code = "Compare the code of both runs at these lines." if words else "Compare where both runs cut gradients off."
     next = (code, command_for(step.run.path, value_of(cut.row).site))
@@ -336,10 +339,14 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> tuple[Fin
     found = _gradients_turn(step, first, alone=before is None)
     if found is not None:
         return found, (step, first)
-    claim = (
-        f"{value.site} takes different inputs than in the reference: the two models connect their calls differently."
-    )
-    next = ("Compare the forward methods of both models at this call.", command_for(step.run.path, value.site))
+    at = step.frame(value)
+    where = f"{value.site} ({value.api or value.kind}{', ' + at if at else ''})"
+    claim = f"{where} takes different inputs than in the reference: the two models connect their calls differently."
+    compare = "Compare the forward methods of both models at this call."
+    if value.site.phase == "bwd":
+        claim = f"In the backward pass {where} differs from the reference {_by(first)}: it is made of other gradients."
+        compare = "Compare what both models do backwards at this line: autograd functions of your own, hooks, detach."
+    next = (compare, command_for(step.run.path, value.site))
     return _finding("structure-differs", "error", claim, [(step, first)], next=next), (step, first)
 
 
@@ -353,7 +360,8 @@ def _gradients_turn(step: Step, first: Compared, *, alone: bool) -> Finding | No
         return None
     words = difference_in_words(step, behind[0])
     differ = _GRADIENTS_ALONE if alone else "Gradients before them differ, first"
-    claim = f"The two runs call different operations: {words}. {differ} {value.site} {_by(first)}."
+    own = own_backward(step, frozenset(call.module for call in (*behind[0].mine, *behind[0].theirs)))
+    claim = f"The two runs call different operations: {words}. {differ} {value.site} {_by(first)}.{own}"
     next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
     evidence = {"difference": words, "after": str(value.site)}
     return _finding("structure-differs", "error", claim, [(step, behind[1])], evidence=evidence, next=next)

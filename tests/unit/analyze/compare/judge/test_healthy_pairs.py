@@ -169,6 +169,32 @@ def test_a_wrong_backward_of_calls_that_one_run_makes_is_found(
         assert "What the model returns agrees, and gradients before these calls do not" in found.findings[0].claim
 
 
+class Squared(torch.autograd.Function):
+    """tanh of squares, with a backward that takes x where the right one takes y."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, right: bool) -> Tensor:
+        y = (x * x).tanh()
+        ctx.save_for_backward(x, y if right else x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        x, y = ctx.saved_tensors
+        return gradients[0] * (1 - y.square()) * 2 * x, None
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_code_that_has_a_backward_of_its_own_is_named(tmp_path: Path, right: bool) -> None:
+    """Both runs call the same there, but for a clone, and one has no gradients inside."""
+    run, ref = with_part(lambda x: Squared.apply(x, right)), with_part(lambda x: (x.clone() * x).tanh())
+    found = compared(tmp_path, run, ref)
+    assert found.exit_code == (0 if right else 1)
+    if not right:
+        assert "only in REF: `clone`" in found.findings[0].claim
+        assert "Squared.forward have no gradients of their own: an autograd function" in found.findings[0].claim
+
+
 SIZES = torch.tensor([0.05, 1.0]).repeat_interleave(torch.tensor([16, 8]))
 """Small queries and keys, as at the beginning of a training: attention is even, and hardly shows its scale."""
 

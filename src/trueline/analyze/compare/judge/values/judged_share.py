@@ -21,6 +21,9 @@ from trueline.schema.formats import FORMATS
 
 COARSE = f"rounding may explain a difference of more than {COARSE_REL:g} of the norm"
 
+OTHER_SHAPES = "their shapes differ"
+_UNMEASURED = "it was not measured"
+
 _PASSES: dict[str, Pass] = {
     "fwd": "forward",
     "save": "forward",
@@ -95,8 +98,10 @@ def _pass_of(value: Value) -> Pass:
 
 def _not_judged(row: Compared) -> str:
     """Why a value was not judged; '' where it was."""
+    if row.judgement == "not-comparable" and row.mine is not None and row.theirs is not None:
+        return OTHER_SHAPES if row.mine.shape != row.theirs.shape and row.distance is None else row.note or _UNMEASURED
     if row.judgement == "not-comparable":
-        return row.note or "it was not measured"
+        return row.note or _UNMEASURED
     if row.judgement != "within":
         return ""
     if row.note == LEFT_BY_UPDATE:
