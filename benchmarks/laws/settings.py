@@ -107,7 +107,10 @@ def train(
 class _NoLayout:
     """What a sample asks of the model's Layout, where there is no model."""
 
+    names: tuple[str, ...] = ()
     params: tuple[Tensor, ...] = ()
+    frozen: tuple[tuple[str, Tensor], ...] = ()
+    gone: Tensor | None = None
 
 
 _NO_LAYOUT: Any = _NoLayout()

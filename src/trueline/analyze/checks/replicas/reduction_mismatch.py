@@ -104,7 +104,7 @@ from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv
-from trueline.schema.text.words import named_some, ranks_text, steps_text
+from trueline.schema.text.words import counted, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "reduction-mismatch"
@@ -421,8 +421,8 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     measured, more = float(case.measured[first][worst]), ""
     if case.kind == "multiplied":
         more = (
-            f" It is {measured:.4g} times the mean over {len(reductions.ranks)} ranks, which is right only where each "
-            "rank's loss was divided by as much."
+            f" It is {measured:.4g} times the mean over {counted(len(reductions.ranks), 'rank')}, which is right only "
+            "where each rank's loss was divided by as much."
         )
     evidence: dict[str, Any] = {"kind": [case.kind, *_factor_kinds(reductions, case, measured)]}
     if case.kind == "replicas-apart":
