@@ -4,7 +4,8 @@ something. Rounding makes none of these, however much of a value it may explain.
 With c = ±|x| / |y| for the run's x and the reference's y, x - cy is small against x - y if x is a multiple, and as
 large if the two differ by noise in any direction. Three projections (``tensor.projections``) tell the length of both.
 For noise the sum of the squares of those of x - cy, over |x - y|², has the chi-square distribution with three degrees
-of freedom: its lower tail at what was measured is the chance that noise looks like a multiple.
+of freedom: its lower tail at what was measured is the chance that noise looks like a multiple. Where x is far smaller
+than y, which may be noise itself, x - cy has to be small against x too: two unrelated values are sqrt(2)|x| apart.
 
 Of N independent values, k with chances up to p happen by noise with a probability of at most C(N, k)·p^k; the smallest
 over all k with such a p up to ``SINGLE``, times N for the choice of k, is the chance of what was seen in all of them.
@@ -53,6 +54,8 @@ def multiple_of(mine: TensorStats, theirs: TensorStats) -> Multiple | None:
     left = math.hypot(*(a - factor * b for a, b in zip(p, q, strict=True)))
     apart = math.hypot(*(a - b for a, b in zip(p, q, strict=True))) / math.sqrt(3)
     apart = max(apart, abs(mine.norm - theirs.norm))
+    if mine.norm:
+        apart = min(apart, math.sqrt(2) * mine.norm)
     return Multiple(factor, _lower_tail(left / apart) if apart else 1.0)
 
 

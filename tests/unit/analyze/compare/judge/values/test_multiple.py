@@ -32,6 +32,13 @@ def test_a_multiple_is_told_with_rounding_of_its_own(factor: float) -> None:
     assert found.chance < 1e-4
 
 
+def test_what_is_far_smaller_and_points_elsewhere_is_none() -> None:
+    """What float64 leaves of a gradient that is 0, beside what float32 does."""
+    found = multiple_of(stats(1e-9 * noise(1)), stats(noise(0)))
+    assert found is not None
+    assert found.chance > 0.01
+
+
 def test_what_one_shared_rounding_makes_is_none() -> None:
     assert multiple_of(stats(1.03 * noise(0)), stats(noise(0))) is None
 
