@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
-from trueline.analyze.compare.judge.consequence import without_harmless
+from trueline.analyze.compare.judge.consequence import with_consequences, without_harmless
 from trueline.analyze.compare.judge.first_cause import conclude, in_causal_order
 from trueline.analyze.compare.judge.history.loss_gap import judge_losses, loss_curve
 from trueline.analyze.compare.judge.history.over_time import late_fault
@@ -111,7 +111,7 @@ def _judged(
     moved: float | None,
 ) -> Step:
     """A step of ``runs``, judged after ``earlier`` ones; see ``Divergence``."""
-    tainted = any(step.first is not None for step in earlier if step.step < each.step)
+    tainted = any(step.first is not None or step.rewired_rows for step in earlier if step.step < each.step)
     before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
     before = before if before is not None and before.equal_before_update else None
     alignment = with_one_loss_scale(each.read())
@@ -127,7 +127,8 @@ def _judged(
     divergence = judge()
     if divergence.has_multiples:
         divergence = judge(multiples=True)
-    return Step(runs[0], each.step, each.rank, alignment, without_harmless(divergence.rows), before, runs[1])
+    step = Step(runs[0], each.step, each.rank, alignment, without_harmless(divergence.rows), before, runs[1])
+    return replace(step, rows=with_consequences(step.rows, step.rewired_rows))
 
 
 def _losses(

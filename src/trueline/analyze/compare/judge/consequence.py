@@ -39,6 +39,26 @@ def without_harmless(rows: Sequence[Compared]) -> Sequence[Compared]:
     ]
 
 
+def with_consequences(rows: Sequence[Compared], blamed: Sequence[Compared]) -> Sequence[Compared]:
+    """``rows``, of which those that rounding might explain are propagated where they were computed from ``blamed``
+    ones, or behind these from values of one run only: the worst case of rounding is no reason where there is a better
+    one.
+    """
+    behind = {row.root for row in blamed}
+    first = min((row.place for row in blamed), default=0)
+    return [_as_consequence(row, behind) if row.place > first else row for row in rows] if blamed else rows
+
+
+def _as_consequence(row: Compared, behind: set[int | None]) -> Compared:
+    """``row``, and its root in ``behind`` if it is a consequence of values there."""
+    expectation = row.expectation
+    if row.unmatched or (expectation is not None and behind.intersection(expectation.sources)):
+        behind.add(row.root)
+    if row.judgement != "within" or row.root not in behind or row.hardly_differs:
+        return row
+    return replace(row, judgement="propagated")
+
+
 def _is_harmless(rows: Sequence[Compared]) -> bool:
     return all(_may_be_excused(row) for row in rows if row.judgement == "beyond") and results_agree(rows)
 

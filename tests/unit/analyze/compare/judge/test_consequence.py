@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from tests.unit.made_steps import Making, exactly
 
-from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE, without_harmless
+from trueline.analyze.compare.expect.expectation import Expectation
+from trueline.analyze.compare.judge.consequence import NO_CONSEQUENCE, with_consequences, without_harmless
+from trueline.analyze.compare.judge.values.distance import Distance
 from trueline.analyze.compare.judge.values.value_judgement import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
@@ -88,3 +90,34 @@ def test_a_gradient_of_which_much_might_be_explained_agrees_by_what_was_measured
 ) -> None:
     rows = judged(step(mask=2.0, small=small, unclipped=unclipped), step(mask=0.0), explained=1.4)
     assert excused(rows) == harmless
+
+
+def test_what_was_computed_from_a_wrong_gradient_is_no_rounding() -> None:
+    """However much rounding might explain of it; where only one run has a value, what was computed from that too."""
+    making = Making()
+    for name in "abcde":
+        making.put("bwd", f"m.{name}", "out0", array(0))
+    values = making.done.values
+
+    def row(place: int, judgement: str, sources: tuple[int, ...], *, apart: float = 0.5) -> Compared:
+        return Compared(
+            place,
+            place,
+            values[place],
+            None if judgement == "alone" else values[place],
+            "not-comparable" if judgement == "alone" else judgement,  # type: ignore[arg-type]
+            Distance(False, apart, "tensor"),
+            None if judgement == "alone" else Expectation(0.8, 0.0, "call", sources=sources),
+        )
+
+    wrong = row(1, "not-comparable", (0,))
+    rows = [
+        row(0, "within", ()),
+        wrong,
+        row(2, "alone", ()),
+        row(3, "within", (2,)),
+        row(4, "within", (1,), apart=1e-7),
+    ]
+    judged = [each.judgement for each in with_consequences(rows, [wrong])]
+    assert judged == ["within", "not-comparable", "not-comparable", "propagated", "within"]
+    assert with_consequences(rows, []) is rows

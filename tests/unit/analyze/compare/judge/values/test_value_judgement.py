@@ -157,6 +157,28 @@ def test_a_distance_that_seemed_small_before_numbers_moved_is_not_that_of_the_mo
     assert rows["fwd/t:out0"].judgement == judgement
 
 
+@pytest.mark.parametrize(("left", "judgement"), [(1e-7, "propagated"), (0.5, "within")])
+def test_what_may_be_all_rounding_shows_no_end_of_a_difference(left: float, judgement: str) -> None:
+    """Behind a wrong value a result may agree, as what is left of a difference by a hundredth seems to where rounding
+    may be as large as what it is subtracted from.
+    """
+
+    def by_projections(mine: Value, theirs: Value) -> Distance:
+        seen = by_statistics(mine, theirs)
+        return replace(seen, most_rel=seen.rel)
+
+    def made(label: str, off: float, apart: float) -> StepValues:
+        x = np.ones((8, 8), np.float32)
+        wrong = x * np.float32(1 + off)
+        making = Making(label).call("m.sub.sin", "torch.sin", (x,), wrong)
+        rest = np.full((8, 8), left * (1 + apart), np.float32)
+        return making.call("m.sub.sub", "torch.sub", (wrong, x * np.float32(1 - left)), rest).done
+
+    apart = 1e-2 if left < 0.5 else SMALL
+    rows = judged(made("run", 1e-2, apart), made("ref", 0.0, 0.0), measure=by_projections)
+    assert [rows[f"fwd/{name}:out0"].judgement for name in ("sin", "sub")] == ["beyond", judgement]
+
+
 def test_a_gradient_of_fewer_uses_in_one_run_is_not_compared() -> None:
     """A hook gives a module a view of its input, which has the gradient of its own uses alone; where the tensor was
     made, the gradient has all.
