@@ -14,6 +14,8 @@ from trueline.schema.text.words import listed, named_some, numberless
 _MOST = 3
 """Lines of code that are named of each run."""
 
+_REWIRED = "connect the same operations differently"
+
 
 def difference_in_words(step: Step, difference: GraphDifference) -> str:
     """``only in RUN: `amax` (model.py:41 forward); only in REF: `mean` (model.py:43 forward)``."""
@@ -27,6 +29,13 @@ def difference_in_words(step: Step, difference: GraphDifference) -> str:
         if calls
     ]
     return "; ".join([*classes, *parts])
+
+
+def the_runs_part(step: Step, difference: GraphDifference) -> str:
+    """A sentence on what the two runs do differently: other calls, or the same ones, connected in another way."""
+    words = difference_in_words(step, difference)
+    how = "call different operations" if innermost(difference.mine) or innermost(difference.theirs) else _REWIRED
+    return f"The two runs {how}: {words}."
 
 
 def _other_class(step: Step, mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[str, Sequence[str]]:
