@@ -409,6 +409,8 @@ class Expected:
         hidden = list(self._hidden(value, out, dtype))
         if not hidden:
             return self._of_module_param(value, out, dtype)
+        if len(hidden) == 1:
+            return hidden[0]
         rel, own = (math.hypot(*numbers) for numbers in zip(*((each.rel, each.own) for each in hidden), strict=True))
         tainted = any(each.tainted for each in hidden)
         sources = tuple(root for each in hidden for root in each.sources)

@@ -56,7 +56,9 @@ class Operand:
 
     def in_slot(self, slot: str) -> Operand:
         """The same value in another slot of a call."""
-        return self if slot == self.slot else replace(self, slot=slot)
+        if slot == self.slot:
+            return self
+        return Operand(self.rel, self.rms, self.shape, self.spread, slot, self.excess)
 
 
 def size_of(value: Value) -> tuple[float | None, float, float]:

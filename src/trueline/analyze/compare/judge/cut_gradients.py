@@ -36,16 +36,16 @@ class CutGradient(NamedTuple):
 
 def cut_gradient(step: Step) -> CutGradient | None:
     """Where gradients of a step end or turn, where the forward pass agrees and gradients of parameters do not."""
-    params = list(_without_twin(step))
     first = step.first
     of_backward = first is not None and value_of(first).site.phase != "fwd"
+    if first is not None and not of_backward:
+        return None
+    params = list(_without_twin(step))
     rows = _first_gradients(step)
     if not params and not of_backward and not (first is None and step.rewired_rows):
         alike = {_place_of(row) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
         received = _received(step)
         rows = [row for row in rows if (_is_another(row) or _is_lost(row, received)) and _place_of(row) in alike]
-    if first is not None and not of_backward:
-        return None
     structure = Structure(step)
     for row in rows:
         found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)

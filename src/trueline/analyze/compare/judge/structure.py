@@ -53,6 +53,8 @@ class Structure:
         """The difference that the first value beyond rounding, the loss, what another module returns, or a value that
         nothing can have made right again comes from; None where there is none.
         """
+        if not self.step.graph_diff.seams:
+            return None
         first = self.step.first
         rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]
         found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)

@@ -100,8 +100,10 @@ class GraphDiff:
             (one.index, other.index) for one, other in pairs if one.index == one.root and other.index == other.root
         }
         for one, other in pairs:
+            if (one.root, other.root) in of_one_origin or (one.returned and one.kind != "module"):
+                continue
             calls = mine.call_of(one), theirs.call_of(other)
-            if None in calls or (one.returned and one.kind != "module") or (one.root, other.root) in of_one_origin:
+            if None in calls:
                 continue
             makers = mine.maker(one), theirs.maker(other)
             if makers != (None, None) and calls[0] is not makers[0] and calls[1] is not makers[1]:

@@ -228,9 +228,9 @@ class _Projected(NamedTuple):
 def _projected(mine: TensorStats, theirs: TensorStats) -> _Projected | None:
     """None where one side has no projections, or where the two leave out other numbers as masks."""
     p, q = mine.projections, theirs.projections
-    if p is None or q is None or (mine.dtype != theirs.dtype and (_has_masks(mine) or _has_masks(theirs))):
-        return None
     masked = _has_masks(mine) or _has_masks(theirs)
+    if p is None or q is None or (mine.dtype != theirs.dtype and masked):
+        return None
     norm = _rms(q) if masked else theirs.norm
     if not norm:
         return None

@@ -52,9 +52,10 @@ def judged_share(steps: Sequence[Step]) -> Judged:
     """The share of each pass over all ``steps``, and over the first of them, whose parameters no update moved apart."""
     first = min((step.step for step in steps), default=None)
     passes = _passes(steps)
+    at_first = [step for step in steps if step.step == first]
     return Judged(
         passes,
-        _passes([step for step in steps if step.step == first]),
+        passes if len(at_first) == len(steps) else _passes(at_first),
         first,
         len({step.step for step in steps}),
         COARSE,

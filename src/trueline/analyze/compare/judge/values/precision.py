@@ -45,7 +45,7 @@ def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
 
 
 def _first_of(step: Step) -> DtypesPart | None:
-    if _is_chosen(step.rows) or any(map(_is_compiled_model, step.rows)):
+    if all(map(_is_alike, step.rows)) or _is_chosen(step.rows) or any(map(_is_compiled_model, step.rows)):
         return None
     names = _own_names(step)
     coarsest = _coarsest_by_module(step, names)
@@ -60,6 +60,12 @@ def _first_of(step: Step) -> DtypesPart | None:
         if pair is not None and value.kind == "op" and _coarsest(pair) in (mine, theirs):
             return DtypesPart(step, row, *pair)
     return None
+
+
+def _is_alike(row: Compared) -> bool:
+    """Whether both runs have a value, in the same module and of the same dtype."""
+    mine, theirs = row.mine, row.theirs
+    return mine is not None and theirs is not None and mine.dtype == theirs.dtype and mine.module == theirs.module
 
 
 def _is_another_input(row: Compared) -> bool:
