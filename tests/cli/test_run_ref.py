@@ -8,11 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from tests.cli.in_process import trueline
 from tests.synthetic_runs import write_run
+
+from trueline.cli.foreground import threads_without_signals
 
 TRUELINE = str(Path(sys.executable).parent / "trueline")
 
@@ -87,6 +90,17 @@ def test_a_signal_reaches_the_command(tmp_path, ref, number, status):
         assert process.stdout.readline() == "told\n"
         process.send_signal(number)
         assert process.wait(timeout=30) == status
+
+
+def test_threads_that_a_library_starts_take_no_signal_that_is_to_reach_the_command():
+    """One that they took would end the process, and not reach the command."""
+    blocked: list[set[signal.Signals]] = []
+    with threads_without_signals():
+        thread = threading.Thread(target=lambda: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        thread.start()
+        thread.join()
+    assert blocked[0] >= {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(tmp_path, ref):

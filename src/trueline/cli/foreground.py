@@ -8,7 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
@@ -19,6 +20,18 @@ _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
 
+@contextmanager
+def threads_without_signals() -> Iterator[None]:
+    """Threads that libraries start meanwhile never take a signal that ``run_in_foreground`` passes on: the kernel gives
+    one that the main thread has not asked for yet to any thread that does not block it, where it ends the process.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start ``program`` with the arguments ``words`` and wait for its end; the status that ``os.waitpid`` gives.
 
@@ -27,11 +40,6 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
     ``OSError`` where it cannot be started.
     """
     end_with_parent = _ender()
-
-    def start() -> None:
-        end_with_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
     taken = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:

@@ -55,6 +55,7 @@ def command(
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
     """
     from trueline.capture.child_env import environment
+    from trueline.cli.foreground import threads_without_signals
     from trueline.schema.errors import InputError
     from trueline.schema.plan import Plan
 
@@ -64,10 +65,11 @@ def command(
     if program is None:
         raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
     _require_script(words)
-    chosen = _with_sinks(Plan.load(plan), sink, on_finding)
-    if ref is not None:
-        _require_reference(ref, out)
-    _require_place(out, overwrite=overwrite, resume=resume)
+    with threads_without_signals():
+        chosen = _with_sinks(Plan.load(plan), sink, on_finding)
+        if ref is not None:
+            _require_reference(ref, out)
+        _require_place(out, overwrite=overwrite, resume=resume)
     asked = chosen.model_dump(mode="json")
     ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, base=dict(os.environ))
     if sys.stderr.isatty():
