@@ -151,7 +151,11 @@ def test_a_cause_names_codes_and_kinds_that_there_are(cause):
 def _kinds_in_the_checks():
     """Every text in quotes of the code that judges: a kind must be one of them, or an origin with its spaces joined."""
     folder = Path(checks.__file__).parents[1]
-    files = [file for room in ("checks", "workers", "judge", "recorded") for file in folder.rglob(f"{room}/**/*.py")]
+    files = [
+        file
+        for room in ("checks", "workers", "updates", "judge", "recorded")
+        for file in folder.rglob(f"{room}/**/*.py")
+    ]
     return {text.replace(" ", "-") for file in files for text in re.findall(r'"([a-z][a-z0-9 -]*)"', file.read_text())}
 
 

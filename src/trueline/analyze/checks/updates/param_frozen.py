@@ -1,10 +1,11 @@
-"""A parameter does not move although its optimizer declares that it does.
+"""A parameter does not move although its optimizer holds it.
 
 What it finds
 -------------
 Parameters, or blocks of their elements, that an update leaves as they are bit for bit: a kernel that skips them, an
-update that goes to a copy, memory that is written back. As information: parameters with a gradient that no optimizer
-holds.
+update that goes to a copy, memory that is written back. Parameters whose gradient is exactly zero, or missing, from the
+start to the end: two factors that both begin as zeros, a softmax over one number, a checkpoint that cuts gradients off.
+As information: parameters with a gradient that no optimizer holds.
 
 Why it matters
 --------------
@@ -16,13 +17,21 @@ How it decides
 By arithmetic, as in `update-magnitude`: none of the sampled elements changed, and for one of them at least the declared
 move is larger than rounding allows to be lost. What rounding alone explains is `update-lost`.
 
+A gradient is zero, or missing, where that was measured of the whole parameter on all ranks, at each of 16 steps or
+more, and of all its sampled elements at each sampled update. It is a warning where the gradient is there, and zero: the
+parameter has a part in the loss, and none that could train it. It is an information where a layer alike is trained, as
+of experts of which one is never chosen; and where the gradient is missing, or a framework fills it with zeros, in less
+than half of the elements that are to train, as of a head that this job does not use.
+
 A parameter that has a gradient, that the optimizer does not hold, and whose digest is the same at three updates or more
 and at the last, is an information: many fine-tune a part of a model like that on purpose. Where something shows that
 it was to train, that is `optimizer-detached`.
 
 What it may miss
 ----------------
-Elements and steps that were not sampled; optimizers with a rule of their own.
+Elements and steps that were not sampled; optimizers with a rule of their own. A gradient of zero is not looked for
+where ranks hold different parameters. One that is multiplied by zero on purpose, so that every parameter has a part in
+the loss, is reported.
 
 Example
 -------
@@ -49,24 +58,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trueline.analyze.compared_ranks import sites_of
 from trueline.analyze.updates.evidence import finding_on, optimizer_of, place_text, sampled_steps
 from trueline.analyze.updates.judgement import Judged, judged_updates
 from trueline.analyze.updates.outside import Left, left_alone
+from trueline.analyze.updates.untrained import Untrained, untrained
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import capitalized, named_some, ranks_text
+from trueline.schema.text.words import capitalized, counted, named_some, ranks_text
 from trueline.store.reader import Run
 
 CODE = "param-frozen"
 QUESTION = "updates"
-NEEDS: tuple[str, ...] = ("update_facts", "update_values", "param_digests")
+NEEDS: tuple[str, ...] = ("update_facts", "update_values", "param_digests", "param_grad_norms")
 ACROSS_RANKS = False
+
+_ZEROS = "two factors that both begin as zeros, a softmax over one number, a mask or a ReLU that lets nothing by"
+_CUTS = "a detach, no_grad, a checkpoint whose input asks for no gradient, a part of the model that is not used"
 
 
 def check(run: Run) -> list[Finding]:
     """Findings of parameters that stay; raises ``CannotTell`` where no update could be predicted."""
     left = [each for each in left_alone(run) if not each.why]
-    findings = [_outside(left)] if left else []
+    findings = [*map(_untrained, untrained(run)), *([_outside(left)] if left else [])]
     try:
         every = judged_updates(run)
     except CannotTell:
@@ -94,6 +108,34 @@ def _still(still: Sequence[Judged], steps: Sequence[int]) -> Finding:
             "Compare with the plain form of the optimizer: foreach=False, fused=False. If that moves them, the kernel "
             "of the form that you use is wrong: look for a newer version of torch.",
             "Look for what writes parameters back after an update: a wrapper, a swap to the host, a hook.",
+        ),
+    )
+
+
+def _untrained(of: Untrained) -> Finding:
+    num, names = len(of.names), named_some(of.names)
+    is_zero = of.kind == "zero-gradient"
+    subject = f"The parameter {names}" if num == 1 else f"{counted(num, 'parameter')} ({names})"
+    verb, them = ("has", "it") if num == 1 else ("have", "them")
+    return Finding(
+        code=CODE,
+        severity="warning" if not of.chosen and (is_zero or of.share >= 0.5) else "info",
+        claim=f"{subject}, {100 * of.share:.3g} % of the elements that are to train, {verb} "
+        f"{'a gradient of exactly zero' if is_zero else 'no gradient'} on {ranks_text(of.ranks)} at all {of.num_steps} "
+        f"measured steps: nothing trains {them}.",
+        ranks=tuple(of.ranks),
+        step_first=of.step_first,
+        step_last=of.step_last,
+        sites=sites_of(of.step_first, of.ranks[:1], phase="grad", names=of.names),
+        measured=float(num),
+        expected=0.0,
+        unit="parameters that nothing trains",
+        false_alarm_rate=0.0,
+        evidence={"kind": of.kind, "names": list(of.names[:100])},
+        next=(
+            f"Look at what follows {them} in the forward pass: {_ZEROS if is_zero else _CUTS}?",
+            f"If {them if num == 1 else 'they'} {'is' if num == 1 else 'are'} not to train, call requires_grad_(False) "
+            f"and leave {them} out of the optimizer.",
         ),
     )
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
+from torch import nn
 
 import trueline
 from trueline.capture.probes.around_update.sampling import gap
@@ -428,3 +429,61 @@ def test_steps_that_are_sampled_grow_rare(tmp_path):
     assert sampled == [*range(16), 35, 55]
     assert STEPS > 16
     assert [gap(age) for age in (0, 999, 2_500, 1_000_000)] == [20, 20, 50, 100]
+
+
+class Pair(nn.Module):
+    """A linear layer and two low-rank factors beside it; ``first`` says how the first begins."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(16, 4), nn.Parameter(first(2, 16)), nn.Parameter(torch.zeros(4, 2))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+class Experts(nn.Module):
+    """Two experts of which every row goes to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 4) for _ in range(2))
+
+    def forward(self, x):
+        return torch.cat([self.experts[0](x), self.experts[1](x[:0])])
+
+
+class CutOff(nn.Module):
+    """Two layers, the first of which runs without gradients."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, width), nn.Linear(width, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.first(x)
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "kind", "severity"),
+    [
+        (lambda: Pair(torch.zeros), ["a", "b"], "zero-gradient", "warning"),
+        (Experts, ["experts.1.weight", "experts.1.bias"], "zero-gradient", "info"),
+        (lambda: CutOff(8), ["first.weight", "first.bias"], "no-gradient", "warning"),
+        (lambda: nn.Sequential(CutOff(2), nn.Linear(4, 32)), ["0.first.weight", "0.first.bias"], "no-gradient", "info"),
+    ],
+    ids=["two zero factors", "an expert never chosen", "most of it cut off", "a small part cut off"],
+)
+def test_what_nothing_trains_is_named(tmp_path, model, names, kind, severity):
+    trained(tmp_path / "run", model=model)
+    (finding,) = trueline.check(tmp_path / "run").findings
+    assert (finding.code, finding.severity, finding.evidence["kind"]) == ("param-frozen", severity, kind)
+    assert finding.evidence["names"] == names
+    assert f"at all {STEPS} measured steps: nothing trains them" in finding.claim
+
+
+def test_what_begins_to_learn_one_layer_after_the_other_is_healthy(tmp_path):
+    trained(tmp_path / "run", model=lambda: Pair(torch.ones))
+    assert trueline.check(tmp_path / "run").findings == ()

@@ -19,5 +19,6 @@ CAUSE = Cause(
         "optimizer-state-stale": "often",
     },
     needs=("param-frozen",),
+    excludes=("param-frozen/zero-gradient", "param-frozen/no-gradient"),
     settles="Run the same optimizer with foreach=False, fused=False: if the parameters move, it is the kernel.",
 )

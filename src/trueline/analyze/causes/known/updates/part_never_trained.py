@@ -1,0 +1,22 @@
+"""A part of the model is never trained: no gradient reaches it, or one that is always zero.
+
+Two factors that both begin as zeros, a softmax over one number, a mask that lets nothing by, a detach or no_grad, a
+checkpoint whose input asks for no gradient. All ranks do the same, and the loss falls as far as the rest can bring it.
+
+What looks like it
+------------------
+A part that this job is not to train, and that was not frozen: a head that is not used, a backbone under no_grad.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={
+        "param-frozen": "always",
+        "param-frozen/zero-gradient|no-gradient": "always",
+        "who:all": "mostly",
+    },
+    needs=("param-frozen",),
+    settles="Record a step with preset mix, and look in the order of backward for the first call that returns a "
+    "gradient of zero, or none.",
+)
