@@ -71,7 +71,7 @@ def results_agree(rows: Sequence[Compared]) -> bool:
     phase = "grad" if any(of == "grad" for _, of in params) else "bwd"
     gradients = [row for row, of in params if of == phase]
     largest = max((row.norm for row in gradients), default=0.0)
-    gradients = [row for row in gradients if not (row.judgement == "within" and row.norm < NOISE * largest)]
+    gradients = [row for row in gradients if row.judgement == "beyond" or row.norm >= NOISE * largest]
     untouched = all(row.judgement in ("equal", "within") for row, of in params if of == "bwd")
     certain = (_certainly_agrees(row) or (untouched and row.hardly_differs) for row in [*results, *gradients])
     return bool(results and gradients) and all(certain)

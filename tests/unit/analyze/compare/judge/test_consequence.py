@@ -15,6 +15,7 @@ from trueline.analyze.compare.judge.values.distance import Distance
 from trueline.analyze.compare.judge.values.value_judgement import Compared, Divergence
 from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
+from trueline.analyze.compare.result import Judgement
 
 
 def array(seed: int) -> Any:
@@ -42,13 +43,13 @@ def step(
     return making.put("grad", "small", "grad", array(4) * np.float32(size * (1 + small)), kind="param")
 
 
-def judged(mine: Making, theirs: Making, *, explained: float = 0.0) -> list[Compared]:
-    """The rows, of which those of gradients that differ are within what rounding explains: ``explained``."""
+def judged(mine: Making, theirs: Making, *, explained: float = 0.0, as_: Judgement = "within") -> list[Compared]:
+    """The rows, of which those of gradients that differ are ``as_`` said where rounding explains ``explained``."""
     rows = []
     for row in Divergence(align(mine.done, theirs.done, NameMap()), measure=exactly).rows:
         if explained and row.judgement in ("beyond", "propagated") and row.mine and row.mine.site.phase == "grad":
             assert row.expectation is not None
-            row = replace(row, judgement="within", expectation=replace(row.expectation, rel=explained))
+            row = replace(row, judgement=as_, expectation=replace(row.expectation, rel=explained))
         if row.judgement == "beyond" and row.mine and row.mine.site.phase == "bwd":
             row = replace(row, judgement="propagated")  # as the gradients of what differs are
         rows.append(row)
@@ -75,10 +76,11 @@ def test_what_is_written_to_memory_is_not_excused() -> None:
     assert not excused(judged(step(mask=2.0, written=True), step(mask=0.0, written=True)))
 
 
+@pytest.mark.parametrize("as_", ["within", "propagated"])
 @pytest.mark.parametrize(("size", "harmless"), [(1e-7, True), (1e-2, False)])
-def test_a_gradient_that_is_noise_need_not_agree(size: float, *, harmless: bool) -> None:
+def test_a_gradient_that_is_noise_need_not_agree(size: float, as_: Judgement, *, harmless: bool) -> None:
     """That of a bias of keys is what rounding left of 0: its size over that of the others tells, not its difference."""
-    rows = judged(step(mask=2.0, small=1.0, size=size), step(mask=0.0, size=size), explained=1.4)
+    rows = judged(step(mask=2.0, small=1.0, size=size), step(mask=0.0, size=size), explained=1.4, as_=as_)
     assert excused(rows) == harmless
 
 
