@@ -19,8 +19,10 @@ def mlp():
 
 
 def adamw(model, **settings):
-    """AdamW in its for-loop form, whose function tests replace."""
-    return torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, "foreach": False, **settings})
+    """AdamW of a model, or of groups, in its for-loop form, whose function tests replace."""
+    return torch.optim.AdamW(
+        model.parameters() if isinstance(model, nn.Module) else model, **{"lr": 1e-3, "foreach": False, **settings}
+    )
 
 
 def trained(out, make=adamw, *, dtype=torch.float32, model=mlp, steps=STEPS, before=None, none=True, step=None):

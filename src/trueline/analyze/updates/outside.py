@@ -22,7 +22,7 @@ from trueline.store.reader import Run
 FEWEST = 3
 """Updates between the first and the last digest: a warm-up may begin with a learning rate of 0."""
 
-Why = Literal["all", "unfrozen", "replaced", "untied", "last", ""]
+Why = Literal["all", "unfrozen", "replaced", "untied", "last", "ungrouped", ""]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Left:
     """Parameters of ``rank`` that stayed bit for bit from ``step_first`` to ``step_last`` though they had gradients.
     The optimizer (``optimizers`` by class) holds ``num_held`` of the model's parameters. ``why`` says what shows that
     they were to train: the optimizer lacks ``all`` of the model, they were ``unfrozen`` or ``replaced`` while
-    training went on, began as a copy of one that it holds (``untied``), or are the ``last`` of a model most of which it
-    holds; '' where it may be meant.
+    training went on, began as a copy of one that it holds (``untied``), are the ``last`` of a model most of which it
+    holds, or are missing from groups by weight decay (``ungrouped``); '' where it may be meant.
     """
 
     rank: int
@@ -72,7 +72,7 @@ def left_alone(run: Run) -> tuple[Left, ...]:
                 first, why = _why(run, rank, name, since)
                 stayed[first, why if held else "all"].append(name)
         for (first, why), names in stayed.items():
-            of = "" if why == "last" and not _is_end(run.env[rank], names) else why
+            of = _place_of(run.env[rank], names) if why == "last" else why
             found.append(Left(rank, names, first, steps[-1], held, sampled.optimizers, of))
     return tuple(found)
 
@@ -128,14 +128,22 @@ def _copied(run: Run, rank: int) -> set[str]:
     return {name for name, begin, stays in zip(env.params, begins, stayed, strict=False) if stays and begin in moved}
 
 
-def _is_end(env: RankEnv, names: Sequence[str]) -> bool:
-    """Whether ``names`` are less than half of the elements and have the last parameter: what comes first is
-    left out where only a head is to train.
+def _place_of(env: RankEnv, names: Sequence[str]) -> Why:
+    """Where ``names`` are in the model, if they are less than half of its elements. They are the ``last`` with the last
+    parameter: what comes first is left out where only a head is to train. They are ``ungrouped`` where the optimizer
+    has groups of other weight decay, which are made of all parameters by their names, and holds others of the module
+    of each, which is thus not left out as a whole.
     """
     sizes = {name: float(np.prod(shape)) for name, shape in zip(env.params, env.param_shapes, strict=False)}
     if not sizes or 2 * sum(sizes.get(name, 0.0) for name in names) >= sum(sizes.values()):
-        return False
-    return env.params[-1] in names
+        return ""
+    if env.params[-1] in names:
+        return "last"
+    decays = {group.get("weight_decay") for group in env.optimizer.get("groups", ())}
+    held = [name for name in env.params if name not in names]
+    owners = [name.rpartition(".")[0] for name in names]
+    in_part = all(not owner or any(name.startswith(f"{owner}.") for name in held) for owner in owners)
+    return "ungrouped" if len(decays) > 1 and in_part else ""
 
 
 @memoized

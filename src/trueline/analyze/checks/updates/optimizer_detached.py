@@ -20,7 +20,9 @@ Of an optimizer that holds a part of the model, the rest may be left out on purp
 information. It is a warning here where something shows that it was to train: a parameter was frozen and is no longer;
 another tensor has taken its place; it began bit for bit as a copy of one that is trained; or what is left out has the
 last parameter of the model and less than half of its elements, as nobody trains the beginning of a model alone who does
-not freeze its end. These, too, have gradients and stay as they are, at three updates or more.
+not freeze its end. So it is where the optimizer has groups with and without weight decay, which are made of all
+parameters by their names, and holds others of the modules that they are of. These, too, have gradients and stay as they
+are, at three updates or more.
 
 What it may miss
 ----------------
@@ -118,6 +120,10 @@ _LACKS: Mapping[str, tuple[str, str]] = {
     "untied": (
         "at first a copy of what it updates",
         "Make the optimizer after parameters are tied or untied.",
+    ),
+    "ungrouped": (
+        "which no group of its weight decays has",
+        "Give every parameter that is to train a group: end the tests of names with an else.",
     ),
     "last": (
         "the end of a model that it holds most of",

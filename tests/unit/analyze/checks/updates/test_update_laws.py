@@ -237,8 +237,29 @@ def test_an_optimizer_of_a_part_of_the_model_is_an_information(tmp_path):
     assert finding.evidence["names"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+@pytest.mark.parametrize(("left_out", "decay"), [(["1.weight"], 0.0), (["1.weight", "1.bias"], 0.1)])
+def test_a_part_that_may_be_left_out_on_purpose_is_an_information(tmp_path, left_out, decay):
+    """Groups of one weight decay, and a module of which nothing is held, may be meant."""
+    trained(tmp_path / "run", _by_name(left_out, decay))
+    (finding,) = trueline.check(tmp_path / "run").findings
+    assert (finding.code, finding.severity, finding.evidence["names"]) == ("param-frozen", "info", left_out)
+
+
 def _without_head(model):
     return adamw(model[:3])
+
+
+def _by_name(left_out, decay=0.1):
+    """Groups of weights and biases, without what ``left_out`` names."""
+
+    def make(model):
+        of = {end: [p for n, p in model.named_parameters() if n.endswith(end) and n not in left_out] for end in ENDS}
+        return adamw([{"params": of["weight"], "weight_decay": decay}, {"params": of["bias"], "weight_decay": 0.0}])
+
+    return make
+
+
+ENDS = ("weight", "bias")
 
 
 def _unfreeze(step, model, optimizer):
@@ -256,6 +277,7 @@ def _replace(step, model, optimizer):
         (_without_head, None, "last", ["3.weight", "3.bias"], 0),
         (lambda model: adamw(model[1:]), _unfreeze, "unfrozen", ["0.weight", "0.bias"], AT),
         (adamw, _replace, "replaced", ["1.weight", "1.bias"], AT),
+        (_by_name(["1.weight"]), None, "ungrouped", ["1.weight"], 0),
     ],
 )
 def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, names, since):
