@@ -242,6 +242,20 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "Where `token_weights` are, backward passes of the step, those among them whose gradients were then cleared.",
     ),
     Column(
+        "norm_facts",
+        "string",
+        "",
+        "On some sampled steps, JSON of the passes of batch normalisation that `norm_values` are of: what its modules "
+        "declare, and which channels.",
+    ),
+    Column(
+        "norm_values",
+        "list<float64>",
+        "",
+        "Of each module the batches that it has counted at the end of the step; then of each pass that count, running "
+        "mean and variance of some channels, their sum and sum of squares, and the first three after it.",
+    ),
+    Column(
         "influence",
         "list<float64>",
         "",

@@ -50,6 +50,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "masks of attention": ("N1 N1.modules", "N4.masked-row", "W3", "W3.off-by-one"),
     "corrupted memory": ("N2 N2.all N2.modules", "N2.bit", "R4.bit-flip R4.last-bit"),
+    "running statistics": ("B1", "B1.sync", "B1.poisoned"),
     "values that are not finite": (
         "N4 N4.by-hand N4.inf N4.recorded N4.recorded-by-hand",
         "N4.buffer",

@@ -10,6 +10,8 @@ _CAUSES: dict[str, str] = {
     "A1.rows": "tokens-weighted-unequally",
     "A1.short": "loss-not-divided",
     "A1.sum": "loss-not-divided",
+    "B1": "running-statistics-wrong",
+    "B1.poisoned": "batch-not-finite-kept",
     "C1": "kernel-differs",
     "C2": "kernel-differs",
     "C3": "weights-differ",

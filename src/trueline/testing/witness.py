@@ -65,6 +65,11 @@ def trains_differently(faulty: Sequence[Witness], healthy: Sequence[Witness]) ->
     return any(bad.params != good.params for bad, good in zip(faulty, healthy, strict=True))
 
 
+def keeps_differently(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:
+    """The buffers ended elsewhere than the twin's."""
+    return any(bad.buffers != good.buffers for bad, good in zip(faulty, healthy, strict=True))
+
+
 def config_differs(faulty: Sequence[Witness], healthy: Sequence[Witness]) -> bool:
     """The parameters ended elsewhere than the twin's, or differ between ranks."""
     return trains_differently(faulty, healthy) or replicas_differ(faulty, healthy)

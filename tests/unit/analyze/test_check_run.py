@@ -45,6 +45,7 @@ RECORDED = ("grad-explosion", "overflow-origin", "range-saturation")
 """Checks that need recorded steps, which none of these Runs has."""
 
 UPDATES = (
+    "batch-norm-differs",
     "clip-differs",
     "grad-accumulates",
     "master-working-mismatch",
@@ -91,6 +92,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "no token weights",
         "the plan names no step",
         "no scheduler",
+        "no pass of",
     )
     assert all(entry.why.startswith(lacking) for entry in report.checks_not_run)
     assert report.notes == ()

@@ -8,6 +8,7 @@ from trueline.capture.probes.around_update.schedules import ScheduleProbe
 from trueline.capture.probes.around_update.updates import UpdateProbe
 from trueline.capture.probes.base import Probe
 from trueline.capture.probes.batch import BatchProbe
+from trueline.capture.probes.batch_norm import BatchNormProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
@@ -60,6 +61,7 @@ class StandardProbes:
             TokenWeightProbe(guard, contributions),
             ScheduleProbe(),
             InfluenceProbe(guard),
+            BatchNormProbe(guard),
         ]
 
     def detach(self) -> None:
