@@ -25,7 +25,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "range-saturation": ("overflow-origin", "grad-explosion", *_NONFINITE),
     "grad-explosion": ("overflow-origin", *_NONFINITE),
     "overflow-origin": _NONFINITE,
-    "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch"),
+    "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch", "worker-silent"),
     "worker-silent": ("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
     "token-imbalance": _APART,
     "worker-scale": ("worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),

@@ -103,6 +103,7 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
     steps = silent.steps
     loss_TN, has_loss_TN = numbers(run, "loss", ranks)
     zero_loss = bool(np.all(~silent_TN | (has_loss_TN & (loss_TN == 0))))
+    no_loss = bool(np.all(~silent_TN | (has_loss_TN & ~np.isfinite(loss_TN))))
     lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _ENOUGH for n in range(len(ranks)))
     return Finding(
         code=CODE,
@@ -118,7 +119,7 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
         unit="L2 norm of the worker's gradient",
         false_alarm_rate=0.0,
         evidence={
-            "kind": "loss-zero" if zero_loss else "loss-usual",
+            "kind": "loss-zero" if zero_loss else "loss-not-finite" if no_loss else "loss-usual",
             "num_steps": len(steps),
             "loss_is_zero": zero_loss,
         },
