@@ -81,6 +81,21 @@ def uses_of(reductions: Reductions, factor: Floats, shape: Floats, floor: Floats
     return Uses("scaled", factors)
 
 
+def clipped_apart(factor_TNG: Floats) -> bool:
+    """Whether factors of shards are as clipping by each rank's own norm makes them: one for all groups of a rank, not
+    above 1, and another at each step, on several ranks.
+    """
+    some_TN = any_over(~np.isnan(factor_TNG), 2)
+    whole_T = ~any_over(~some_TN, 1)
+    if np.count_nonzero(whole_T) < _MIN_STEPS:
+        return False
+    factor_TNG = factor_TNG[whole_T]
+    low_TN, high_TN = np.nanmin(factor_TNG, axis=2), np.nanmax(factor_TNG, axis=2)
+    changes_N = np.ptp(high_TN, axis=0) > _CONSTANT * high_TN.max(axis=0)
+    one = high_TN - low_TN <= _CONSTANT * high_TN
+    return bool(np.all(one & (low_TN > 0) & (high_TN <= 1 + _CONSTANT)) and np.count_nonzero(changes_N) > 1)
+
+
 def _norms(reductions: Reductions, column: str, times: Sequence[int] | Ints) -> Floats:
     """[T, N] norm of the whole gradient at the positions ``times``; 0 where there was none, NaN where unmeasured."""
     norms = reductions.params(column)[list(times)]

@@ -66,6 +66,29 @@ def test_a_gradient_that_stands_out_alone_may_come_of_other_data():
     assert set(said.among) == {"gradient-wrong-on-rank", "other-data-on-rank"}
 
 
+def test_a_batch_without_labels_has_a_loss_of_nan_and_no_gradient():
+    said = verdicts_of(
+        report(finding("worker-nonfinite", kind=["loss"]), finding("worker-silent", kind="loss-not-finite"))
+    )
+    assert next(each.cause for each in said if each.standing != "excluded") == "labels-all-masked"
+
+
+@pytest.mark.parametrize(("stale", "cause"), [(True, "reduction-not-waited-for"), (False, "parameter-left-out")])
+def test_gradients_that_change_while_the_update_reads_them_were_not_waited_for(stale, cause):
+    every = (0, 1, 2, 3)
+    found = [finding("gradient-not-reduced", every, kind="some"), finding("replica-drift", every, kind="later")]
+    more = [finding("reduction-mismatch", every), finding("optimizer-state-stale", every)]
+    codes = ("reduction-mismatch", "optimizer-state-stale")
+    said = answer(*found, *(more if stale else ()), ran=codes, context=["adapter:manual"])
+    assert (said.cause, said.among) == (cause, ())
+
+
+def test_clipping_before_unscaling_has_a_name_of_its_own():
+    kinds = ("scaled", "other")
+    said = [answer(finding("norm-misreported", kind=kind), ran=("clip-differs",)).cause for kind in kinds]
+    assert said == ["clipped-while-scaled", "clipping-wrong"]
+
+
 def test_what_was_not_recorded_is_missing_and_comes_next():
     lacking = NotRun("overflow-origin", "no step was recorded; record some", "not-recorded")
     said = answer(finding("worker-nonfinite", kind=["loss"]), not_run=[lacking])

@@ -99,7 +99,7 @@ from trueline.analyze.compared_ranks import (
 )
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.token_weighting import weighed_steps
-from trueline.analyze.workers.used_gradients import uses_of
+from trueline.analyze.workers.used_gradients import clipped_apart, uses_of
 from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding, Severity
@@ -403,7 +403,8 @@ def _findings(reductions: Reductions, case: _Case) -> list[Finding]:
     by_ranks: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for t in np.flatnonzero(any_over(at_TN, 1)):
         by_ranks[tuple(np.flatnonzero(at_TN[t]).tolist())].append(int(t))
-    if len(by_ranks) > _MAX_RANK_SETS:
+    every = tuple(range(at_TN.shape[1]))
+    if len(by_ranks) > _MAX_RANK_SETS or (case.kind == "scaled-apart" and every in by_ranks):
         workers = tuple(np.flatnonzero(any_over(at_TN, 0)).tolist())
         by_ranks = defaultdict(list, {workers: sorted(t for times in by_ranks.values() for t in times)})
     return [_finding(reductions, case, workers, times) for workers, times in by_ranks.items()]
@@ -425,6 +426,9 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
             "where each rank's loss was divided by as much."
         )
     evidence: dict[str, Any] = {"kind": [case.kind, *_factor_kinds(reductions, case, measured)]}
+    if case.kind == "scaled-apart" and clipped_apart(case.measured[times]):
+        more = " No factor is above 1, and they change from step to step: each rank clips by the norm of its own shard."
+        evidence["kind"].append("clipped-by-own-norm")
     if case.kind == "replicas-apart":
         uses = uses_of(reductions, *_what_was_used(reductions), times)
         more = uses.clause

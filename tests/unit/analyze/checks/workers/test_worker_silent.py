@@ -44,6 +44,14 @@ def test_a_single_step_without_loss_is_a_warning(tmp_path):
     assert finding.severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("loss", "kind"), [(None, "loss-usual"), (0.0, "loss-zero"), (float("nan"), "loss-not-finite")]
+)
+def test_what_the_loss_is_at_the_silent_steps_is_its_kind(tmp_path, loss, kind):
+    (finding,) = worker_silent.check(write_run(tmp_path, silenced(healthy_rows(2, 8), rank=0, steps=[5], loss=loss)))
+    assert finding.evidence["kind"] == kind
+
+
 def test_all_ranks_silent_together_is_no_fault(tmp_path):
     rows = healthy_rows(2, 4)
     for rank in range(2):
