@@ -16,7 +16,8 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         first = incidents[0]
         num_grave = sum(finding.severity != "info" for finding in findings)
         several = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
-        where = whose_text(first.ranks, first.step_first, judged.world_size)
+        who = "the others" if any(_learns_alone(finding, first) for finding in findings) else ""
+        where = whose_text(first.ranks, first.step_first, judged.world_size, or_who=who)
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:
@@ -27,6 +28,12 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
     stopped = f"; watching stopped in part at step {stops[0].step_first}" if stops else ""
     return Verdict("clear", "", f"{_scope(judged)}{_left_open(judged)}{stopped}")
+
+
+def _learns_alone(finding: Finding, incident: Incident) -> bool:
+    """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
+    lower = finding.code == "worker-loss-outlier" and finding.evidence.get("kind") == "below"
+    return lower and len(finding.ranks) == 1 and finding.ranks == incident.ranks
 
 
 def _in_the_second_half(finding: Finding, judged: Judged) -> bool:

@@ -50,6 +50,12 @@ def test_warnings_alone_are_only_probable():
     assert of(SEED, STREAMS).verdict.line == "Probable fault: rank 0, since step 0; 1 finding."
 
 
+@pytest.mark.parametrize(("kind", "who"), [("below", "rank 0 or the others"), ("above", "rank 0")])
+def test_a_rank_that_learns_more_than_the_others_may_be_the_only_one_that_is_right(kind, who):
+    learns = Finding("worker-loss-outlier", "warning", "It is odd.", (0,), 5, evidence={"kind": kind})
+    assert of(learns).verdict.line == f"Probable fault: {who}, since step 5; 1 finding."
+
+
 def test_what_concerns_all_ranks_or_none_says_so():
     everyone = Finding("x", "error", "All are.", (0, 1, 2, 3), 3)
     nobody = Finding("x", "error", "Something is.")

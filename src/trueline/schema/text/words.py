@@ -84,11 +84,12 @@ def since_text(step: int, interval: tuple[int, int]) -> str:
     return f"since step {step}" + (f" (between {low} and {high})" if low < high else "")
 
 
-def whose_text(ranks: Sequence[int], step: int | None, world_size: int) -> str:
+def whose_text(ranks: Sequence[int], step: int | None, world_size: int, *, or_who: str = "") -> str:
     """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out; "" where neither is
-    known.
+    known. ``or_who`` are those that it may be instead.
     """
     who = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
+    who += f" or {or_who}" if who and or_who else ""
     return ", ".join(part for part in (who, "" if step is None else f"since step {step}") if part)
 
 

@@ -117,5 +117,5 @@ def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
             f"{int(series.steps[outlier.first])} and after: are they masked, shuffled or cut like the others'?",
             meant_to_differ(series, outlier),
         ),
-        **common(series, outlier, difference.interval(), num_steps=difference.num_steps),
+        **common(series, outlier, difference.interval(), num_steps=difference.num_steps, kind=side),
     )

@@ -18,6 +18,7 @@ CAUSE = Cause(
         "worker-direction-outlier": "often",
         "who:some": "mostly",
     },
+    excludes=("worker-loss-outlier/below",),
     settles="Print five inputs with their labels, decoded, on that rank and on another at the first step of the "
     "evidence.",
 )
