@@ -74,7 +74,7 @@ def evaluates(step, model):
         {"after": evaluates, "prepare": lambda model: model.first[1].eval()},
         {"prepare": lambda model: model.first.requires_grad_(False).eval()},
     ],
-    ids=str,
+    ids=lambda settings: ", ".join(settings),
 )
 def test_what_batch_normalisation_declares_is_left_alone(tmp_path, made):
     trained(tmp_path / "run", **made)
