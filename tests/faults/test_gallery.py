@@ -146,7 +146,9 @@ def test_r1_does_not_choose_r10():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(InputError, match=r"No entry of the gallery is called 'D99'\. There are A1, C1, .*, healthy"):
+    with pytest.raises(
+        InputError, match=r"No entry of the gallery is called 'D99'\. There are A1, B1, C1, .*, healthy"
+    ):
         chosen_entries(["D1", "D99"])
 
 

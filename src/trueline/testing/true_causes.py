@@ -100,6 +100,7 @@ _CAUSES: dict[str, str] = {
     "S1.hooks": "gradient-scaled-on-rank",
     "S1.kept": "gradient-scaled-on-rank",
     "S2": "clipping-wrong",
+    "S2.scaled": "clipped-while-scaled",
     "S3": "optimizer-settings-differ",
     "S3.autocast": "precision-differs-on-rank",
     "S3.dtype": "precision-differs-on-rank",

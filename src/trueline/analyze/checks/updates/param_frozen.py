@@ -104,6 +104,7 @@ def _still(still: Sequence[Judged], steps: Sequence[int]) -> Finding:
         measured=0.0,
         expected=largest,
         unit="largest move of an element",
+        evidence={"kind": "not-moved"},
         next=(
             "Compare with the plain form of the optimizer: foreach=False, fused=False. If that moves them, the kernel "
             "of the form that you use is wrong: look for a newer version of torch.",

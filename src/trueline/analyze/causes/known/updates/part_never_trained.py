@@ -17,6 +17,7 @@ CAUSE = Cause(
         "who:all": "mostly",
     },
     needs=("param-frozen",),
+    excludes=("param-frozen/not-moved",),
     settles="Record a step with preset mix, and look in the order of backward for the first call that returns a "
     "gradient of zero, or none.",
 )
