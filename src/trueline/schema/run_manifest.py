@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -254,6 +255,11 @@ class RankEnv(BaseModel):
         "stream (an IterableDataset)",
     )
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def param_sizes(self) -> dict[str, int]:
+        """The number of elements of each parameter, as this rank holds it."""
+        return {name: math.prod(shape) for name, shape in zip(self.params, self.param_shapes, strict=False)}
 
     @property
     def in_float16(self) -> bool:

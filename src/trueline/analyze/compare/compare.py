@@ -128,7 +128,8 @@ def _judged(
     if divergence.has_multiples:
         divergence = judge(multiples=True)
     step = Step(runs[0], each.step, each.rank, alignment, without_harmless(divergence.rows), before, runs[1])
-    return replace(step, rows=with_consequences(step.rows, step.rewired_rows))
+    rows = with_consequences(step.rows, step.rewired_rows)
+    return step if rows is step.rows else replace(step, rows=rows)  # a new one has looked at nothing yet
 
 
 def _losses(

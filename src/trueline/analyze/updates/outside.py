@@ -134,13 +134,14 @@ def _place_of(env: RankEnv, names: Sequence[str]) -> Why:
     has groups of other weight decay, which are made of all parameters by their names, and holds others of the module
     of each, which is thus not left out as a whole.
     """
-    sizes = {name: float(np.prod(shape)) for name, shape in zip(env.params, env.param_shapes, strict=False)}
-    if not sizes or 2 * sum(sizes.get(name, 0.0) for name in names) >= sum(sizes.values()):
+    sizes = env.param_sizes
+    if not sizes or 2 * sum(sizes.get(name, 0) for name in names) >= sum(sizes.values()):
         return ""
     if env.params[-1] in names:
         return "last"
     decays = {group.get("weight_decay") for group in env.optimizer.get("groups", ())}
-    held = [name for name in env.params if name not in names]
+    left = set(names)
+    held = [name for name in env.params if name not in left]
     owners = [name.rpartition(".")[0] for name in names]
     in_part = all(not owner or any(name.startswith(f"{owner}.") for name in held) for owner in owners)
     return "ungrouped" if len(decays) > 1 and in_part else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,8 +50,8 @@ def untrained(run: Run) -> list[Untrained]:
     zeros, steps = _zeros(run)
     if len(steps) < FEWEST:
         return []
-    sizes = _sizes(run)
-    trained = {numberless(name) for name in sizes if name not in zeros}
+    sizes = run.env[min(run.env)].param_sizes
+    trained = {numberless(name) for name in sizes.keys() - zeros}
     found: defaultdict[tuple[Kind, bool], list[str]] = defaultdict(list)
     for name in zeros:
         kind = _kind(held.get(name, ()), fills=run.manifest.adapter in _FILLS)
@@ -95,9 +95,3 @@ def _kind(slices: Sequence[Slice], *, fills: bool) -> Kind | None:
         return "no-gradient"
     zero = all(GRAD in each.before and not each.before[GRAD].any() for each in slices)
     return ("no-gradient" if fills else "zero-gradient") if zero else None
-
-
-def _sizes(run: Run) -> Mapping[str, float]:
-    """The number of elements of each parameter of the model that is to train."""
-    env = run.env[min(run.env)]
-    return {name: float(np.prod(shape)) for name, shape in zip(env.params, env.param_shapes, strict=False)}

@@ -185,7 +185,7 @@ def _structure_differs(step: Step, cause: StructureCause) -> Finding:
     words = difference_in_words(step, cause.difference)
     after = value_of(cause.after)
     claim = (
-        f"{the_runs_part(step, cause.difference)} The values after it differ, first {after.site} {_by(cause.after)}."
+        f"{the_runs_part(cause.difference, words)} The values after it differ, first {after.site} {_by(cause.after)}."
     )
     finding = _finding(
         "structure-differs",
@@ -209,7 +209,7 @@ def _structure_differs(step: Step, cause: StructureCause) -> Finding:
 def _gradients_cut(step: Step, cut: CutGradient) -> Finding:
     """Gradients that end or turn at a call that only one run makes, or that only one run has."""
     words = difference_in_words(step, cut.difference)
-    claim = f"{the_runs_part(step, cut.difference)} " if words else ""
+    claim = f"{the_runs_part(cut.difference, words)} " if words else ""
     if cut.params:
         verb = "has a gradient" if len(cut.params) == 1 else "have a gradient"
         claim += (
@@ -360,7 +360,7 @@ def _gradients_turn(step: Step, first: Compared, *, alone: bool) -> Finding | No
     words = difference_in_words(step, behind[0])
     differ = _GRADIENTS_ALONE if alone else "Gradients before them differ, first"
     own = own_backward(step, frozenset(call.module for call in (*behind[0].mine, *behind[0].theirs)))
-    claim = f"{the_runs_part(step, behind[0])} {differ} {value.site} {_by(first)}.{own}"
+    claim = f"{the_runs_part(behind[0], words)} {differ} {value.site} {_by(first)}.{own}"
     next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
     evidence = {"difference": words, "after": str(value.site)}
     return _finding("structure-differs", "error", claim, [(step, behind[1])], evidence=evidence, next=next)

@@ -31,9 +31,8 @@ def difference_in_words(step: Step, difference: GraphDifference) -> str:
     return "; ".join([*classes, *parts])
 
 
-def the_runs_part(step: Step, difference: GraphDifference) -> str:
-    """A sentence on what the two runs do differently: other calls, or the same ones, connected in another way."""
-    words = difference_in_words(step, difference)
+def the_runs_part(difference: GraphDifference, words: str) -> str:
+    """A sentence on what the two runs do differently, in ``words``: other calls, or the same, connected otherwise."""
     how = "call different operations" if innermost(difference.mine) or innermost(difference.theirs) else _REWIRED
     return f"The two runs {how}: {words}."
 

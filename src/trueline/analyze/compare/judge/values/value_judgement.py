@@ -478,8 +478,8 @@ class Divergence:
         if expectation.tainted and distance.how != "tensor":
             # Statistics do not give the size of a difference that is not rounding; it may seem small. Projections do.
             most = math.inf if distance.most_rel is None else distance.most_rel
-            explained = COARSE_REL if expectation.explained is None else expectation.explained
-            ended = explained < COARSE_REL and most <= LIMIT["tensor"] * explained
+            explained = expectation.explained
+            ended = explained is not None and explained < COARSE_REL and most <= LIMIT["tensor"] * explained
             return "within" if ended and not distance.nonfinite_differ else "propagated"
         beyond: Judgement = "propagated" if expectation.tainted else "beyond"
         if distance.nonfinite_differ or distance.rel is None:
