@@ -256,6 +256,16 @@ def test_a_cause_that_a_check_without_data_would_contradict_is_left_open_until_t
     assert said.next[0] == "No rank left its settings."
 
 
+@pytest.mark.parametrize(
+    ("alike", "cause"), [("states-equal", "weights-replaced-on-rank"), ("states-apart", "updates-not-the-same")]
+)
+def test_states_of_the_optimizer_tell_updates_from_weights_that_were_written(alike, cause):
+    ran = ("reduction-mismatch", "gradient-not-reduced", "updates-apart", "rank-config-differs")
+    drift = finding("replica-drift", (0,), kind=["later", "several", alike])
+    said = answer(drift, ran=ran, context=["adapter:ddp"])
+    assert (said.cause, said.standing) == (cause, "supported")
+
+
 def test_a_consequence_alone_names_no_cause_whose_own_finding_nobody_could_look_for():
     drift = finding("replica-drift", (0, 1, 2, 3), kind=["later", "several"])
     given = {"ran": ("gradient-not-reduced", "rank-config-differs"), "context": ["adapter:ddp"]}

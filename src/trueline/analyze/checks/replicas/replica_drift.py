@@ -22,6 +22,10 @@ Replicas that apply the same update to the same weights are
 bitwise equal, so there is no tolerance and no false alarm but for a collision (probability 2^-64 a pair): two
 different digests are two different values.
 
+Where sampled updates have the same elements of several ranks, it is said whether the states of the optimizer differed
+while weights were still equal, so that the update did, or are equal where weights no longer are, so that something else
+wrote these.
+
 Where most replicas agree on the first parameter that differs, the others are named; where no value is in the
 majority, as with two ranks, all are. Drift of buffers alone is a warning, because training may be right without them.
 Parameters that differ only when watching ends are an info: the last updates may have done it, or the script itself,
@@ -82,6 +86,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
+from trueline.analyze.updates.states_alike import states_of_drifted
 from trueline.analyze.workers.parts_alike import held_alike
 from trueline.analyze.workers.whole_parameters import held_by_one, param_names, sharers
 from trueline.schema.errors import CannotTell
@@ -167,7 +172,7 @@ def _between_replicas(run: Run) -> list[Finding]:
     if not measured:
         raise CannotTell("no step has digests of parameters from two replicas")
     found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas[kind])) for kind in measured]
-    findings = [_finding(kind, drifts) for kind, drifts in found if drifts]
+    findings = [_with_states(run, _finding(kind, drifts)) for kind, drifts in found if drifts]
     if not any(drifts for kind, drifts in found if kind == "parameter"):
         findings += _at_the_end(run, replicas["parameter"])
     return findings + own
@@ -333,6 +338,23 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
         },
         next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
     )
+
+
+def _with_states(run: Run, finding: Finding) -> Finding:
+    """The finding with what states of the optimizer say of the parameters that drifted since a known step."""
+    kinds, equal_at = finding.evidence["kind"], finding.evidence["last_equal"]
+    if "later" not in kinds or finding.step_first is None:
+        return finding
+    found = states_of_drifted(run, finding.evidence["names"], equal_at, finding.step_first)
+    if found is None:
+        return finding
+    alike, step = found
+    said = {
+        "states-equal": f"Sampled states of the optimizer are equal between ranks at step {step}.",
+        "states-apart": f"States of the optimizer differed already before the update of step {step}.",
+    }[alike]
+    evidence = {**finding.evidence, "kind": [*kinds, alike], "states_at": step}
+    return replace(finding, claim=f"{finding.claim} {said}", evidence=evidence)
 
 
 def _kinds(kind: Kind, equal_at: int | None, names: Sequence[str]) -> list[str]:

@@ -5,6 +5,8 @@ import pytest
 from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks.replicas import replica_drift
+from trueline.analyze.updates import states_alike
+from trueline.analyze.updates.samples import Sampled, Slice
 from trueline.schema.errors import CannotTell
 
 
@@ -115,6 +117,38 @@ def test_drift_that_was_seen_before_the_end_is_told_once(tmp_path):
     rows = closed_with(changed(healthy_rows(2, 6), "param_digests", 0, ranks=[1], since=2), 1, 2, at=(5, 5))
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert (finding.severity, finding.step_first) == ("error", 2)
+
+
+def sampled_slice(rank, step, weight, state, lr=1e-3):
+    """Two elements of the head around an update of AdamW."""
+    before = {"param": np.array([weight, 2.0]), "grad": np.ones(2), "exp_avg": np.array([state, 0.5])}
+    dtypes = dict.fromkeys(before, "float32")
+    settings = {"betas": [0.9, 0.999], "lr": lr}
+    return Slice(step, rank, "head", "AdamW", "AdamW", settings, before, {}, {}, {}, dtypes, 2, True, True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "alike"),
+    [
+        (6, {"weight": 1.5}, "states-equal"),
+        (4, {"state": 0.3}, "states-apart"),
+        (6, {"weight": 1.5, "state": 0.3}, None),  # what came first is open
+        (6, {"weight": 1 + 2**-23}, None),  # what updates round
+        (6, {"weight": 1.5, "lr": 2e-3}, None),
+        (704, {"weight": 1.5}, None),  # states forgot what was in them
+    ],
+)
+def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
+    tmp_path, monkeypatch, step, change, alike
+):
+    slices = [
+        sampled_slice(rank, step, **{"weight": 1.0, "state": 0.2} | (change if rank == 2 else {})) for rank in (0, 2)
+    ]
+    monkeypatch.setattr(states_alike, "sampled_updates", lambda run: Sampled(tuple(slices), {}, {}, ()))
+    rows = changed(healthy_rows(4, 10), "param_digests", 3, ranks=[2], since=5)
+    (finding,) = replica_drift.check(write_run(tmp_path, rows))
+    assert finding.evidence["kind"] == ["later", "one", *([alike] if alike else [])]
+    assert finding.claim.count(f"step {step}") == (alike is not None) + (step == 4)
 
 
 def test_shards_are_not_compared_but_their_replicas_are(tmp_path):

@@ -4,8 +4,9 @@ The optimizer's state differs (loaded on one rank only), or an operation in the 
 
 What looks like it
 ------------------
-A script that writes weights on some ranks (`weights-replaced-on-rank`). Reductions that return different results are
-found as such; but of FSDP2 it is not seen whether its mesh has all replicas (`wrong-group`).
+A script that writes weights on some ranks (`weights-replaced-on-rank`): the optimizer's states stay equal.
+Reductions that return different results are found as such; but of FSDP2 it is not seen whether its mesh has all
+replicas (`wrong-group`).
 """
 
 from trueline.analyze.causes.cause import Cause
@@ -18,6 +19,9 @@ CAUSE = Cause(
         "reduction:judged": "always",
     },
     needs=("replica-drift",),
-    excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs", "adapter:fsdp2"),
+    excludes=(
+        *("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs", "adapter:fsdp2"),
+        "replica-drift/states-equal",
+    ),
     settles="Print a checksum of the optimizer's state on every rank at the last step at which replicas were equal.",
 )
