@@ -19,6 +19,8 @@ from trueline.testing.training import wrapped
 
 LAWS = ("clip-differs", "norm-misreported")
 AT = 2
+LATER = EARLY + 19
+"""A step that is sampled, and at which the norm that is clipped by is not computed beside."""
 
 
 def stepping(clip):
@@ -121,13 +123,13 @@ def test_clipping_with_a_loss_scale(tmp_path, how):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with trueline.watch(model, optimizer, out=tmp_path / "run"):
-        for _ in range(6):
+        for _ in range(LATER + 1):
             scaler.scale(model(torch.randn(8, 16)).square().mean()).backward()
             step(optimizer)
             optimizer.zero_grad()
     found = findings(tmp_path / "run")
-    assert [(finding.code, finding.measured) for finding in found] == (
-        [("norm-misreported", scale)] if how == "wrong" else []
+    assert [(finding.code, finding.measured, finding.step_last) for finding in found] == (
+        [("norm-misreported", scale, LATER)] if how == "wrong" else []
     )
 
 

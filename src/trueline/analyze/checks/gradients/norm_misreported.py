@@ -22,8 +22,8 @@ that norm is itself spread over ranks, it is read off what clipping multiplies b
 
 A larger norm than that of the gradients in this Run is a finding only where no other rank holds a part of the model.
 Gradients that still have the loss scale are one where the scaler divides them later, before the same update, and where
-the largest norm that is asked for is far below them (by more than the root of the scale) at every step: who multiplies
-that by the scale as well is right.
+the largest norm that is asked for is far below the one that they are clipped by (by more than the root of the scale) at
+every sampled step: who multiplies that by the scale as well is right.
 
 What it may miss
 ----------------
@@ -63,7 +63,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.updates.clipping import ClipNorm, clip_norms
+from trueline.analyze.updates.clipping import ClipCall, ClipNorm, clip_calls, clip_norms
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import ranks_text, steps_text
@@ -86,16 +86,25 @@ def check(run: Run) -> list[Finding]:
             reason="undecidable",
         )
     alone = len(run.ranks) == run.manifest.world_size
-    scaled = [each for each in every if each.call.scaled and each.call.scale > 1]
-    if not all(each.call.max_norm * math.sqrt(each.call.scale) < each.was for each in scaled):
+    calls = [call for call in clip_calls(run) if call.norm_type in (2.0, None) and math.isfinite(call.clipped_by)]
+    scaled = [call for call in calls if _is_scaled(call)]
+    if not all(call.max_norm * math.sqrt(call.scale) < call.clipped_by for call in scaled):
         scaled = []
-    wrong: dict[Kind, list[ClipNorm]] = {"own-shard": [], "scaled": scaled, "other": []}
+    wrong: dict[Kind, list[ClipNorm]] = {"own-shard": [], "scaled": [], "other": []}
     for each in every:
-        kind = _kind(each, alone=alone)
-        if kind is not None and each not in scaled:
+        kind = "scaled" if scaled and _is_scaled(each.call) else _kind(each, alone=alone)
+        if kind is not None:
             wrong[kind].append(each)
-    steps = sorted({each.call.step for each in every})
-    return [_finding(kind, found, steps) for kind, found in wrong.items() if found]
+    known = [each.call for each in every]
+    return [
+        _finding(kind, found, *((scaled, calls) if kind == "scaled" else ([each.call for each in found], known)))
+        for kind, found in wrong.items()
+        if found
+    ]
+
+
+def _is_scaled(call: ClipCall) -> bool:
+    return call.scaled and call.scale > 1
 
 
 def _kind(norm: ClipNorm, *, alone: bool) -> Kind | None:
@@ -108,8 +117,10 @@ def _kind(norm: ClipNorm, *, alone: bool) -> Kind | None:
     return "other" if norm.call.norm_type == 2 and (norm.by < low or alone) else None
 
 
-def _finding(kind: Kind, wrong: Sequence[ClipNorm], among: Sequence[int]) -> Finding:
-    steps, ranks = sorted({each.call.step for each in wrong}), tuple(sorted({each.call.rank for each in wrong}))
+def _finding(kind: Kind, wrong: Sequence[ClipNorm], at: Sequence[ClipCall], among: Sequence[ClipCall]) -> Finding:
+    """``at`` are the calls that are wrong, ``among`` those that were looked at."""
+    steps, ranks = sorted({call.step for call in at}), tuple(sorted({call.rank for call in at}))
+    where = steps_text(steps, among=[call.step for call in among])
     factor = float(np.median([each.call.scale if kind == "scaled" else each.by / each.was for each in wrong]))
     what = {
         "own-shard": f"by the norm of each rank's own shard, {factor:.3g} times their norm",
@@ -128,7 +139,7 @@ def _finding(kind: Kind, wrong: Sequence[ClipNorm], among: Sequence[int]) -> Fin
     return Finding(
         code=CODE,
         severity="error",
-        claim=f"Gradients were clipped on {ranks_text(ranks)} at {steps_text(steps, among=among)} {what}.",
+        claim=f"Gradients were clipped on {ranks_text(ranks)} at {where} {what}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
