@@ -59,7 +59,8 @@ _FORERUN = {"range-saturation", "overflow-origin"}
 class Incident:
     """One fault as far as findings tell: ``findings`` are their places in the list that it was made from, the telling
     one first. ``ranks``, ``step_first`` and ``title`` (its claim) are those of the telling one, ``severity`` is the
-    worst of all.
+    worst of all. ``between`` are the first and the last step at which it may have begun, where ``step_first`` is only
+    the last.
     """
 
     ranks: tuple[int, ...]
@@ -67,6 +68,7 @@ class Incident:
     severity: Severity
     findings: tuple[int, ...]
     title: str
+    between: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
@@ -153,4 +155,13 @@ def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
         severity=min(members, key=by_weight).severity,
         findings=tuple(ordered),
         title=telling.claim,
+        between=_between(telling),
     )
+
+
+def _between(finding: Finding) -> tuple[int, int] | None:
+    match finding.evidence.get("onset_interval"):
+        case [int(low), int(high)] if low < high == finding.step_first:
+            return low, high
+        case _:
+            return None

@@ -17,7 +17,7 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         num_grave = sum(finding.severity != "info" for finding in findings)
         several = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
         who = "the others" if any(_learns_alone(finding, first) for finding in findings) else ""
-        where = whose_text(first.ranks, first.step_first, judged.world_size, or_who=who)
+        where = whose_text(first.ranks, first.step_first, judged.world_size, or_who=who, interval=first.between)
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:

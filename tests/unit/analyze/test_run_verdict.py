@@ -50,6 +50,14 @@ def test_warnings_alone_are_only_probable():
     assert of(SEED, STREAMS).verdict.line == "Probable fault: rank 0, since step 0; 1 finding."
 
 
+@pytest.mark.parametrize(
+    ("interval", "since"), [([45, 48], "step 48 (between 45 and 48)"), ([48, 48], "step 48"), ([40, 50], "step 48")]
+)
+def test_a_step_that_is_only_the_last_possible_one_says_so(interval, since):
+    drift = replace(DRIFT, step_first=48, evidence={"onset_interval": interval})
+    assert of(drift).verdict.line == f"Fault found: rank 2, since {since}; 1 finding."
+
+
 @pytest.mark.parametrize(("kind", "who"), [("below", "rank 0 or the others"), ("above", "rank 0")])
 def test_a_rank_that_learns_more_than_the_others_may_be_the_only_one_that_is_right(kind, who):
     learns = Finding("worker-loss-outlier", "warning", "It is odd.", (0,), 5, evidence={"kind": kind})

@@ -205,7 +205,7 @@ def _incident_group(
         for each in incident.findings
     )
     name = f"Incident {place}" if len(report.incidents) > 1 else "" if several_runs else "Incident"
-    begins = whose_text(incident.ranks, incident.step_first, report.judged.world_size)
+    begins = whose_text(incident.ranks, incident.step_first, report.judged.world_size, interval=incident.between)
     where = ": ".join(part for part in (name, begins) if part)
     return FindingGroup(" · ".join(part for part in (reading.name if several_runs else "", where) if part), rows)
 

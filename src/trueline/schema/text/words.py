@@ -84,13 +84,21 @@ def since_text(step: int, interval: tuple[int, int]) -> str:
     return f"since step {step}" + (f" (between {low} and {high})" if low < high else "")
 
 
-def whose_text(ranks: Sequence[int], step: int | None, world_size: int, *, or_who: str = "") -> str:
+def whose_text(
+    ranks: Sequence[int],
+    step: int | None,
+    world_size: int,
+    *,
+    or_who: str = "",
+    interval: tuple[int, int] | None = None,
+) -> str:
     """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out; "" where neither is
-    known. ``or_who`` are those that it may be instead.
+    known. ``or_who`` are those that it may be instead, ``interval`` as in ``since_text``.
     """
+    since = "" if step is None else since_text(step, interval or (step, step))
     who = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
     who += f" or {or_who}" if who and or_who else ""
-    return ", ".join(part for part in (who, "" if step is None else f"since step {step}") if part)
+    return ", ".join(part for part in (who, since) if part)
 
 
 def of_ranks(

@@ -335,6 +335,7 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
             "names": list(names[:100]),
             "last_equal": equal_at,
             "first_different": step,
+            **({} if equal_at is None or ended else {"onset_interval": [equal_at + 1, step]}),
         },
         next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
     )
