@@ -71,7 +71,7 @@ def score(cause: Cause, signs: Signs) -> float:
     for sign in {*(each for each in signs.fired if _is_code(each)), *cause.shows}:
         if signs.looked_at(sign):
             votes[_root(sign)].append(_log_ratio(cause, sign, signs))
-    return sum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
+    return math.fsum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
 
 
 def explained_by(cause: Cause, sign: str, fired: Iterable[str]) -> bool:
