@@ -32,7 +32,9 @@ class Duplicates:
     """Groups of workers (indices) that consumed the same samples in the same steps, since the evidence starts.
 
     ``shared`` and ``consumed`` count slots of those workers over ``step_first`` to ``step_last``; ``chance`` is the
-    share of slots of which chance gives another one with the same sample in the same step on another worker.
+    share of slots of which chance gives another one with the same sample in the same step on another worker. With
+    ``same_position`` all of it counts samples at the same position of the step only, which tell most. ``kept`` is how
+    many samples came again in other steps if each of them did so at its position, beyond chance, else 0.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -43,6 +45,8 @@ class Duplicates:
     consumed: int
     chance: float
     log_e: float
+    same_position: bool
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Reveal:
     hits: Ints
     chance: Floats
     block: Ints
+    same_position: bool
 
     def log_e(self) -> Floats:
         """[C] natural log of the evidence against chance after each class."""
@@ -87,7 +92,8 @@ def find_duplicates(samples: Samples) -> Duplicates | None:
     log_e, strongest = max(found, key=lambda test: float(test[0].max()), default=(np.zeros(1), None))
     if strongest is None or log_e.max() < math.log(len(reveals) / ALARM_LEVEL):
         return None
-    return _describe(samples, strongest.start(int(np.argmax(log_e))), log_e=float(log_e.max()))
+    start = strongest.start(int(np.argmax(log_e)))
+    return _describe(samples, start, log_e=float(log_e.max()), same_position=strongest.same_position)
 
 
 def told_by_digests(run: Run, finding: Finding, ranks: Collection[int]) -> bool:
@@ -116,13 +122,20 @@ def reveals_of(samples: Samples) -> list[Reveal]:
     ]
 
 
-def shared_in_step(samples: Samples) -> Bools:
-    """[n] whether another worker consumed the slot's sample in the same step."""
-    group = samples.first_in_step
+def shared_in_step(samples: Samples, *, same_position: bool) -> Bools:
+    """[n] whether another worker consumed the slot's sample in the same step; only there at ``same_position``."""
+    group = _classes(samples, same_position=same_position)
     apart = samples.worker != samples.worker[group]
     mixed = np.zeros(len(samples), dtype=bool)
     mixed[group[apart]] = True
     return mixed[group]
+
+
+def _classes(samples: Samples, *, same_position: bool) -> Ints:
+    """[n] index of the first slot of the step that holds the same digest; only there at ``same_position``."""
+    if not same_position:
+        return samples.first_in_step
+    return first_equal(samples.step_start * (int(samples.position.max()) + 1) + samples.position, samples.digest)
 
 
 def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool) -> Reveal:
@@ -149,16 +162,17 @@ def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool
         hits=hits[chosen],
         chance=np.minimum(1.0, targets[chosen] / np.maximum(left[chosen], 1)),
         block=samples.block[chosen],
+        same_position=same_position,
     )
 
 
-def _describe(samples: Samples, start: int, *, log_e: float) -> Duplicates:
+def _describe(samples: Samples, start: int, *, log_e: float, same_position: bool) -> Duplicates:
     since = judged_slots(samples) & (np.arange(len(samples)) >= samples.step_start[start])
-    shared = shared_in_step(samples) & since
+    shared = shared_in_step(samples, same_position=same_position) & since
     num_workers = len(samples.ranks)
     consumed_N = np.bincount(samples.worker[since], minlength=num_workers)
-    chance = _chance_of_sharing(samples)
-    groups = _linked(samples, shared, consumed_N, chance)
+    chance = _chance_of_sharing(samples) / (_positions(samples) if same_position else 1.0)
+    groups = _linked(samples, shared, consumed_N, chance, same_position=same_position)
     groups = groups or (tuple(np.unique(samples.worker[shared]).tolist()),)
     members = np.zeros(num_workers, dtype=bool)
     members[[worker for group in groups for worker in group]] = True
@@ -174,7 +188,27 @@ def _describe(samples: Samples, start: int, *, log_e: float) -> Duplicates:
         consumed=int(np.count_nonzero(within)),
         chance=chance,
         log_e=log_e,
+        same_position=same_position,
+        kept=_kept(samples) if same_position else 0,
     )
+
+
+def _positions(samples: Samples) -> float:
+    """Slots that a worker has in a step, on average."""
+    return float(np.mean(samples.step_end - samples.step_start)) / len(samples.ranks)
+
+
+def _kept(samples: Samples) -> int:
+    """How many slots hold a sample of an earlier step of their block, if each holds it at the position where it was
+    first, with a probability of at most ``ALARM_LEVEL`` by chance, and most slots hold new ones; else 0.
+
+    Chance puts a sample at its old position once in as many times as a step has positions. Whole batches that come
+    again, as where the order of the data is fixed, keep all positions of theirs: then most slots are repeated.
+    """
+    again = np.flatnonzero(samples.step_start[samples.first] != samples.step_start)
+    kept = bool(np.all(samples.position[again] == samples.position[samples.first[again]]))
+    likely = len(again) * math.log(max(_positions(samples), 1.0)) < -math.log(ALARM_LEVEL)
+    return len(again) if kept and not likely and 2 * len(again) < len(samples) else 0
 
 
 def _likelier_shared(shared_K: Ints, consumed_K: Ints, chance: float) -> Bools:
@@ -200,14 +234,16 @@ def _chance_of_sharing(samples: Samples) -> float:
     return min(1.0, in_step * equal / pairs) if pairs else 0.0
 
 
-def _linked(samples: Samples, shared: Bools, consumed_N: Ints, chance: float) -> tuple[tuple[int, ...], ...]:
+def _linked(
+    samples: Samples, shared: Bools, consumed_N: Ints, chance: float, *, same_position: bool
+) -> tuple[tuple[int, ...], ...]:
     """Groups of workers that share samples with each other, ascending.
 
     Two are linked if the number of samples that they share is likelier under the highest share of any pair than under
     chance.
     """
     slots = np.flatnonzero(shared)
-    group, worker = samples.first_in_step[slots], samples.worker[slots]
+    group, worker = _classes(samples, same_position=same_position)[slots], samples.worker[slots]
     order = np.lexsort((worker, group))
     group, worker = group[order], worker[order]
     linked = (group[1:] == group[:-1]) & (worker[1:] != worker[:-1])

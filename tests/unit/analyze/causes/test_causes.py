@@ -282,8 +282,10 @@ def test_a_consequence_alone_names_no_cause_whose_own_finding_nobody_could_look_
     ],
 )
 def test_equal_batches_are_of_the_samplers_only_where_these_take_one_part(context, cause):
-    found = finding("duplicate-data", (0, 1, 2, 3))
+    found = finding("duplicate-data", (0, 1, 2, 3), kind="same-samples")
     assert answer(found, ran=("shard-overlap",), context=context).cause == cause
+    found = finding("duplicate-data", (0, 1, 2, 3), kind="positions-kept")
+    assert answer(found, ran=("shard-overlap",), context=context).cause == "seeded-again"
 
 
 @pytest.mark.parametrize(("order", "cause"), [("order:random", "orders-not-shared"), ("order:file", "slices-overlap")])

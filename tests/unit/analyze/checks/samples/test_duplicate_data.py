@@ -98,6 +98,19 @@ def test_half_of_a_batch_that_is_shared_is_measured(tmp_path):
     assert "50.0% of their samples" in finding.claim
 
 
+@pytest.mark.parametrize("seeded_again", [True, False])
+def test_samples_that_come_again_at_their_position_only_hang_on_it(tmp_path, seeded_again):
+    """Half of 64 images are one and the same, with noise of their position, or with new noise, mixed in."""
+    rng = np.random.default_rng(1)
+    images = [rng.permutation(np.maximum(np.arange(64) - 32, 0)) for _ in range(2)]
+    noise = np.tile(np.arange(8), 8) if seeded_again else rng.integers(8, size=64)
+    epochs = [[image * 8 + noise for image in images]]
+    found = duplicate_data.check(write_run(tmp_path, sample_rows(epochs, 8)))
+
+    assert [finding.evidence["kind"] for finding in found] == ["positions-kept"] * seeded_again
+    assert all(finding.measured > finding.expected and "seed" in finding.next[0] for finding in found)
+
+
 def test_duplication_that_starts_late_starts_there(tmp_path):
     healthy = HEALTHY["distributed sampler"](Size(512, 4, 4, 1), np.random.default_rng(2), np.arange(512))[0]
     healthy[2][64:] = healthy[0][64:]

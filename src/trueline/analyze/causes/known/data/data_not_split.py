@@ -22,7 +22,7 @@ CAUSE = Cause(
         "who:all": "mostly",
         "shard-overlap": "often",
     },
-    excludes=("sampler:stream",),
+    excludes=("sampler:stream", "duplicate-data/positions-kept"),
     settles="Print type(loader.sampler) and its num_replicas on every rank; it should be a DistributedSampler "
     "over the world size.",
 )

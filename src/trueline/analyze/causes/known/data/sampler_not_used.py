@@ -18,6 +18,6 @@ CAUSE = Cause(
         "shard-overlap": "often",
     },
     needs=("duplicate-data",),
-    excludes=("sampler:whole", "sampler:stream", "shard-overlap/same-part"),
+    excludes=("sampler:whole", "sampler:stream", "shard-overlap/same-part", "duplicate-data/positions-kept"),
     settles="Compare the batch that the loader yields with the one that the model is called on, on two ranks.",
 )

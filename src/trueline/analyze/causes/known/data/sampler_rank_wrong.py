@@ -19,6 +19,6 @@ CAUSE = Cause(
         "dispersion-low": "often",
         "sampler:split": "always",
     },
-    excludes=("sampler:whole", "sampler:stream", "parts:own"),
+    excludes=("sampler:whole", "sampler:stream", "parts:own", "duplicate-data/positions-kept"),
     settles="Print sampler.rank and sampler.num_replicas on every rank: ranks 0 to N-1 of N, each once.",
 )
