@@ -16,7 +16,7 @@ from trueline.schema.text.reading import read_table, shortened, shown
 Preset = Literal["workers", "modules", "ops", "mix", "monitor"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
-Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced"]
+Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced", "grad-spike"]
 """Findings that all ranks can learn of while they train, from the sums that they exchange."""
 
 PRESETS: tuple[str, ...] = get_args(Preset)

@@ -199,18 +199,21 @@ class Live:
     def _report_recording(self, seen: Detection, step: int) -> None:
         """Report on the first rank what started a recording."""
         last = self.triggers.ends - 1
+        kept = f", beside the latest {self.plan.ring} that were kept in memory" if self.plan.ring else ""
         steps = f"step {step} is" if last == step else f"steps {step} to {last} are"
+        steps += f" recorded{kept}"
         who = tuple(self._ranks[worker] for worker in seen.workers)
         ranks = f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
         count = f"recording {self.triggers.started} of at most {MAX_RECORDINGS}"
-        back = "" if seen.clean is None else f" It was not yet there at step {seen.clean}."
-        before = () if seen.clean is None else (f"Go back to a checkpoint of step {seen.clean} or before.",)
+        go_back = f"Go back to a checkpoint of step {seen.clean} or before."
+        back = "" if seen.clean is None else f" It was not yet there at step {seen.clean}. {go_back}"
+        before = () if seen.clean is None else (go_back,)
         if self._rank == self._ranks[0]:
             self._report(
                 Finding(
                     code=RECORDING_STARTED,
                     severity="info",
-                    claim=f"{seen.code} was seen on {ranks} by step {seen.step}: {steps} recorded ({count}).{back}",
+                    claim=f"{seen.code} was seen on {ranks} by step {seen.step}: {steps} ({count}).{back}",
                     ranks=who,
                     step_first=seen.step,
                     step_last=last,

@@ -7,6 +7,7 @@ alone can see (its own result of a reduction) travels as a bit in its row of the
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +18,11 @@ from trueline.schema.plan import TRIGGERS
 
 MAX_RECORDINGS = 3
 """Recordings that findings may start in one job: what comes back again and again is seen well enough in three."""
+SPIKE_TIMES = 2.5
+"""Times the largest of the last ``SPIKE_AMONG`` norms that a norm must reach to start a recording: what the check
+``grad-spike`` asks for at least, of the level. A choice, for a recording that nobody needed costs three steps."""
+SPIKE_AMONG = 64
+"""Norms that a norm is compared with, as many as that check takes the spread from; it takes half of them to begin."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Triggers:
         self._before: set[str] = set()
         self._detections: list[Detection] = []
         self._clean: list[int] = []
+        self._norms: deque[float] = deque(maxlen=SPIKE_AMONG)
         self.started = 0
         """Recordings that were started."""
         self.ends = 0
@@ -50,6 +57,17 @@ class Triggers:
     def add(self, codes: set[str]) -> None:
         """This rank has detected these; the next sum sends them to the others."""
         self._mine |= codes
+
+    def look(self, host: Mapping[str, Any], *, scaled: bool) -> None:
+        """Note what a sampled step's own numbers show on this rank: NaN, infinity, a jump of its gradient's norm."""
+        self._mine |= nonfinite_in(host, scaled=scaled)
+        norm2_P = host.get("local_norm2")
+        norm = math.nan if norm2_P is None else math.sqrt(float(norm2_P.sum()))
+        if not math.isfinite(norm):
+            return
+        if 2 * len(self._norms) >= SPIKE_AMONG and norm > SPIKE_TIMES * max(self._norms):
+            self._mine.add("grad-spike")
+        self._norms.append(norm)
 
     def take_bits(self) -> float:
         """What this rank detected since this was called before: one bit a code, in the order of ``TRIGGERS``."""
@@ -62,7 +80,7 @@ class Triggers:
         at = {code: _workers(bits_N, place) for place, code in enumerate(TRIGGERS)}
         now = {code for code, workers in at.items() if workers}
         for code in (code for code in TRIGGERS if code in now - self._before):
-            back = 1 if code == "worker-nonfinite" else 2  # a reduction is judged in the sum after its own
+            back = 1 if code in ("worker-nonfinite", "grad-spike") else 2  # a reduction is judged one sum later
             clean = self._clean[-back] if len(self._clean) >= back else None
             self._detections.append(Detection(code, step, at[code], known, clean))
         self._clean = self._clean if now else [*self._clean[-1:], step]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trueline.capture.job.triggers import nonfinite_in, seen_in_row
+from trueline.capture.job.triggers import seen_in_row
 from trueline.capture.step import exchange, shared_columns
 from trueline.capture.step.backlog import Backlog, StepRecord
 from trueline.capture.step.next_step import NextStep
@@ -68,7 +68,7 @@ class SharedSum:
         record.looked_at = True
         with self._parts.guarded("plan"):
             triggers = self._next.live.triggers
-            triggers.add(nonfinite_in(record.copy.host, scaled=self._next.description.env.in_float16))
+            triggers.look(record.copy.host, scaled=self._next.description.env.in_float16)
             if self._team.group is None:
                 triggers.receive([triggers.take_bits()], step=record.step, known=now)
 

@@ -17,7 +17,7 @@ from trueline.schema.plan import Plan
 STEPS = 12
 
 
-def train(out, plan, *, spoiled=None, raises=None, steps=STEPS):
+def train(out, plan, *, spoiled=None, spiked=None, raises=None, steps=STEPS):
     """Parameters before and after each step; watched with ``plan``, unless that is None."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -30,7 +30,8 @@ def train(out, plan, *, spoiled=None, raises=None, steps=STEPS):
             x = torch.randn(8, 4, generator=draw)
             if step == spoiled:
                 x[0, 0] = torch.nan
-            nn.functional.cross_entropy(model(x), torch.randint(2, (8,), generator=draw)).backward()
+            loss = nn.functional.cross_entropy(model(x), torch.randint(2, (8,), generator=draw))
+            (loss * 100 if step == spiked else loss).backward()
             if step == spoiled:
                 optimizer.zero_grad()  # the loss is NaN, and the weights stay finite
             if step == raises:
@@ -90,6 +91,18 @@ def test_a_ring_is_written_when_a_finding_is_seen_and_says_where_to_go_back_to(t
     assert started.next[-1] == "Go back to a checkpoint of step 7 or before."
     nan = [row["step"] for row in rows_of(tmp_path / "run", phases=["fwd"]) if row["nan"]]
     assert set(nan) == {8}
+
+
+def test_a_ring_is_written_when_a_gradient_jumps(tmp_path):
+    plan = {"preset": "monitor", "every": 1, "ring": 3, "when": ["grad-spike"], "when_steps": 2}
+    train(tmp_path / "healthy", plan, steps=50)
+    assert trueline.open_run(str(tmp_path / "healthy")).record_steps.tolist() == []
+    train(tmp_path / "run", plan, spiked=40, steps=50)
+    run = trueline.open_run(str(tmp_path / "run"))
+    assert run.record_steps.tolist() == [38, 39, 40, 41, 42]
+    (started,) = [each for each in run.live_findings if each.code == "recording-started"]
+    assert "steps 41 to 42 are recorded, beside the latest 3 that were kept in memory" in started.claim
+    assert started.claim.endswith("It was not yet there at step 39. Go back to a checkpoint of step 39 or before.")
 
 
 def test_a_ring_is_written_when_training_raises_and_else_never(tmp_path):
