@@ -67,7 +67,11 @@ class Native:
         found = self._numbers.get(x.dtype)
         if found is None:
             return False
-        self._measure(x, *found, out_S, place, prints=False)
+        kind, parts = found
+        if place is None and parts == 1 and x.is_contiguous() and not x.is_neg():  # as nearly all are
+            self.kernel.measure_dense(kind, x.data_ptr(), x.numel(), out_S, packed_weights(), 0, False)
+        else:
+            self._measure(x, kind, parts, out_S, place, prints=False)
         return True
 
     def all_into(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None = None) -> int | None:

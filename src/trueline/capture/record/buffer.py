@@ -159,6 +159,8 @@ class StepBuffer:
 
     def settle(self, final: Mapping[Call, Call | None]) -> None:
         """Put other calls in the place of those in ``final``; the rows of those for which there is None are dropped."""
+        if not final:
+            return
         home = self._rows.settle(final)
         self._known = {key: home[row] for key, row in self._known.items() if row in home}
         kept = sorted((home[row], index) for index, row in enumerate(self._measured) if row in home)

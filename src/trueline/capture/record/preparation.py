@@ -91,6 +91,8 @@ class Preparation:
 
     def takes(self, call: Call, slots: Slots) -> None:
         """What a call is given, but for parameters, which no batch is made of."""
+        if not self._outside:
+            return  # nothing before this pass whose results it may use
         one = self._outside.get(call)
         used = self._used[self._now] if one is None or one.before is None else one.takes
         used.update(self._addresses(slots))

@@ -163,15 +163,17 @@ class Session:
             if is_initialised() or not self._functions_too:
                 # A reduction in C++, or a scaler that undoes its scale, does not change the version of a gradient.
                 self._buffer.forget()
+            if self._monitors and optimizer is not None:
+                self._updates.begin(optimizer)
             for name, param in unwrap(self._model).named_parameters():
                 name = clean_name(name)
                 if self._selection.enters("param", name):
                     self._buffer.see(self._calls.next("param", name, "param"), [("value", param)])
+                if self._selection.enters("opt", name):
+                    self._updates.take(name, param)  # while what was just measured is in the processor's cache
                 if param.grad is not None and self._selection.enters("grad", name):
                     self._buffer.see(self._calls.next("grad", name, "param"), [("grad", param.grad)])
-            self._pads = holds_padding(self._root)
-            if self._monitors and optimizer is not None:
-                self._updates.begin(self._root, optimizer, self._selection)
+            self._pads = self._functions_too and holds_padding(self._root)
         self._phase, self._scope = "opt", type(optimizer).__name__ if optimizer is not None else ""
 
     @counted

@@ -153,19 +153,17 @@ def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:
     unmeasured_R[records.measured_M] = False
     columns: dict[str, pa.Array] = {}
     if records.stats_MS is not None:
-        uncounted_M = np.isnan(records.stats_MS[:, 0])
-        for index, name in enumerate(STAT_NAMES):
-            values_R = np.zeros(num_rows)
-            values_R[records.measured_M] = records.stats_MS[:, index]
-            if pa.types.is_integer(RECORD_SCHEMA.field(name).type):
+        values_SR = np.zeros((len(STAT_NAMES), num_rows))
+        values_SR[:, records.measured_M] = records.stats_MS.T
+        missing_SR = np.isnan(values_SR)
+        for name, values_R, missing_R in zip(STAT_NAMES, values_SR, missing_SR, strict=True):
+            kind = RECORD_SCHEMA.field(name).type
+            if pa.types.is_integer(kind):
                 absent_R = unmeasured_R | ~np.isfinite(values_R)
                 columns[name] = from_numpy(np.where(absent_R, 0, values_R).astype(np.int64), absent_N=absent_R)
             else:
-                absent_R = unmeasured_R.copy()
-                missing_M = np.isnan(records.stats_MS[:, index])
-                absent_R[records.measured_M] = missing_M if name in PROJECTION_NAMES else uncounted_M & missing_M
-                values_R = values_R.astype(RECORD_SCHEMA.field(name).type.to_pandas_dtype())
-                columns[name] = from_numpy(values_R, absent_N=absent_R)
+                absent_R = unmeasured_R | (missing_R if name in PROJECTION_NAMES else missing_R & missing_SR[0])
+                columns[name] = from_numpy(values_R.astype(kind.to_pandas_dtype()), absent_N=absent_R)
     if records.fingerprint_M is not None:
         fingerprint_R = np.zeros(num_rows, dtype=np.uint64)
         fingerprint_R[records.measured_M] = records.fingerprint_M
