@@ -62,7 +62,7 @@ class Triggers:
         """Note what a sampled step's own numbers show on this rank: NaN, infinity, a jump of its gradient's norm."""
         self._mine |= nonfinite_in(host, scaled=scaled)
         norm2_P = host.get("local_norm2")
-        norm = math.nan if norm2_P is None else math.sqrt(float(norm2_P.sum()))
+        norm = math.nan if norm2_P is None else math.sqrt(float(norm2_P.clamp(min=0).sum()))  # -1: not seen
         if not math.isfinite(norm):
             return
         if 2 * len(self._norms) >= SPIKE_AMONG and norm > SPIKE_TIMES * max(self._norms):

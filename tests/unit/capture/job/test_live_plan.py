@@ -223,6 +223,14 @@ def test_every_code_has_a_bit_of_its_own_and_is_told_once():
     assert triggers.take_bits() == 0.0
 
 
+def test_a_gradient_that_jumps_is_told_and_parameters_without_one_do_not_count():
+    triggers = Triggers()
+    for norm in [1.0] * 40 + [2.4, 6.0, 100.0]:
+        triggers.look({"local_norm2": torch.tensor([norm**2, -1.0, -1.0])}, scaled=False)
+        told = triggers.take_bits()
+        assert told == (8.0 if norm > 2.5 * 2.4 else 0.0)
+
+
 @pytest.mark.parametrize(
     ("columns", "codes"),
     [
