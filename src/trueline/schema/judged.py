@@ -37,7 +37,7 @@ QUESTIONS: dict[Question, str] = {
     "configuration": "whether ranks have the same settings",
     "updates": "whether the optimizer updates as it declares",
     "weights": "whether all tokens count alike, and add up to one mean",
-    "mask": "whether predictions see the tokens that they predict",
+    "mask": "whether each position predicts the next token, and does not see it",
     "recorded": "where recorded steps overflow",
     "reference": "where it differs from the reference",
     "other": "what checks of other packages ask",

@@ -222,6 +222,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "greatest weight of one in the loss, loss scale taken out, rounding, reduction, scalings.",
     ),
     Column(
+        "target_places",
+        "list<int64>",
+        "tokens",
+        "On some sampled steps, for each of `PLACES` how many targets of the cross-entropy have an input token so many "
+        "places on, then how many of these equal it.",
+    ),
+    Column(
         "grads_factor",
         "float64",
         "",

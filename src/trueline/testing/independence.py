@@ -37,7 +37,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "D5.noisy",
         "I1.raw",
         "I1.blank",
-        "I1.shifted",
+        "I1.shifted I1.shifted-everywhere",
         "I1.ids",
     ),
     "labels that do not count": ("D6", "D6.zeros D6.always D6.by-hand D6.fsdp"),

@@ -60,7 +60,7 @@ UPDATES = (
 )
 """Checks that need an optimizer, which none of these Runs has."""
 
-WEIGHTS = ("influence-leak", "loss-scale-wrong", "token-weights-differ")
+WEIGHTS = ("influence-leak", "labels-misplaced", "loss-scale-wrong", "token-weights-differ")
 """Checks that need a loss, which none of these Runs has shown."""
 
 NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS))
@@ -90,6 +90,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "no update",
         "no call of",
         "no token weights",
+        "no targets",
         "the plan names no step",
         "no scheduler",
         "no pass of",

@@ -98,6 +98,14 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
 
 
+def token_ids(*inputs: Any, **named: Any) -> Tensor | None:
+    """The first whole numbers [B, T] among the inputs of a model that are no label, mask or position; None without."""
+    for name, x in _tensors(inputs, named):
+        if x.dim() == 2 and x.dtype in (torch.int64, torch.int32) and name not in (*MASKS, *TARGETS, *POSITIONS):
+            return x
+    return None
+
+
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:
     total = None
     for _, x in items:

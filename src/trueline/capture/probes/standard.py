@@ -15,6 +15,7 @@ from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.losses.influence import InfluenceProbe
 from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.probes.losses.sample_losses import SampleLossProbe
+from trueline.capture.probes.losses.target_places import TargetPlaceProbe
 from trueline.capture.probes.losses.token_weights import TokenWeightProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.surroundings import (
@@ -59,6 +60,7 @@ class StandardProbes:
             KeptGradientProbe(guard, rank=team.index),
             ClippingProbe(guard),
             TokenWeightProbe(guard, contributions),
+            TargetPlaceProbe(guard, contributions),
             ScheduleProbe(),
             InfluenceProbe(guard),
             BatchNormProbe(guard),

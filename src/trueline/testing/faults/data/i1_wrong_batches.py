@@ -108,6 +108,13 @@ def shifted(batch: Any) -> Any:
     return {**batch, "labels": batch["labels"].roll(-1, 1)}
 
 
+def shifted_twice(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The collator shifts the labels, and the loss does again."""
+    problem = CausalLM()
+    batches = batches_of(ctx, problem)
+    return fit(ctx, problem, batches=(shifted(batch) if faulty else batch for batch in batches), steps=STEPS)
+
+
 def short(batch: Any) -> Any:
     """Labels that end at a shorter maximum length."""
     labels = batch["labels"].clone()
@@ -162,7 +169,14 @@ ENTRIES = (
     _odd("raw", "one rank does not normalise its inputs", partial(preprocessed, problem=Regression(), change=raw)),
     _odd("blank", "the inputs of one rank are zeros", partial(preprocessed, problem=Regression(), change=blank)),
     _odd(
-        "shifted", "the labels of one rank are shifted twice", partial(preprocessed, problem=CausalLM(), change=shifted)
+        "shifted",
+        "the labels of one rank are shifted twice",
+        partial(preprocessed, problem=CausalLM(), change=shifted),
+        must_find=("labels-misplaced",),
+        may_find=OUTLIERS,
+    ),
+    family("I1", ("labels-misplaced",), trains_differently, ranks=(0, 1), within=None)(
+        "shifted-everywhere", "labels are shifted twice, by the collator and by the model", shifted_twice
     ),
     _odd(
         "short",
