@@ -28,6 +28,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch", "worker-silent"),
     "worker-silent": ("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
     "token-imbalance": _APART,
+    "labels-misplaced": _APART,
     "worker-scale": ("worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),
     "worker-loss-outlier": ("worker-grad-norm-outlier", "worker-direction-outlier", "dispersion-high", *_JUMPS),
     "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),

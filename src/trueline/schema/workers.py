@@ -222,6 +222,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "greatest weight of one in the loss, loss scale taken out, rounding, reduction, scalings.",
     ),
     Column(
+        "batch_features",
+        "list<float64>",
+        "",
+        "On sampled steps, `FEATURES` of what the model reads first, then of its labels: a mean over micro-batches, "
+        "NaN where there is none.",
+    ),
+    Column(
         "target_places",
         "list<int64>",
         "tokens",

@@ -5,6 +5,7 @@ A sign is one of
 - the code of a finding, as ``worker-scale``;
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
+- what ranks were fed with, as ``inputs:other``, ``labels:alike``;
 - how the job was run, as ``adapter:ddp``, ``sampler:whole``, ``parts:own``, ``rows:shared``, ``order:random``,
   ``micro:several``, ``precision:float16``.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import data_parallel_ranks, numbers
 from trueline.analyze.incidents import Incident
 from trueline.analyze.samples.declared import Declared, declared_sampling
+from trueline.analyze.samples.target_places import NEXT, target_places
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -66,6 +68,7 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
     codes = {finding.code for finding in findings}
     elsewhere = {finding.code for finding in report.findings if finding.severity != "info"} - codes
     fired = codes | {f"{finding.code}/{kind}" for finding in findings for kind in _kinds(finding)}
+    fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
     silent: set[str] = set()
@@ -94,6 +97,12 @@ def _kinds(finding: Finding) -> tuple[str, ...]:
         return (kind,)
     kinds = cast(Sequence[Any], kind) if isinstance(kind, list | tuple) else ()
     return tuple(each for each in kinds if isinstance(each, str))
+
+
+def _fed(finding: Finding) -> Mapping[str, str]:
+    """Whether inputs and labels of the ranks are other than those of the others, or alike."""
+    found = finding.evidence.get("fed")
+    return cast(Mapping[str, str], found) if isinstance(found, Mapping) else {}
 
 
 def _who(findings: Sequence[Finding], world_size: int) -> set[str]:
@@ -140,7 +149,7 @@ def context_of(run: Run) -> frozenset[str]:
     found |= _shared(declared_sampling(run.env, data_parallel_ranks(run)))
     if envs:
         found.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
-    for signs in (_micro, _synced):
+    for signs in (_micro, _synced, _labels):
         with contextlib.suppress(RunError):
             found |= signs(run)
     return frozenset(found)
@@ -179,6 +188,12 @@ def _synced(run: Run) -> set[str]:
     made = np.diff(passes, axis=0, prepend=0.0)
     synced = "sync:on" if measured.all() and (made > 0).all() else "sync:off"
     return called | {synced}
+
+
+def _labels(run: Run) -> set[str]:
+    """Whether each rank's targets are the next tokens of its own inputs, so that they belong to these."""
+    places = target_places(run).values()
+    return {"labels:of-inputs"} if places and all(place == NEXT for place in places) else set()
 
 
 def _micro(run: Run) -> set[str]:

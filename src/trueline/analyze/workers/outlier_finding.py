@@ -12,6 +12,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.intervals import Estimate
 from trueline.analyze.stats.tails import NAMING_LEVEL
+from trueline.analyze.workers.batch_features import Fed, fed
 from trueline.analyze.workers.outliers import Outlier, effect_of, whole_and_groups
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.finding import Finding
@@ -132,9 +133,15 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             "decided_by": outlier.decided_by,
             "memory": outlier.dependence.ratio,
             "memory_steps": outlier.dependence.reach,
+            "fed": dict(fed_with(series, outlier).parts),
             **evidence,
         },
     }
+
+
+def fed_with(series: WorkerSeries, outlier: Outlier) -> Fed:
+    """What the workers concerned read beside the others, over the steps of the evidence."""
+    return fed(series.features[outlier.first : outlier.last + 1], outlier.workers, outlier.others)
 
 
 def gradient_finding(
@@ -186,5 +193,7 @@ def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
 
 
 def claim(series: WorkerSeries, outlier: Outlier, text: str) -> str:
-    """The sentence with a capital, the doubt at its end, and a full stop."""
-    return capitalized(text) + doubt(series, outlier) + "."
+    """The sentence with a capital, the doubt at its end, and a full stop; then what was fed, if something else."""
+    other = fed_with(series, outlier).text
+    told = f" What {subject(series, outlier)} reads differs too: {other}." if other else ""
+    return f"{capitalized(text)}{doubt(series, outlier)}.{told}"

@@ -20,6 +20,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
 from trueline.analyze.stats.memoize import memoized
+from trueline.schema.batch_features import NUM_FEATURES
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.workers import COLUMN_BY_NAME
 from trueline.store.reader import Run
@@ -59,6 +60,8 @@ class WorkerSeries:
     """[T, N, G]"""
     group_cosine: Floats = field(default_factory=_absent)
     """[T, N, G]"""
+    features: Floats = field(default_factory=_absent)
+    """[T, N, features] of the batches (``schema.batch_features``)."""
     tokens: Floats = field(default_factory=_absent)
     """[T, N] tokens that the loss averages over."""
     samples: Floats = field(default_factory=_absent)
@@ -78,6 +81,7 @@ class WorkerSeries:
         for name, whole, fill in (
             ("group_log_norm", (*shape, num_groups), math.nan),
             ("group_cosine", (*shape, num_groups), math.nan),
+            ("features", (*shape, NUM_FEATURES), math.nan),
             ("tokens", shape, math.nan),
             ("samples", shape, math.nan),
             ("allowance", shape, 0.0),
@@ -120,6 +124,7 @@ def series_of(run: Run) -> WorkerSeries:
         group_names=group_names,
         group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))),
         group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
+        features=_groups(run, ranks, "batch_features", NUM_FEATURES),
         tokens=_finite(numbers(run, "tokens", ranks)[0]),
         samples=num_TN,
         sample_losses=_sample_losses(run, ranks),
@@ -201,7 +206,7 @@ def _group_names(run: Run, ranks: list[int]) -> tuple[str, ...]:
 
 
 def _groups(run: Run, ranks: list[int], column: str, num_groups: int) -> Floats:
-    """[T, N, G] of a list column with one number a group; all NaN where there is none, or of another length."""
+    """[T, N, G] of a list column of G numbers; all NaN where there is none, or of another length."""
     absent = np.full((len(run.steps), len(ranks), num_groups), np.nan)
     try:
         values, measured = run.stack(column)

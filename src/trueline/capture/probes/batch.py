@@ -16,11 +16,16 @@ from trueline.capture.model.layout import local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
 from trueline.capture.step.passes import Contributions, Pass
+from trueline.schema.batch_features import FEATURES
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")
 TARGETS = ("labels", "label", "label_ids", "targets", "target", "y", "decoder_input_ids")
 POSITIONS = ("position_ids", "token_type_ids", "cache_position", "inputs_embeds_mask")
+LOOKED_AT = 16384
+"""Elements of a tensor that features are of, at equal distances: their shares are known to a hundredth."""
+HASHES = (0x9E3779B1, 0x85EBCA77)
+"""Odd 32-bit factors (those of xxHash): the top bit of a product puts a whole number into one half or the other."""
 IGNORE_INDEX = -100
 """What torch's cross entropy and Hugging Face leave out of the loss by default."""
 
@@ -33,6 +38,8 @@ class Batch:
     targets: Tensor | None
     tokens: Tensor | None
     token_source: str
+    features: Tensor | None = None
+    """float64 [``NUM_FEATURES``], where they were asked for."""
 
 
 class BatchProbe:
@@ -51,8 +58,8 @@ class BatchProbe:
         return step.watched
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``sample_digests`` and ``target_digests``, int64 [B], and ``tokens`` of each micro-batch, float64; absent
-        where there are none.
+        """``sample_digests`` and ``target_digests``, int64 [B], ``tokens`` of each micro-batch, float64, and of sampled
+        steps ``batch_features``, float64 [M, features]; absent where there are none.
         """
         if moment == "gradients":
             batches = self._batches
@@ -60,21 +67,27 @@ class BatchProbe:
                 "sample_digests": [(one, batch.samples) for one, batch in batches],
                 "target_digests": [(one, batch.targets) for one, batch in batches if batch.targets is not None],
                 "tokens": [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None],
+                "batch_features": [(one, b.features[None]) for one, b in batches if b.features is not None],
             }
             return {key: value for name, taken in rows.items() for key, value in step.counted.take(name, taken).items()}
         if moment == "update" and self._batches:
             step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
         elif moment == "batch" and not self._passes.is_over:
-            batch = read_batch(*step.args, **step.kwargs)
+            batch = read_batch(*step.args, features=step.sampled, **step.kwargs)
             self._batches += [] if batch is None else [(self._passes.now(), batch)]
         return {}
 
-    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[int]]:
-        """The digests, as uint64; ``tokens`` are a column where they are those of the loss."""
-        return digest_columns(host, "sample_digests", "target_digests")
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The digests, as uint64, and the mean of the features of its micro-batches; ``tokens`` are a column where they
+        are those of the loss.
+        """
+        columns: dict[str, Any] = dict(digest_columns(host, "sample_digests", "target_digests"))
+        if "batch_features" in host:
+            columns["batch_features"] = host["batch_features"].mean(0).tolist()
+        return columns
 
 
-def read_batch(*inputs: Any, **named: Any) -> Batch | None:
+def read_batch(*inputs: Any, features: bool = False, **named: Any) -> Batch | None:
     """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
 
     The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a
@@ -95,7 +108,28 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     samples = _digest(content, mask)
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
-    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
+    found = torch.cat([_features(content[0][1]), _features(targets[0] if targets else None)]) if features else None
+    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source, features=found)
+
+
+def _features(x: Tensor | None) -> Tensor:
+    """float64 [features] of a tensor (``FEATURES``): NaN where there is none, and of its elements that stand for no
+    label, or of a kind that has no such feature.
+    """
+    if x is None or x.is_complex():
+        return torch.full((len(FEATURES),), torch.nan, dtype=torch.float64)
+    flat = x.detach().flatten()
+    few = flat[:: max(1, -(-flat.numel() // LOOKED_AT))]
+    counts = (few != IGNORE_INDEX) if not few.is_floating_point() else torch.ones_like(few, dtype=torch.bool)
+    number, real = counts.sum(), few.to(torch.float64) * counts
+    sums = [real.sum(), real.square().sum(), ((few == 0) & counts).sum()]
+    if few.is_floating_point() or few.dtype == torch.bool:
+        sums += [torch.full_like(sums[0], torch.nan)] * len(HASHES)
+    else:
+        sums += [((few.to(torch.int64) * factor >> 31 & 1) * counts).sum() for factor in HASHES]
+    shares = torch.stack([each.to(torch.float64) for each in sums]) / number
+    shares[1] = shares[1].sqrt()
+    return shares
 
 
 def token_ids(*inputs: Any, **named: Any) -> Tensor | None:

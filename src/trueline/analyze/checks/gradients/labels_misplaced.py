@@ -47,12 +47,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from trueline.analyze.compared_ranks import Ints, sites_of
+from trueline.analyze.compared_ranks import sites_of
+from trueline.analyze.samples.target_places import FEWEST, NEXT, target_places
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.target_places import PLACES
 from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
 
@@ -61,48 +59,21 @@ QUESTION = "mask"
 NEEDS: tuple[str, ...] = ("target_places",)
 ACROSS_RANKS = False
 
-NEXT = 1
-"""How many places on the target of a language model stands."""
-
-FEWEST = 64
-"""Targets that must be equal. Where the next token is not the target, texts whose every token k places on is equal to a
-target by chance would have to repeat themselves throughout."""
-
 _WHAT = {0: "the token itself", -1: "the token before"}
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each wrong place; raises ``CannotTell`` where targets are no tokens of the input."""
-    counts = _counts(run)
-    places = {rank: _place(counts_2K) for rank, counts_2K in counts.items()}
+    places = target_places(run)
     if all(place is None for place in places.values()):
         raise CannotTell(
             f"the targets of the cross-entropy are no tokens that the model was called on, or fewer than {FEWEST}"
-            if counts
+            if places
             else "no targets of a single cross-entropy were seen that go with token ids that the model was called on",
-            reason="undecidable" if counts else "not-recorded",
+            reason="undecidable" if places else "not-recorded",
         )
     wrong = {place for place in places.values() if place is not None and place != NEXT}
     return [_finding(run, place, places) for place in sorted(wrong)]
-
-
-def _counts(run: Run) -> Mapping[int, Ints]:
-    """int64 [2, places] by rank: targets compared and equal, over the Run."""
-    found: dict[int, Ints] = {}
-    for (_, rank), values in run.lists("target_places").items():
-        if len(values) == 2 * len(PLACES):
-            found[rank] = found.get(rank, np.zeros((2, len(PLACES)), np.int64)) + np.reshape(values, (2, -1))
-    return found
-
-
-def _place(counts_2K: Ints) -> int | None:
-    """Where all targets stand, or most at the next token; None where they are no tokens of the input."""
-    compared_K, equal_K = counts_2K
-    at_next, enough_K = PLACES.index(NEXT), compared_K >= FEWEST
-    whole_K = enough_K & (compared_K == equal_K)
-    if not whole_K[at_next] and whole_K.any():
-        return PLACES[int(np.argmax(whole_K))]
-    return NEXT if enough_K[at_next] and 2 * equal_K[at_next] > compared_K[at_next] else None
 
 
 def _finding(run: Run, place: int, places: Mapping[int, int | None]) -> Finding:

@@ -17,9 +17,10 @@ CAUSE = Cause(
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "who:some": "mostly",
+        "inputs:alike": "always",
     },
     needs=("worker-loss-outlier",),
-    excludes=("worker-loss-outlier/above",),
+    excludes=("worker-loss-outlier/above", "labels:of-inputs"),
     settles="Print five inputs with their labels, decoded, on that rank and on two others; if the "
     "others' do not belong together, look at what the targets take from the rank.",
 )

@@ -13,11 +13,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "labels-misplaced": "always",
-        "worker-loss-outlier": "often",
-        "worker-direction-outlier": "often",
-        "worker-grad-norm-outlier": "often",
     },
     needs=("labels-misplaced",),
-    excludes=("worker-loss-outlier/below",),
     settles="Print input_ids[0, :8] and, where the cross-entropy is called, the first 8 targets.",
 )

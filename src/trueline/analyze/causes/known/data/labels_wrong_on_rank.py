@@ -17,8 +17,9 @@ CAUSE = Cause(
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "who:some": "mostly",
+        "inputs:alike": "always",
     },
-    excludes=("worker-loss-outlier/below",),
+    excludes=("worker-loss-outlier/below", "labels:of-inputs"),
     settles="Print five inputs with their labels, decoded, on that rank and on another at the first step of the "
     "evidence.",
 )

@@ -15,6 +15,7 @@ CAUSE = Cause(
         "worker-direction-outlier": "often",
         "worker-grad-norm-outlier": "often",
         "who:some": "always",
+        "inputs:alike": "always",
     },
     needs=("worker-direction-outlier", "worker-grad-norm-outlier"),
     excludes=("worker-loss-outlier", "worker-scale"),

@@ -1,0 +1,72 @@
+"""Whether a rank that stands out was fed with other inputs, or other labels, than the others.
+
+Letters: S steps of the evidence, N workers, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from trueline.analyze.compared_ranks import Floats
+from trueline.analyze.stats.tails import NAMING_LEVEL, binomial_tail
+from trueline.schema.batch_features import FEATURES, PARTS
+
+SPREADS = 3.0
+"""Times the spread between batches that a difference must be. Fixed random shards of n samples, read in batches of B,
+differ by some sqrt(4/3 B / (n - B)) of it for good (four ranks): a fifth of this where a shard has four batches, so
+that chance reaches it at 4.5 standard deviations, and less where shards have more."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """``parts`` says of inputs and labels "other" or "alike", where known; ``text`` what differs most, or is empty."""
+
+    parts: Mapping[str, str]
+    text: str
+
+
+def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Fed:
+    """What ``workers`` read beside ``others``, by position.
+
+    A feature differs where, over the steps, all workers are above all others, or below, more often than chance gives:
+    at each step every order of N workers is as likely, so w of them are on top once in C(N, w) times. The number of
+    such steps is binomial, at ``NAMING_LEVEL`` split over features and sides; and by ``SPREADS`` on average.
+    """
+    parts: dict[str, str] = {}
+    said: list[tuple[float, str]] = []
+    for place, name in enumerate(PARTS):
+        judged = False
+        for index, feature in enumerate(FEATURES):
+            values_SN = features_SNF[:, :, place * len(FEATURES) + index]
+            mine, theirs = values_SN[:, list(workers)], values_SN[:, list(others)]
+            known_S = np.isfinite(mine).all(1) & np.isfinite(theirs).all(1)
+            times = _times_apart(mine[known_S], theirs[known_S])
+            judged |= times is not None
+            if times:
+                values = f"{np.mean(mine[known_S]):.3g} and not {np.mean(theirs[known_S]):.3g}"
+                said.append((times, f"the {name}' {feature} is {values}"))
+                parts[name] = "other"
+        if judged:
+            parts.setdefault(name, "alike")
+    return Fed(parts, max(said)[1] if said else "")
+
+
+def _times_apart(mine_Sw: Floats, theirs_So: Floats) -> float | None:
+    """How many spreads of batches they are apart; 0 if not for certain, None where there are too few steps."""
+    num_steps, num_mine = mine_Sw.shape
+    chance = 1 / comb(num_mine + theirs_So.shape[1], num_mine)
+    level = NAMING_LEVEL / (2 * len(FEATURES) * len(PARTS))
+    if not num_steps or chance**num_steps > level:
+        return None
+    above = int(np.count_nonzero(mine_Sw.min(1) > theirs_So.max(1)))
+    below = int(np.count_nonzero(mine_Sw.max(1) < theirs_So.min(1)))
+    if binomial_tail(max(above, below), num_steps, chance) > level:
+        return 0.0
+    spread = float(np.sqrt(np.mean(np.square(np.diff(theirs_So, axis=0))) / 2)) if num_steps > 1 else 0.0
+    apart = abs(float(np.mean(mine_Sw) - np.mean(theirs_So)))
+    times = apart / spread if spread > 0 else np.inf
+    return times if times >= SPREADS else 0.0

@@ -1,0 +1,94 @@
+"""A rank that was fed with other inputs or labels is told from one that reads the same; random shards differ enough."""
+
+import numpy as np
+import pytest
+import torch
+
+from trueline.analyze.workers.batch_features import fed
+from trueline.capture.probes.batch import read_batch
+from trueline.schema.batch_features import FEATURES, NUM_FEATURES
+
+STEPS, BATCH = 40, 16
+
+
+def features(read, *, num_ranks=4, steps=STEPS):
+    """[S, N, F] of what ``read(step, rank)`` gives as inputs and labels."""
+    rows = [[read_batch(*read(s, r), features=True).features for r in range(num_ranks)] for s in range(steps)]
+    return torch.stack([torch.stack(row) for row in rows]).numpy()
+
+
+def images(change=lambda x: x, labels=lambda y: y, bad=2):
+    draw = torch.Generator().manual_seed(0)
+
+    def read(step, rank):
+        x, y = torch.randn(BATCH, 3, 8, 8, generator=draw), torch.randint(10, (BATCH,), generator=draw)
+        return (change(x), labels(y)) if rank == bad else (x, y)
+
+    return features(read)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x * 5 + 3, "the inputs' root mean square is 5.8"),
+        (torch.zeros_like, "the inputs' share of zeros is 1 and not 0"),
+        (lambda x: torch.relu(x), "the inputs' share of zeros is 0.5"),
+    ],
+)
+def test_other_inputs(change, said):
+    found = fed(images(change), (2,), (0, 1, 3))
+    assert found.parts == {"inputs": "other", "labels": "alike"}
+    assert found.text.startswith(said)
+
+
+def test_other_labels():
+    found = fed(images(labels=lambda y: y * 0 + 3), (2,), (0, 1, 3))
+    assert found.parts == {"inputs": "alike", "labels": "other"}
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(3), lambda x: x])
+def test_what_has_the_same_elements_is_alike(change):
+    """Permuted labels and flipped inputs are not seen."""
+    found = fed(images(change, labels=lambda y: y[torch.randperm(len(y))]), (2,), (0, 1, 3))
+    assert (found.parts, found.text) == ({"inputs": "alike", "labels": "alike"}, "")
+
+
+def test_ids_of_a_shard_whose_every_second_token_is_zero():
+    draw = torch.Generator().manual_seed(0)
+
+    def read(step, rank):
+        ids = torch.randint(1, 1000, (BATCH, 32), generator=draw)
+        ids[:, ::2] *= rank != 1
+        return ids, ids
+
+    found = fed(features(read, num_ranks=2), (1,), (0,))
+    assert found.parts == {"inputs": "other", "labels": "other"}
+    assert "share of zeros is 0.5 and not 0" in found.text
+
+
+def test_too_few_steps_say_nothing():
+    assert fed(images()[:5], (2,), (0, 1, 3)).parts == {}
+    assert fed(np.full((STEPS, 4, NUM_FEATURES), np.nan), (2,), (0, 1, 3)).parts == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_fixed_shards_are_alike(seed):
+    """Shards of four batches, read again and again: each differs from the others by chance, for good."""
+    draw = np.random.default_rng(seed)
+    shards = [torch.tensor(draw.standard_normal((4 * BATCH, 6))) for _ in range(4)]
+
+    def read(step, rank):
+        rows = draw.permutation(4 * BATCH)[:BATCH]
+        return shards[rank][rows], torch.zeros(BATCH).long()
+
+    values = features(read)
+    assert all(fed(values, (r,), tuple({0, 1, 2, 3} - {r})).parts["inputs"] == "alike" for r in range(4))
+
+
+def test_features_of_a_tensor():
+    x = torch.tensor([[0, -100, 4], [3, 0, 5]])
+    mean, size, zeros, one, other = read_batch(x, features=True).features[: len(FEATURES)].tolist()
+    assert (mean, zeros) == (12 / 5, 2 / 5)
+    assert size == pytest.approx((50 / 5) ** 0.5)
+    assert all(share in {each / 5 for each in range(6)} for share in (one, other))
+    assert read_batch(x).features is None
