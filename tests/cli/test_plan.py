@@ -104,7 +104,10 @@ def test_one_change_after_another_keeps_the_first(running, plan):
         ("steps=9:3", "no step lies from 9 up to, and not including, 3"),
         ("steps=-1:3", "the first step is -1; steps count from 0"),
         ("steps=[1,", "'--set steps=[1,' cannot be parsed"),
-        ("when=loss-spike", "should be 'worker-nonfinite', 'reduction-mismatch' or 'gradient-not-reduced'"),
+        (
+            "when=loss-spike",
+            "should be 'worker-nonfinite', 'reduction-mismatch', 'gradient-not-reduced' or 'grad-spike'",
+        ),
         ("worker_groups=[[0, 1]]", "'worker_groups' in --set and plan.json has the value [[0, 1]], but it is []"),
         ("max_groups=4", "cannot change while a job runs. Start a new Run"),
     ],

@@ -5,7 +5,7 @@ Letters: S steps of the evidence, N workers, F features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import Floats
 from trueline.analyze.stats.tails import NAMING_LEVEL, binomial_tail
-from trueline.schema.batch_features import FEATURES, PARTS
+from trueline.schema.batch_features import FEATURES, NUM_FEATURES, PARTS
+from trueline.store.reader import Run
 
 SPREADS = 3.0
 """Times the spread between batches that a difference must be. Fixed random shards of n samples, read in batches of B,
@@ -40,7 +41,7 @@ def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...])
     said: list[tuple[float, str]] = []
     for place, name in enumerate(PARTS):
         judged = False
-        for index, feature in enumerate(FEATURES):
+        for index, feature in enumerate(FEATURES[:-1]):
             values_SN = features_SNF[:, :, place * len(FEATURES) + index]
             mine, theirs = values_SN[:, list(workers)], values_SN[:, list(others)]
             known_S = np.isfinite(mine).all(1) & np.isfinite(theirs).all(1)
@@ -53,6 +54,15 @@ def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...])
         if judged:
             parts.setdefault(name, "alike")
     return Fed(parts, max(said)[1] if said else "")
+
+
+def finite_batches(run: Run, step: int, ranks: Sequence[int]) -> bool | None:
+    """Whether all inputs and labels that ranks read at a step are finite; None where some were not looked at."""
+    rows = run.lists("batch_features", steps=[step], ranks=ranks)
+    flags = [np.reshape(row, (len(PARTS), -1))[:, -1] for row in rows.values() if len(row) == NUM_FEATURES]
+    if any((flag > 0).any() for flag in flags):
+        return False
+    return True if len(flags) == len(ranks) and all(flag[0] == 0 for flag in flags) else None
 
 
 def _times_apart(mine_Sw: Floats, theirs_So: Floats) -> float | None:

@@ -129,7 +129,8 @@ def _features(x: Tensor | None) -> Tensor:
         sums += [((few.to(torch.int64) * factor >> 31 & 1) * counts).sum() for factor in HASHES]
     shares = torch.stack([each.to(torch.float64) for each in sums]) / number
     shares[1] = shares[1].sqrt()
-    return shares
+    finite = flat.sum(dtype=torch.float64).isfinite() if flat.is_floating_point() else torch.ones_like(number)
+    return torch.cat([shares, 1.0 - finite.to(torch.float64)[None]])
 
 
 def token_ids(*inputs: Any, **named: Any) -> Tensor | None:

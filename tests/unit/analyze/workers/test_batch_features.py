@@ -87,8 +87,16 @@ def test_random_fixed_shards_are_alike(seed):
 
 def test_features_of_a_tensor():
     x = torch.tensor([[0, -100, 4], [3, 0, 5]])
-    mean, size, zeros, one, other = read_batch(x, features=True).features[: len(FEATURES)].tolist()
+    mean, size, zeros, one, other, broken = read_batch(x, features=True).features[: len(FEATURES)].tolist()
+    assert broken == 0
     assert (mean, zeros) == (12 / 5, 2 / 5)
     assert size == pytest.approx((50 / 5) ** 0.5)
     assert all(share in {each / 5 for each in range(6)} for share in (one, other))
     assert read_batch(x).features is None
+
+
+def test_a_value_that_is_not_finite_is_seen_wherever_it_is():
+    x = torch.zeros(3, 40_000)
+    x[1, 12_345] = torch.inf
+    assert read_batch(x, features=True).features[len(FEATURES) - 1] == 1
+    assert read_batch(torch.ones(3, 2), x, features=True).features[-1] == 1

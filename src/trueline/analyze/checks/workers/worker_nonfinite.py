@@ -68,6 +68,7 @@ from trueline.analyze.compared_ranks import (
     odd_ranks,
     sites_of,
 )
+from trueline.analyze.workers.batch_features import finite_batches
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, named_some, of_ranks, ranks_text
@@ -117,11 +118,13 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
     sites = sites_of(step, named[:2], phase="grad", names=params[: MAX_SITES // 4]) if params else ()
     losses = sites_of(step, named, phase="loss", names=("loss",)) if "loss" in kinds else ()
     where = f" ({named_some(params)})" if params and "gradient" in kinds else ""
+    finite = finite_batches(run, step, named)
+    told = "" if finite is not False else f" Nor is what {ranks_text(named)} read at that step."
     since = [int(run.steps[column.argmax()]) if (column := bad_TN[:, n]).any() else None for n in range(len(ranks))]
     return Finding(
         code=CODE,
         severity="info" if scaled else "error",
-        claim=f"{capitalized(of_ranks(kinds, named))} not finite at step {step}{where}.",
+        claim=f"{capitalized(of_ranks(kinds, named))} not finite at step {step}{where}.{told}",
         ranks=named,
         step_first=step,
         step_last=bad.steps[-1],
@@ -133,6 +136,7 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
         evidence={
             "kind": [*kinds, *(["gradient-alone"] if kinds == ["gradient"] else [])],
             "first_step_by_rank": {str(rank): at for rank, at in zip(ranks, since, strict=True) if at is not None},
+            "fed": {} if finite is None else {"values": "finite" if finite else "not-finite"},
             "params": params[:100],
             "num_steps": len(bad.steps),
         },

@@ -15,6 +15,7 @@ CAUSE = Cause(
         "worker-nonfinite/loss": "mostly",
         "overflow-origin": "always",
         "overflow-origin/given": "always",
+        "values:not-finite": "always",
         "who:some": "mostly",
     },
     needs=("worker-nonfinite", "overflow-origin"),

@@ -18,6 +18,6 @@ CAUSE = Cause(
         "overflow-origin/backward": "always",
     },
     needs=("worker-nonfinite", "overflow-origin"),
-    excludes=("grad-explosion", "replica-drift/one"),
+    excludes=("grad-explosion", "replica-drift/one", "values:not-finite"),
     settles="Print the extremes of the inputs of the call that is named; the derivative at 0 is the usual culprit.",
 )
