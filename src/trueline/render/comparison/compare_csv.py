@@ -36,9 +36,9 @@ def _texts(column: RowColumn, rows: Sequence[ComparedRow]) -> list[str]:
     which takes half the time of the module ``csv``.
     """
     shared = list(map(column.of, rows))
-    keys = list(map(id, shared))
+    keys = shared if column.text is None else list(map(id, shared))
     distinct = dict(zip(keys, shared, strict=True))
-    cells = map(column.text, distinct.values())
+    cells = distinct.values() if column.text is None else map(column.text, distinct.values())
     texts = dict(zip(distinct, _quoted(["" if cell is None else str(cell) for cell in cells]), strict=True))
     return list(map(texts.__getitem__, keys))
 

@@ -25,24 +25,26 @@ JUDGEMENT_WORDS: dict[Judgement, str] = {
 """Each judgement in words."""
 
 
-def _same(value: Any) -> Cell:
+def _number(value: float | None) -> float | None:
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumn:
     """One column of the written tables: its name, its unit or meaning in a few words, the value that it takes from a
-    row (``of``), and the cell for that value (``text``); rows may share values.
+    row (``of``), and the cell for that value (``text``); rows may share values. ``text`` is None where the value is
+    its own cell and equal ones are written alike, as texts and whole numbers are, and 0.0 and -0.0 are not.
     """
 
     name: str
     meaning: str
     of: Callable[[ComparedRow], Any]
-    text: Callable[[Any], Cell] = _same
+    text: Callable[[Any], Cell] | None = None
 
     def cell(self, row: ComparedRow) -> Cell:
         """The cell of a row."""
-        return self.text(self.of(row))
+        value = self.of(row)
+        return value if self.text is None else self.text(value)
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -69,9 +71,11 @@ COLUMNS: tuple[RowColumn, ...] = (
     RowColumn("rank", "global rank; empty: several merged", attrgetter("rank")),
     RowColumn("place", "order of execution in the step", attrgetter("place")),
     RowColumn("judgement", ", ".join(JUDGEMENTS), attrgetter("judgement")),
-    RowColumn("times", "measured over expected", attrgetter("times")),
-    RowColumn("measured", "relative L2 difference", attrgetter("measured")),
-    RowColumn("expected", "relative L2 difference that rounding and its inputs explain", attrgetter("expected")),
+    RowColumn("times", "measured over expected", attrgetter("times"), _number),
+    RowColumn("measured", "relative L2 difference", attrgetter("measured"), _number),
+    RowColumn(
+        "expected", "relative L2 difference that rounding and its inputs explain", attrgetter("expected"), _number
+    ),
     RowColumn("how", "what it was measured on: tensor, fingerprint or statistics", attrgetter("how")),
     RowColumn("site", SITE_FORM, attrgetter("site")),
     RowColumn("ref_site", "the same in REF", attrgetter("ref_site")),
