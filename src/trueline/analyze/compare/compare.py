@@ -6,9 +6,10 @@ import functools
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
 from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
@@ -83,7 +84,8 @@ def compare(
         judged.append(step)
     found = conclude(mine, theirs, judged, late_fault(judged))
     loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings) if steps is None else ([], [])
-    rows = [_row_of(step, compared) for step in found.steps for compared in step.rows]
+    rows_of = [[_row_of(step, compared) for compared in step.rows] for step in found.steps]
+    rows = list(chain.from_iterable(rows_of))
     judged_of = judged_share(found.steps)
     # "Rounding explains it" is no answer where too little was judged.
     told = [each for each in found.findings if not (judged_of.lacking and each.code == "explained-by-rounding")]
@@ -92,9 +94,9 @@ def compare(
         ref=theirs.path,
         findings=tuple(in_causal_order([*told, *loss_findings])),
         rows=rows,
-        steps=_finished(_summaries(arrangements, found.steps), mine, theirs),
+        steps=_finished(_summaries(arrangements, zip(found.steps, rows_of, strict=True)), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
-        missing=_missing(found.steps),
+        missing=_missing(rows),
         notes=(*loss_notes, *_remarks(found.steps), *_notes(mine, theirs, arrangements, len(detailed))),
         judged=judged_of,
         one_sided=one_sided_calls(found.steps, rows),
@@ -181,9 +183,11 @@ def _described(row: ComparedRow, compared: Compared, max_bytes: int) -> Compared
     return replace(row, details={**(row.details or {}), **described})
 
 
-def _summaries(arrangements: Sequence[Arrangement], judged: Sequence[Step]) -> list[StepSummary]:
+def _summaries(
+    arrangements: Sequence[Arrangement], judged: Iterable[tuple[Step, Sequence[ComparedRow]]]
+) -> list[StepSummary]:
     """One for each arrangement, in its order."""
-    by_place = {(step.step, step.rank): _summary_of(step) for step in judged}
+    by_place = {(step.step, step.rank): _summary_of(step, rows) for step, rows in judged}
     return [
         by_place.get((each.step, each.rank)) or StepSummary(each.step, each.rank, {}, detailed=False)
         for each in arrangements
@@ -198,10 +202,9 @@ def _finished(summaries: Sequence[StepSummary], *runs: Run) -> list[StepSummary]
     return [replace(each, finished=each.step in ended) for each in summaries]
 
 
-def _missing(steps: Sequence[Step]) -> dict[str, int]:
+def _missing(rows: Sequence[ComparedRow]) -> dict[str, int]:
     """The number of values without a twin, by reason."""
-    unmatched = (row for step in steps for row in step.rows if row.unmatched)
-    return dict(Counter(row.note for row in unmatched).most_common())
+    return dict(Counter([row.note for row in rows if row.site is None or row.ref_site is None]).most_common())
 
 
 def _remarks(steps: Sequence[Step]) -> list[str]:
@@ -262,16 +265,16 @@ def _row_of(step: Step, compared: Compared) -> ComparedRow:
     )
 
 
-def _summary_of(step: Step) -> StepSummary:
-    """Counts of the judgements of ``step``."""
-    counts = Counter(row.judgement for row in step.rows)
+def _summary_of(step: Step, rows: Sequence[ComparedRow]) -> StepSummary:
+    """Counts of the judgements of ``step``, which has these ``rows``."""
+    counts = Counter([row.judgement for row in rows])
     first = step.first
     return StepSummary(
         step=step.step,
         rank=step.rank,
         counts={name: counts[name] for name in JUDGEMENTS if counts[name]},
         first_site=None if first is None or first.mine is None else str(first.mine.site),
-        largest_times=max((times for row in step.rows if (times := row.times) is not None), default=None),
+        largest_times=max((row.times for row in rows if row.times is not None), default=None),
         loss_rel=_loss_rel(step.rows),
     )
 

@@ -252,7 +252,8 @@ def _read_columns(run: Run, step: int, rank: int) -> dict[str, list[Any]]:
     table = cast(Any, run).records(steps=[step], ranks=[rank], columns=_COLUMNS, resolve=False)
     columns: dict[str, list[Any]] = cast(Any, column_lists).column_lists(table)
     for name in ("phase", "name", "slot", "kind", "api", "module", "dtype", "note"):
-        columns[name] = [text or "" for text in columns[name]]
+        if None in columns[name]:
+            columns[name] = [text or "" for text in columns[name]]
     columns["shape"] = [shape or () for shape in columns["shape"]]
     index_of = {row: index for index, row in enumerate(columns["row"])}
     columns["root"] = [index_of.get(same, index) for index, same in enumerate(columns["same_as"])]
@@ -338,7 +339,7 @@ def _of_row(
 def _loaders(run: Run, step: int, rank: int, columns: dict[str, list[Any]]) -> Iterable[Loader | None]:
     """What reads the stored value of each row, that of its root."""
     keys = columns["tensor"]
-    if all(key is None for key in keys) or not run.stored.opens(rank, step, run.problems):
+    if keys.count(None) == len(keys) or not run.stored.opens(rank, step, run.problems):
         return repeat(None)
     return [
         None if keys[root] is None else _loader(run, step, rank, keys[root], shape)

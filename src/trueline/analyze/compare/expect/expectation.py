@@ -125,7 +125,9 @@ class Expected:
     def of(self, value: Value, twin: Value | None) -> Expectation:
         """The expectation for a value that is seen for the first time (``root`` is its own index)."""
         expectation = self._by_origin(value, twin)
-        rel = min(math.hypot(expectation.rel, lowest_apart(value, twin)), self._unrelated(value, twin))
+        rel = math.hypot(expectation.rel, lowest_apart(value, twin))
+        if rel > UNRELATED:
+            rel = min(rel, self._unrelated(value, twin))
         return expectation if rel == expectation.rel else replace(expectation, rel=rel)
 
     def _by_origin(self, value: Value, twin: Value | None) -> Expectation:
@@ -203,7 +205,7 @@ class Expected:
 
     def seen(self, value: Value) -> None:
         """Note where a value, new or not, was taken or returned; after ``learn``, and for every value of the step."""
-        key, root, slot = key_of(value), value.root, value.site.slot
+        key, root, slot, returned = key_of(value), value.root, value.site.slot, value.returned
         micro, phase, name, number = key
         call = self._calls.get(key)
         if call is None:
@@ -214,18 +216,19 @@ class Expected:
         if phase == "fwd":
             self._forward_roots[micro, name, number, slot] = root
             uses = self._uses.setdefault(root, [])
-            if value.kind == "op" and not value.returned:
+            if value.kind == "op" and not returned:
                 uses.append((*key, slot))
             elif uses and uses[-1][:4] == key:
                 uses.pop()
         if phase == "bwd" and self._is_gradient(value):
             self._seen_gradient(value, call)
-        elif not value.returned:
+        elif not returned:
             call.taken.append(root)
             call.slots.append(slot)
-        rel = self._known[root].operand.rel
+        known = self._known[root]
+        rel = known.operand.rel
         if self._unrecorded.applies:
-            self._unrecorded.note(value, self._known[root].explained if self._known[root].tainted else rel)
+            self._unrecorded.note(value, known.explained if known.tainted else rel)
         if rel > 0:
             for open_call in self._open_modules(value):
                 if rel > open_call.worst_inside:
@@ -495,8 +498,9 @@ class Expected:
 
     def _operands(self, roots: Sequence[int], *, explained: bool = False) -> list[Operand]:
         """What is known of values; with ``explained`` as if they differed by no more than rounding explains."""
-        known = [self._known[root] for root in roots]
-        return [replace(each.operand, rel=each.explained) if explained else each.operand for each in known]
+        if not explained:
+            return [self._known[root].operand for root in roots]
+        return [replace(each.operand, rel=each.explained) for each in self._all(roots)]
 
     def _unseen(self, out: Operand, dtype: str, key: CallKey) -> Expectation:
         """The expectation for a gradient whose call was not recorded: the largest difference of any value before it."""
@@ -507,8 +511,10 @@ class Expected:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _made(self, rel: float, own: float, origin: Origin, sources: tuple[int, ...], call: CallKey) -> Expectation:
-        tainted = any(self._known[root].tainted for root in sources)
-        decided = any(self._known[root].decided for root in sources)
+        tainted = decided = False
+        for each in self._all(sources):
+            tainted |= each.tainted
+            decided |= each.decided
         return Expectation(math.hypot(rel, own), own, origin, tainted, sources, call, decided)
 
     def _own_rounding(self, function: str, taken: list[int], out: Operand, dtype: str) -> float:
@@ -539,7 +545,7 @@ class Expected:
             return False
         if value.args is not None:
             self._executed = key_of(value)
-        return self._executed != key_of(value)
+        return self._executed is None or self._executed != key_of(value)
 
     def _forward_root(self, value: Value) -> int | None:
         """The root of the value whose gradient this is."""
@@ -568,7 +574,7 @@ class Expected:
     def _leaf(self, value: Value) -> bool:
         return value.site.name in self._leaves
 
-    def _all(self, roots: list[int]) -> list[_Known]:
+    def _all(self, roots: Sequence[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
 
 

@@ -517,7 +517,9 @@ def _arguments_differ(steps: Sequence[Step], *, told: Sequence[Finding]) -> list
 def _buffers_updated_otherwise(steps: Sequence[Step]) -> Iterator[Finding]:
     """Calls that update buffers by another momentum: no result of theirs shows it before an evaluation uses them."""
     for mine, theirs in steps[0].alignment.calls if steps else ():
-        if mine is None or theirs is None or (mine.first.function, "in1") not in _BUFFERS or mine.phase != "fwd":
+        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.args == theirs.first.args:
+            continue
+        if (mine.first.function, "in1") not in _BUFFERS:
             continue
         pair = different_arguments(mine, theirs).get("momentum")
         row = next((row for row in steps[0].rows if row.mine is mine.first), None)

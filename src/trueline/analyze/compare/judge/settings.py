@@ -76,13 +76,13 @@ def differing_settings(mine: Run, theirs: Run) -> SettingsDifference | None:
     if not mine.env or not theirs.env:
         return None
     one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
-    left_out = WAYS | {_COUNT} if all(map(_has_all_parameters, (mine, theirs))) else WAYS
     begin, rates_since, rates = _rates(mine, theirs)
     followed = begin is not None
     settings = {
         name: (one[name], other[name])
         for name in one
-        if name in other and not _agree(one[name], other[name]) and name.rpartition(".")[2] not in left_out
+        if name in other and not _agree(one[name], other[name]) and name.rpartition(".")[2] not in WAYS
+        if not (name.endswith(f".{_COUNT}") and all(map(_has_all_parameters, (mine, theirs))))
         if not all(_is_idle(name, side) for side in (one, other))
         if not (followed and name.endswith(f".{_RATE}"))
     }

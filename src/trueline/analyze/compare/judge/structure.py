@@ -53,7 +53,7 @@ class Structure:
         """The difference that the first value beyond rounding, the loss, what another module returns, or a value that
         nothing can have made right again comes from; None where there is none.
         """
-        if not self.step.graph_diff.seams:
+        if self.step.alignment.connects_alike or not self.step.graph_diff.seams:
             return None
         first = self.step.first
         rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]

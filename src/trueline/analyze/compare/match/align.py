@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter, eq
 from typing import NamedTuple, TypeVar
 
@@ -42,6 +43,14 @@ class Alignment:
     def sides(self) -> tuple[StepValues, StepValues]:
         """The step of the run, and that of the reference."""
         return self.mine, self.theirs
+
+    @cached_property
+    def connects_alike(self) -> bool:
+        """Whether every value has a twin, in the same place and seen before in the same place."""
+        return all(
+            one is not None and other is not None and one.index == other.index and one.root == other.root
+            for one, other, _ in self.pairs
+        )
 
     @property
     def twins(self) -> list[tuple[int, int]]:

@@ -78,7 +78,7 @@ def read_ranks(run: Run, step: int, ranks: Sequence[int]) -> dict[int, RankStep]
 
 def num_micro(steps: Mapping[int, RankStep]) -> int:
     """Micro-batches of a step, as its forward passes count them."""
-    micros = (value.site.micro for step in steps.values() for value in step.values if value.site.phase == "fwd")
+    micros = {value.site.micro for step in steps.values() for value in step.values if value.site.phase == "fwd"}
     return 1 + max(micros, default=0)
 
 

@@ -81,7 +81,7 @@ class NameMap:
 
     def require_use(self, names: Collection[str]) -> None:
         """Raise ``InputError`` for a rule that fits none of ``names``, those of both runs: it is probably misspelt."""
-        if not names:
+        if not names or not any(self.checked):
             return
         plain = [plain_name(name) for name in names]
         pieces = {piece for name in plain for piece in name.split(".")}
@@ -208,6 +208,8 @@ class _Names:
     def drop_front(self, theirs: set[str]) -> bool:
         """Whether the common front of names was dropped, as more than twice as many names are then among ``theirs``."""
         shared = 2 * len(self.own & theirs)
+        if shared >= len(self.own):
+            return False
         for front in _fronts(self.own):
             found = {name.removeprefix(front) for name in self.own}
             if len(found & theirs) > shared:

@@ -199,7 +199,7 @@ def with_parameters(step: StepValues) -> StepValues:
     """
     used: dict[tuple[int, ...], list[Value]] = defaultdict(list)
     for value in step.values:
-        if value.site.phase == "fwd" and value.kind == "op" and not value.returned and value.root == value.index:
+        if value.root == value.index and value.kind == "op" and value.site.phase == "fwd" and not value.returned:
             used[value.shape].append(value)
     roots: dict[int, int] = {}
     for value in step.values:

@@ -127,13 +127,15 @@ def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Dist
     different = _different_statistics(mine, theirs)
     if not different and (not same_dtype or None in prints):
         return Distance(True, 0.0, "statistics", certain_rel=0.0)
-    estimate, certain = _estimates(mine, theirs, rows=max(rows, 1))
-    projected = _projected(mine, theirs) if estimate is not None else None
+    masked, unit = _has_masks(mine) or _has_masks(theirs), _coarser_unit(mine, theirs)
+    estimate, certain = _estimates(mine, theirs, rows=max(rows, 1), unit=unit)
+    projected = _projected(mine, theirs, masked=masked, unit=unit) if estimate is not None else None
     farthest = math.inf
     if estimate is not None:
         # Estimates may be off by several times; two vectors are no farther apart than both are long.
-        if theirs.norm and not _has_masks(mine) and not _has_masks(theirs):
-            farthest = (mine.norm + theirs.norm) / theirs.norm
+        norm = theirs.norm
+        if norm and not masked:
+            farthest = (mine.norm + norm) / norm
         estimate = min(max(estimate, 0.0 if projected is None else projected.rel), farthest)
     return Distance(
         False if same_dtype else None,
@@ -194,7 +196,7 @@ def _different_statistics(mine: TensorStats, theirs: TensorStats) -> dict[str, A
     return different
 
 
-def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int) -> tuple[float | None, float | None]:
+def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int, unit: float) -> tuple[float | None, float | None]:
     """The estimate and the lower bound of the relative distance; None where nothing finite is on both sides."""
     count, norm, own_norm = theirs.finite, theirs.norm, mine.norm
     if not count or not mine.finite:
@@ -208,7 +210,7 @@ def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int) -> tuple[fl
     norm_change = max(abs(scale) - uncertain / 2, 0.0)
     sum_change = max(abs(moved) - uncertain * (total + norm), 0.0)
     unscaled = min(abs(moved), abs(moved - scale * theirs.sum)) - uncertain * (2 * total + norm)
-    (own_low, own_high), (low, high), unit = _extremes(mine), _extremes(theirs), _coarser_unit(mine, theirs)
+    (own_low, own_high), (low, high) = _extremes(mine), _extremes(theirs)
     lower, upper = abs(own_low - low), abs(own_high - high)
     beyond = max(
         _beyond_step(lower, unit, max(abs(own_low), abs(low))), _beyond_step(upper, unit, max(abs(own_high), abs(high)))
@@ -225,10 +227,9 @@ class _Projected(NamedTuple):
     most: float
 
 
-def _projected(mine: TensorStats, theirs: TensorStats) -> _Projected | None:
+def _projected(mine: TensorStats, theirs: TensorStats, *, masked: bool, unit: float) -> _Projected | None:
     """None where one side has no projections, or where the two leave out other numbers as masks."""
     p, q = mine.projections, theirs.projections
-    masked = _has_masks(mine) or _has_masks(theirs)
     if p is None or q is None or (mine.dtype != theirs.dtype and masked):
         return None
     norm = _rms(q) if masked else theirs.norm
@@ -236,12 +237,12 @@ def _projected(mine: TensorStats, theirs: TensorStats) -> _Projected | None:
         return None
     moved = _rms([a - b for a, b in zip(p, q, strict=True)])
     uncertain = _PROJECTION_ERROR * UNIT_ROUNDOFF["float32"] * (norm + (_rms(p) if masked else mine.norm))
-    steps = 2 * _coarser_unit(mine, theirs) * math.sqrt(_FEW / max(theirs.finite, 1))
+    steps = 2 * unit * math.sqrt(_FEW / max(theirs.finite, 1))
     return _Projected(math.sqrt(max(moved**2 - uncertain**2, 0.0)) / norm, (_HARDLY * moved + uncertain) / norm + steps)
 
 
 def _rms(numbers: Sequence[float]) -> float:
-    return math.sqrt(sum(each * each for each in numbers) / len(numbers))
+    return math.sqrt(sum([each * each for each in numbers]) / len(numbers))
 
 
 def _has_masks(stats: TensorStats) -> bool:

@@ -190,10 +190,8 @@ class Divergence:
         """Roots of values without a comparable twin."""
         self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or different ones than in the reference: their results are not compared."""
-        self._aliased = {
-            _place_of(mine if self._run_is_guide else theirs)
-            for mine, theirs in (*_aliased_in_one(alignment), *_apart_in_one(alignment))
-        }
+        aliased = () if alignment.connects_alike else (*_aliased_in_one(alignment), *_apart_in_one(alignment))
+        self._aliased = {_place_of(mine if self._run_is_guide else theirs) for mine, theirs in aliased}
         self.rows = list(self._run(guide, alignment))
 
     @property
@@ -206,23 +204,20 @@ class Divergence:
 
     def _run(self, guide: StepValues, alignment: Alignment) -> Iterator[Compared]:
         """Rows of the guide in its order; values that only the other side has follow at the end."""
-        others: dict[int, tuple[Value, str]] = {}
-        reasons: dict[int, str] = {}
+        twins: dict[int, tuple[Value | None, str]] = {}
         alone: list[tuple[Value, str]] = []
-        for pair in alignment.pairs:
-            own, other = (pair.mine, pair.theirs) if self._run_is_guide else (pair.theirs, pair.mine)
-            if own is None and other is not None:
-                alone.append((other, pair.reason))
-            elif own is not None and other is not None:
-                others[own.index] = other, pair.reason
-            elif own is not None:
-                reasons[own.index] = pair.reason
+        for mine, theirs, reason in alignment.pairs:
+            own, other = (mine, theirs) if self._run_is_guide else (theirs, mine)
+            if own is not None:
+                twins[own.index] = other, reason
+            elif other is not None:
+                alone.append((other, reason))
         # Parameters are listed where the update begins, and used before.
         for value in guide.values:
-            if value.site.phase == "param" and value.index in others:
-                self._judge(value, others[value.index][0])
+            if value.site.phase == "param" and (twin := twins[value.index][0]) is not None:
+                self._judge(value, twin)
         for place, value in enumerate(guide.values):
-            twin, reason = others.get(value.index, (None, reasons.get(value.index, "")))
+            twin, reason = twins[value.index]
             outcome = None if twin is None else self._by_root.get((value.root, twin.root))
             if outcome is None or outcome.rewired:
                 outcome = self._judge(value, twin)
@@ -241,8 +236,10 @@ class Divergence:
         param = None if root is None else self.expected.param_of(root)
         if outcome is None or other is None:
             return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
-        known = outcome.judgement, outcome.distance, outcome.expectation, outcome.note or reason
-        return Compared(place, root, mine, theirs, *known, param, outcome.rewired)
+        judgement, distance, note = outcome.judgement, outcome.distance, outcome.note or reason
+        return Compared(
+            place, root, mine, theirs, judgement, distance, outcome.expectation, note, param, outcome.rewired
+        )
 
     def _judge(self, value: Value, twin: Value | None) -> _Outcome | None:
         """The judgement of a value; that of its first sighting for a tensor that was seen before."""

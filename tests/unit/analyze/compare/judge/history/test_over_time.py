@@ -158,7 +158,7 @@ def test_a_kernel_that_goes_wrong_late_is_named_first(
     assert bad.findings[0].code == "first-divergence"
     assert bad.findings[0].sites == ("4.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0",)
 
-    monkeypatch.setattr(distance, "_projected", lambda mine, theirs: None)
+    monkeypatch.setattr(distance, "_projected", lambda *_, **__: None)
     bad = compared("hidden", hidden=True)
     finding = bad.findings[0]
     assert finding.code == "first-divergence"
