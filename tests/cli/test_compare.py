@@ -31,7 +31,7 @@ from tests.synthetic_runs import write_run
 from torch import nn
 
 import trueline as trueline_package
-from trueline.analyze.compare.result import Comparison
+from trueline.analyze.compare.result import Comparison, OneSidedCall
 from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.render.comparison.compare_story import story_of
@@ -99,11 +99,30 @@ def trueline(
     return in_process.trueline(monkeypatch, capsys, "compare", *words)
 
 
-def screen(comparison: Comparison, *, width: int = 100, every_row: bool = False, **given: Any) -> list[str]:
+def screen(
+    comparison: Comparison, *, width: int = 100, every_row: bool = False, terminal: bool = True, **given: Any
+) -> list[str]:
     output = io.StringIO()
-    console = Console(file=output, width=width, color_system=None, force_terminal=True)
+    console = Console(file=output, width=width, color_system=None, force_terminal=terminal)
     print_screen(console, comparison, story_of(comparison), every_row=every_row, **given)
     return output.getvalue().rstrip("\n").split("\n")
+
+
+def test_a_file_has_calls_of_one_run_by_module_where_they_are_many() -> None:
+    names = [f"h.{layer}.{part}.op_{kind}" for kind in "abcdefghijklmn" for part in ("attn", "mlp") for layer in (0, 1)]
+    calls = tuple(OneSidedCall(False, f"0.0/r0/fwd/{name}#0:in0", name, "", 2) for name in [*names, "amax"])
+
+    def of_calls(num: int) -> list[str]:
+        result = replace(made_comparison(), one_sided=calls[-num:])
+        return [line for line in screen(result, terminal=False) if line.startswith(("only in", "and "))]
+
+    first = ("attn.op_a", "mlp.op_a", "attn.op_b", "mlp.op_b")
+    assert of_calls(57) == [
+        *(f"only in RUN: h.*.{name}, 4 times in 2 modules" for name in first),
+        "and 25 more calls in one run only: --json has them",
+        "only in RUN: 56 calls in h.*.attn, 56 calls in h.*.mlp, 2 calls in the model",
+    ]
+    assert len([line for line in of_calls(47) if line.startswith("only in")]) == len(of_calls(47)) == 24
 
 
 @pytest.mark.parametrize(

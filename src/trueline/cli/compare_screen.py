@@ -24,6 +24,8 @@ _LEAST_RELEVANT = 4
 
 _MAX_ONE_SIDED = 4
 """Calls of one run only that are named on a terminal."""
+_MAX_IN_FILE = 24
+"""The same in a file, which names their modules where there are more."""
 
 _STATUS = {"out": "bold red", "suspect": "bold yellow", "clear": "bold green", "unknown": "bold"}
 _JUDGEMENT = {"beyond": "red", "propagated": "yellow", "within": "blue", "equal": "green", "not-comparable": "dim"}
@@ -59,7 +61,7 @@ def print_screen(
     ``written`` are files to name.
     """
     width = min(console.width, MAX_WIDTH) if console.is_terminal else MAX_WIDTH
-    blocks = _blocks(console, story, written, width)
+    blocks = _blocks(console, comparison, story, written, width)
     if every_row:
         lines = [*_joined(blocks, width), _as_text(""), *_all_rows(comparison.rows)]
     else:
@@ -74,7 +76,7 @@ def print_screen(
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _blocks(console: Console, story: Story, written: Sequence[str], width: int) -> list[_Block]:
+def _blocks(console: Console, comparison: Comparison, story: Story, written: Sequence[str], width: int) -> list[_Block]:
     def wrapped(texts: Iterable[Text], indent: int = 0) -> list[Text]:
         return [line for text in texts for line in _wrapped(console, text, width, indent)]
 
@@ -82,7 +84,7 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
     further = [
         *wrapped([_as_text(story.counts)], 2),
         *wrapped([_as_text(line) for line in story.steps], 2),
-        *wrapped([_as_text(line) for line in _some_calls(story.one_sided, whole=not console.is_terminal)], 2),
+        *wrapped([_as_text(line) for line in _some_calls(comparison, story, on_terminal=console.is_terminal)], 2),
         *wrapped([_as_text(f"Without a twin, {line}") for line in story.missing], 2),
     ]
     verdict = _wrapped(console, _as_text(story.headline, style=_STATUS[story.status]), width, 0)
@@ -100,11 +102,17 @@ def _blocks(console: Console, story: Story, written: Sequence[str], width: int) 
     ]
 
 
-def _some_calls(lines: Sequence[str], *, whole: bool) -> Sequence[str]:
-    """The first few of the ``lines`` on calls that only one run makes, or all."""
-    if whole or len(lines) <= _MAX_ONE_SIDED:
+def _some_calls(comparison: Comparison, story: Story, *, on_terminal: bool) -> Sequence[str]:
+    """Lines on calls that only one run makes: all where they are few, else the first ones; in a file, which has room,
+    with all modules.
+    """
+    from trueline.render.comparison.compare_story import one_sided_modules
+
+    lines = story.one_sided
+    if len(lines) <= (_MAX_ONE_SIDED if on_terminal else _MAX_IN_FILE):
         return lines
-    return [*lines[:_MAX_ONE_SIDED], f"and {len(lines) - _MAX_ONE_SIDED} more calls in one run only: --json has them"]
+    more = f"and {len(lines) - _MAX_ONE_SIDED} more calls in one run only: --json has them"
+    return [*lines[:_MAX_ONE_SIDED], more, *([] if on_terminal else one_sided_modules(comparison))]
 
 
 def _labelled(

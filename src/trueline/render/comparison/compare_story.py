@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -101,6 +102,19 @@ def one_sided_lines(comparison: Comparison) -> list[str]:
         f"only in {'REF' if in_reference else 'RUN'}: {name if len(calls) > 1 else calls[0].name}"
         f"{' at ' + where if where else ''}{_times(calls)}"
         for (in_reference, name, where), calls in together.items()
+    ]
+
+
+def one_sided_modules(comparison: Comparison) -> list[str]:
+    """``only in RUN: 36 calls in blocks.*.attn, 4 in the model``, one line a run, modules with the most calls first."""
+    found: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    for call in comparison.one_sided:
+        found[call.in_reference][numberless(call.name).rpartition(".")[0] or "the model"] += call.num
+    return [
+        f"only in {'REF' if in_reference else 'RUN'}: "
+        + ", ".join(f"{counted(num, 'call')} in {module}" for module, num in modules.most_common())
+        for in_reference, modules in found.items()
+        if modules
     ]
 
 
