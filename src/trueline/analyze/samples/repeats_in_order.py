@@ -116,10 +116,10 @@ def again_of(batches: Batches, *, tests: int) -> Again | None:
 
 def held_of(batches: Batches) -> Held | None:
     """The longest stretch in which each step reads the batch of the step before, in one epoch or each in the next one;
-    None where that is short, an epoch was not seen, or steps accumulate.
+    None where that is short, or steps accumulate. Without a loader whose epochs were seen all is one epoch.
     """
     steps, epochs = batches.steps, batches.epochs
-    if len(np.unique(steps)) < len(steps) or np.any(epochs < 0):
+    if len(np.unique(steps)) < len(steps) or (np.any(epochs < 0) and np.any(epochs >= 0)):
         return None
     same = np.array([np.array_equal(*pair) for pair in pairwise(batches.digests)], dtype=bool)
     found: list[Held] = []

@@ -28,7 +28,7 @@ _FILLS = frozenset({"deepspeed", "fsdp1", "megatron"})
 class Untrained:
     """``names`` have a gradient of exactly zero, or none, on all ``ranks`` at all ``num_steps`` measured steps from
     ``step_first`` to ``step_last``. ``share`` is theirs of the elements of the model that are to train. ``chosen``: of
-    each a layer alike is trained, as of experts of which not every one is chosen.
+    each a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own module.
     """
 
     kind: Kind
@@ -52,11 +52,12 @@ def untrained(run: Run) -> list[Untrained]:
         return []
     sizes = run.env[min(run.env)].param_sizes
     trained = {numberless(name) for name in sizes.keys() - zeros}
+    alive = {name.rpartition(".")[0] for name in sizes.keys() - zeros}
     found: defaultdict[tuple[Kind, bool], list[str]] = defaultdict(list)
     for name in zeros:
         kind = _kind(held.get(name, ()), fills=run.manifest.adapter in _FILLS)
         if kind is not None:
-            found[kind, numberless(name) in trained].append(name)
+            found[kind, numberless(name) in trained and name.rpartition(".")[0] not in alive].append(name)
     total = sum(sizes.values())
     return [
         Untrained(

@@ -73,6 +73,11 @@ class Weighed:
         """What all tokens weigh together in the mean over ranks."""
         return sum(part.total for part in self.parts) / len(self.by_rank)
 
+    @cached_property
+    def totals(self) -> Mapping[int, float]:
+        """What the tokens of each rank weigh together."""
+        return {rank: sum(part.total for part in parts) for rank, parts in self.by_rank.items()}
+
     @property
     def differs_within(self) -> bool:
         """Whether a rank's micro-batches weigh their tokens differently."""
@@ -86,10 +91,9 @@ class Weighed:
     @property
     def is_means(self) -> bool:
         """Whether micro-batches, or ranks whose micro-batches agree, weigh the same however many tokens they have."""
-        if self._alike([part.total for part in self.parts]):
-            return True
-        ranks = [sum(part.total for part in parts) for parts in self.by_rank.values()]
-        return not self.differs_within and self._alike(ranks)
+        if not self._alike([*self.totals.values()]):
+            return False
+        return not self.differs_within or self._alike([part.total for part in self.parts])
 
     @property
     def factor(self) -> float:

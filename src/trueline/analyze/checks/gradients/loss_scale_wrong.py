@@ -69,12 +69,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import data_parallel_ranks
+from trueline.analyze.compared_ranks import MAX_SITES, data_parallel_ranks
 from trueline.analyze.workers.token_weighting import LEAST, Weighed, noun_of, weighed_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
-from trueline.schema.text.words import steps_text
+from trueline.schema.text.words import ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "loss-scale-wrong"
@@ -108,6 +108,8 @@ def check(run: Run) -> list[Finding]:
     """
     scaled = [finding for kind, power in _OF_SCALE.items() for finding in _of_scale(run, kind, power)]
     try:
+        if odd := _of_ranks(run):
+            return [*scaled, odd]
         return [*scaled, *_of_sums(run)]
     except CannotTell:
         if not scaled:
@@ -187,6 +189,43 @@ def _of_sums(run: Run) -> list[Finding]:
     steps = [each.of.step for each in known]
     begun = _num_begun(run, wrong)
     return [_finding(wrong, value, among=steps, noun=noun_of(run), num_ranks=num_ranks, begun=begun)]
+
+
+def _of_ranks(run: Run) -> Finding | None:
+    """Where tokens of most ranks weigh 1 together, and those of others the same other number at all steps since."""
+    every = weighed_steps(run)
+    odd = [
+        {rank: total for rank, total in each.totals.items() if not _is(total, 1.0, each.tolerance)} for each in every
+    ]
+    since = next((place for place, totals in enumerate(odd) if totals), len(odd))
+    steps, odd = every[since:], odd[since:]
+    if len(steps) < FEWEST or 2 * len(odd[0]) > len(steps[0].totals):
+        return None
+    for each, totals in zip(steps, odd, strict=True):
+        if totals.keys() != odd[0].keys() or any(not _is(totals[r], odd[0][r], each.tolerance) for r in totals):
+            return None
+    ranks, noun = tuple(sorted(odd[0])), noun_of(run)
+    values = " and ".join(f"{odd[0][rank]:.4g}" for rank in ranks[:MAX_SITES])
+    among = [each.step for each in every]
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=f"All {noun}s of {ranks_text(ranks)} together weigh {values} at "
+        f"{steps_text([each.step for each in steps], among=among)}, those of each other rank 1.",
+        ranks=ranks,
+        step_first=steps[0].step,
+        step_last=steps[-1].step,
+        sites=tuple(str(Site(steps[0].step, 0, rank, "loss", "all")) for rank in ranks[:2]),
+        measured=odd[0][ranks[0]],
+        expected=1.0,
+        unit=f"sum of the weights of all {noun}s of a rank",
+        false_alarm_rate=0.0,
+        evidence={"kind": "some-ranks", "steps": [each.step for each in steps][:100]},
+        next=(
+            f"Print on {ranks_text(ranks)} and on another rank what the loss of each micro-batch is multiplied and "
+            "divided by, and how many micro-batches a step has.",
+        ),
+    )
 
 
 def _num_begun(run: Run, wrong: Sequence[_Sum]) -> int:

@@ -227,7 +227,7 @@ def _mode(run: Run) -> Finding | None:
         "Call model.train() on every rank before training goes on after an evaluation, also where only one rank "
         "evaluates: dropout and normalisation work otherwise in evaluation mode."
     )
-    return replace(found, claim=f"The number of {_told(entry)} at step {step_first}.", next=(train,))
+    return replace(found, claim=f"{capitalized(_told(entry))} at step {step_first}.", next=(train,))
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

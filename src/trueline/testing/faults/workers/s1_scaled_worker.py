@@ -115,8 +115,11 @@ def _fresh(ctx: EntryContext, problem: Problem, batch_size: int = 16) -> Iterato
     return batches_of(ctx, problem, num_samples=4096, batch_size=batch_size)
 
 
-_of_four = family("S1", ("worker-scale",), trains_differently, ranks=(BAD_RANK,), truth=2.0, world_size=4)
-_of_two = family("S1", ("worker-scale",), trains_differently, may_find=("dispersion-high",), truth=2.0)
+_EXACT = ("loss-scale-wrong",)
+_of_four = family(
+    "S1", ("worker-scale",), trains_differently, may_find=_EXACT, ranks=(BAD_RANK,), truth=2.0, world_size=4
+)
+_of_two = family("S1", ("worker-scale",), trains_differently, may_find=("dispersion-high", *_EXACT), truth=2.0)
 
 ENTRIES = (
     _of_four("", "loss of one rank of four times 2", partial(loss_times, steps=20)),

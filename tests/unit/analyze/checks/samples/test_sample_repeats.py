@@ -202,3 +202,11 @@ def test_a_loader_that_shuffles_and_is_begun_anew_at_every_step_is_told(tmp_path
     found = found_in(tmp_path / "more", rows, MAP | {"batch_size": 4} | declares)
     assert [each.ranks for each in found] == [(0, 1)] * number
     assert found_in(tmp_path / "all", rows, MAP | {"batch_size": 160} | declares) == []  # a step is an epoch
+
+
+@pytest.mark.parametrize("epoch", [None, 0])
+def test_a_rank_whose_stream_has_ended_holds_its_last_batch(tmp_path, epoch):
+    """With a loader of torch, whose epochs are seen, and without one."""
+    rows = rows_of(fresh(60), rank=0, epoch=epoch) | rows_of([*fresh(25), *[fresh(25)[-1]] * 35], rank=1, epoch=epoch)
+    (finding,) = found_in(tmp_path, rows, STREAM)
+    assert (finding.ranks, finding.step_first, finding.evidence["kind"]) == ((1,), 24, "held")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
 from torch import nn
+from torch.nn import functional
 
 import trueline
 from trueline.capture.probes.around_update.sampling import gap
@@ -475,6 +476,13 @@ class Experts(nn.Module):
         return torch.cat([self.experts[0](x), self.experts[1](x[:0])])
 
 
+class Rounded(nn.Linear):
+    """Weights that are rounded, and no gradient passed straight through."""
+
+    def forward(self, x):
+        return functional.linear(x, torch.round(self.weight * 8) / 8, self.bias)
+
+
 class CutOff(nn.Module):
     """Two layers, the first of which runs without gradients."""
 
@@ -493,17 +501,18 @@ class CutOff(nn.Module):
     [
         (lambda: Pair(torch.zeros), ["a", "b"], "zero-gradient", "warning"),
         (Experts, ["experts.1.weight", "experts.1.bias"], "zero-gradient", "info"),
+        (lambda: nn.Sequential(Rounded(16, 16), nn.Linear(16, 4)), ["0.weight"], "zero-gradient", "warning"),
         (lambda: CutOff(8), ["first.weight", "first.bias"], "no-gradient", "warning"),
         (lambda: nn.Sequential(CutOff(2), nn.Linear(4, 32)), ["0.first.weight", "0.first.bias"], "no-gradient", "info"),
     ],
-    ids=["two zero factors", "an expert never chosen", "most of it cut off", "a small part cut off"],
+    ids=["two zero factors", "an expert never chosen", "weights rounded", "most of it cut off", "a small part cut off"],
 )
 def test_what_nothing_trains_is_named(tmp_path, model, names, kind, severity):
     trained(tmp_path / "run", model=model)
     (finding,) = trueline.check(tmp_path / "run").findings
     assert (finding.code, finding.severity, finding.evidence["kind"]) == ("param-frozen", severity, kind)
     assert finding.evidence["names"] == names
-    assert f"at all {STEPS} measured steps: nothing trains them" in finding.claim
+    assert f"at all {STEPS} measured steps: nothing trains {'it' if len(names) == 1 else 'them'}" in finding.claim
 
 
 def test_what_begins_to_learn_one_layer_after_the_other_is_healthy(tmp_path):

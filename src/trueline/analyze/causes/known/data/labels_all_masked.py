@@ -14,7 +14,7 @@ CAUSE = Cause(
     shows={
         "worker-silent": "mostly",
         "worker-nonfinite": "often",
-        "worker-silent/loss-zero|loss-not-finite": "mostly",
+        "worker-silent/loss-zero|loss-not-finite": "always",
         "who:some": "always",
         "worker-nonfinite/loss": "mostly",
     },

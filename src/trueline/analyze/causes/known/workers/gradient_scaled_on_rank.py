@@ -14,6 +14,8 @@ CAUSE = Cause(
     shows={
         "worker-scale": "always",
         "worker-scale/loss-same": "always",
+        "loss-scale-wrong": "often",
+        "loss-scale-wrong/some-ranks": "often",
         "who:some": "mostly",
     },
     settles="Print on that rank and another the number that backward starts from (loss.item() where .backward() "

@@ -16,10 +16,13 @@ from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
     shows={
-        "worker-scale": "always",
+        "worker-scale": "often",
         "worker-scale/loss-too": "always",
+        "loss-scale-wrong": "often",
+        "loss-scale-wrong/some-ranks": "always",
         "who:some": "mostly",
     },
+    needs=("worker-scale", "loss-scale-wrong"),
     excludes=("worker-scale/loss-scale",),
     settles="Print what the loss is divided and multiplied by on that rank and on another, at one step.",
 )
