@@ -22,9 +22,9 @@ from trueline.analyze.compare.judge.values.difference import describe_difference
 from trueline.analyze.compare.judge.values.distance import MAX_BYTES
 from trueline.analyze.compare.judge.values.judged_share import incomparable, judged_share, one_sided_calls
 from trueline.analyze.compare.judge.values.measured_distance import measure_with, nearest
-from trueline.analyze.compare.judge.values.value_judgement import NONFINITE, Compared, Divergence, Measure
+from trueline.analyze.compare.judge.values.value_judgement import DRAWN, NONFINITE, Compared, Divergence, Measure
 from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.compare.merge.loss_scale import with_one_loss_scale
+from trueline.analyze.compare.merge.loss_scale import clipped_ratio, with_one_loss_scale
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
 from trueline.schema.finding import Finding
@@ -113,10 +113,10 @@ def _judged(
     moved: float | None,
 ) -> Step:
     """A step of ``runs``, judged after ``earlier`` ones; see ``Divergence``."""
-    tainted = any(step.first is not None or step.rewired_rows for step in earlier if step.step < each.step)
+    tainted = any(_moves_apart(step) for step in earlier if step.step < each.step)
     before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
     before = before if before is not None and before.equal_before_update else None
-    alignment = with_one_loss_scale(each.read())
+    alignment = with_one_loss_scale(each.read(), clipped_ratio(*runs, each.step, each.rank))
     judge = functools.partial(
         Divergence,
         alignment,
@@ -132,6 +132,11 @@ def _judged(
     step = Step(runs[0], each.step, each.rank, alignment, without_harmless(divergence.rows), before, runs[1])
     rows = with_consequences(step.rows, step.rewired_rows)
     return step if rows is step.rows else replace(step, rows=rows)  # a new one has looked at nothing yet
+
+
+def _moves_apart(step: Step) -> bool:
+    """Whether its update had other gradients than rounding explains: something differs, or random numbers did."""
+    return step.first is not None or bool(step.rewired_rows) or any(row.note == DRAWN for row in step.rows)
 
 
 def _losses(

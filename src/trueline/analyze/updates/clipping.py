@@ -141,6 +141,13 @@ def clip_calls(run: Run) -> tuple[ClipCall, ...]:
     return tuple(found)
 
 
+def calls_at(run: Run, step: int, rank: int | None) -> list[ClipCall]:
+    """Those before the update of a ``step`` on a ``rank``, None: on the lowest; empty where none was seen."""
+    found = [call for call in _seen(run) if call.step == step and not call.late]
+    at = min((call.rank for call in found), default=None) if rank is None else rank
+    return [call for call in found if call.rank == at]
+
+
 def late_calls(run: Run) -> list[ClipCall]:
     """Calls after an update, before the next backward pass, by step, then rank."""
     return [call for call in _seen(run) if call.late]

@@ -75,26 +75,29 @@ def record(
     *,
     loss_of: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     scaler: torch.amp.GradScaler | None = None,
+    unscaled: bool = True,
     clip: float | None = None,
     compiled: bool = False,
     dtype: torch.dtype = torch.float32,
+    prepared: Callable[[Tensor], Tensor] = lambda x_BLD: x_BLD,
+    left_out: str = "",
 ) -> Path:
     torch.manual_seed(0)
     model = torch.compile(made().to(dtype), backend="eager") if compiled else made()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW([each for name, each in model.named_parameters() if name != left_out], lr=1e-3)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "modules"})
     draw = torch.Generator().manual_seed(1)
     for _ in range(2):
         x_BLD, y_B = torch.randn(4, 5, 6, generator=draw), torch.randint(3, (4,), generator=draw)
-        x_BLD = x_BLD.to(dtype)
+        x_BLD = prepared(x_BLD.to(dtype))
         with watch.step():
             loss = loss_of(model(x_BLD), y_B)
             (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is not None:
+            if scaler is not None and unscaled:
                 scaler.unscale_(optimizer)
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
+            optimizer.step() if scaler is None else scaler.step(optimizer)
             if scaler is not None:
                 scaler.update()
             optimizer.zero_grad()
@@ -151,6 +154,81 @@ def test_a_wrong_loss_is_found_after_the_model(reference: Path, tmp_path: Path) 
     assert "code outside of the model" in finding.claim
 
 
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+class TurnedBack(nn.Sequential):
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return Turned.apply(super().forward(x_BLD))
+
+
+class OwnTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 0.9
+
+
+class Scaled(nn.Sequential):
+    """A factor of its own, of which a part of the gradient may be cut off."""
+
+    def __init__(self, linear: nn.Module, kept: float = 1.0) -> None:
+        super().__init__(linear)
+        self.factor, self.kept = nn.Parameter(torch.ones(8)), kept
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        factor = self.kept * self.factor + (1 - self.kept) * self.factor.detach()
+        return super().forward(x_BLD) * factor
+
+
+@pytest.mark.parametrize("turned", [nn.Sequential, TurnedBack])
+def test_code_behind_what_a_module_returns_is_its_own(
+    reference: Path, tmp_path: Path, turned: Callable[[nn.Module], nn.Module]
+) -> None:
+    found = compare(record(tmp_path / "run", lambda: Model(inner=turned)), reference)
+    named = [each.sites[0] for each in found.findings if each.severity == "error"]
+    assert named == ([] if turned is nn.Sequential else ["0.0/r0/bwd/inner#0:out0"])
+
+
+def test_a_gradient_that_only_one_module_makes_is_named_there(tmp_path: Path) -> None:
+    def with_tanh(tanh: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+        def made() -> nn.Module:
+            act = nn.Tanh()
+            act.forward = tanh  # type: ignore[method-assign]
+            return Model(inner=lambda linear: nn.Sequential(linear, act))
+
+        return made
+
+    finding = leading(
+        record(tmp_path / "run", with_tanh(OwnTanh.apply)), record(tmp_path / "ref", with_tanh(torch.tanh))
+    )
+    assert finding.sites == ("0.0/r0/bwd/inner.1#0:in0",)
+    assert "its backward computation differs, or a hook on this tensor changes it" in finding.claim
+
+
+def test_code_that_uses_a_parameter_is_named_by_its_gradient(tmp_path: Path) -> None:
+    ref = record(tmp_path / "ref", lambda: Model(inner=Scaled))
+    finding = leading(record(tmp_path / "run", lambda: Model(inner=lambda each: Scaled(each, 0.5))), ref)
+    assert finding.sites == ("0.0/r0/bwd/inner#0:out0", "0.0/r0/bwd/inner.factor#0:grad")
+    assert "made by code of inner" in finding.claim
+
+
+def test_a_parameter_that_only_one_optimizer_has_is_named(reference: Path, tmp_path: Path) -> None:
+    finding = leading(record(tmp_path / "run", left_out="inner.0.bias"), reference)
+    assert finding.code == "optimizer-differs"
+    assert "Only REF updates inner.0.bias." in finding.claim
+
+
 class Detached(nn.Sequential):
     def forward(self, x_BLD: Tensor) -> Tensor:
         return super().forward(x_BLD).detach() * 1.0
@@ -170,14 +248,38 @@ def test_a_module_that_only_one_run_calls_is_named(reference: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_a_scale_that_the_update_undoes_is_no_difference_unless_clipping_may_hide_it(
-    tmp_path: Path, clip: float | None
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_a_scale_is_no_difference_unless_clipping_alone_undoes_it(
+    tmp_path: Path, clip: float | None, unscaled: bool
 ) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    run, ref = record(tmp_path / "run", scaler=scaler, clip=clip), record(tmp_path / "ref", clip=clip)
-    found = compare(run, ref)
-    assert found.exit_code == (0 if clip is None else 1)
-    assert any("1024 times those of the reference" in note for note in found.notes) is (clip is None)
+    run = record(tmp_path / "run", scaler=scaler, clip=clip, unscaled=unscaled)
+    found = compare(run, record(tmp_path / "ref", clip=clip))
+    healthy = unscaled or clip is None  # the scaler unscales in its step where nobody has
+    assert found.exit_code == (0 if healthy else 1)
+    assert any("1024 times those of the reference" in note for note in found.notes) is healthy
+
+
+def test_another_norm_to_clip_at_is_a_setting(tmp_path: Path) -> None:
+    run, ref = record(tmp_path / "run", clip=0.1), record(tmp_path / "ref", clip=0.2)
+    finding = leading(run, ref)
+    assert finding.code == "optimizer-differs"
+    assert "max_norm of clip_grad_norm_ is 0.1 and not 0.2" in finding.claim
+    high, higher = record(tmp_path / "high", clip=1e3), record(tmp_path / "higher", clip=1e4)
+    assert compare(high, higher).exit_code == 0  # neither clips
+
+
+@pytest.mark.parametrize(("lost", "exit_code"), [(20.0, 0), (3000.0, 1)])
+def test_what_is_lost_in_another_dtype_before_the_model_is_no_other_input(
+    tmp_path: Path, lost: float, exit_code: int
+) -> None:
+    def of(dtype: torch.dtype) -> Path:
+        def prepared(x_BLD: Tensor) -> Tensor:
+            return x_BLD.to(dtype).add(lost).sub(lost)
+
+        return record(tmp_path / str(dtype), lambda: Model().to(dtype), prepared=prepared)
+
+    assert compare(of(torch.bfloat16), of(torch.float32)).exit_code == exit_code
 
 
 def test_gradients_of_a_compiled_model_are_rounding_or_its_code(tmp_path: Path) -> None:

@@ -351,8 +351,9 @@ class Expected:
         )
 
     def _rounding_within(self, module: str, dtype: str) -> float:
-        """What a compiled ``module`` adds to differences: that of its parameters, and a rounding for each, in the
-        coarsest dtype that is seen; under autocast three, of what a product takes, of the parameter and of the result.
+        """What a compiled ``module`` adds to differences: those of its weights, which pass on what the ones before them
+        did, and a rounding for each parameter, in the coarsest dtype that is seen; under autocast three, of what a
+        product takes, of the parameter and of the result.
         """
         names = dict(self._params_in(module)) or self._by_param
         for root in names.values():
@@ -361,7 +362,8 @@ class Expected:
         dtype = coarser(dtype, self._autocast) if self._autocast else dtype
         num = (len(names) or 1) * (3 if self._autocast else 1)
         own = _both(op_rounding_rel("unknown", dtype, dtype)) * math.sqrt(num) if _is_float(dtype) else 0.0
-        return math.hypot(own, self._rel_together(list(names.values())))
+        known = [self._known[root].operand for root in names.values() if root in self._known]
+        return math.hypot(own, *(each.rel for each in known if len(each.shape) > 1))
 
     def _params_in(self, module: str) -> Iterator[tuple[str, int]]:
         """Names and roots of the parameters of a module and of those in it."""

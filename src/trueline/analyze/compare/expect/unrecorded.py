@@ -49,7 +49,7 @@ class Unrecorded:
         if not self.applies:
             return
         around = {value.module for value in forward}
-        self._no_code = {each.site.name for each in forward if _is_of_torch(each) and each.site.name not in around}
+        self._no_code = {each.site.name for each in forward if is_of_torch(each) and each.site.name not in around}
         self._called = {value.site.name for value in forward}
         params = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._params = [(name.rpartition(".")[0], root) for root, name in params.items()]
@@ -143,7 +143,8 @@ _CANCELLED = 16.0
 """
 
 
-def _is_of_torch(value: Value) -> bool:
+def is_of_torch(value: Value) -> bool:
+    """Whether the call of a module is that of a class of torch.nn."""
     return value.api.startswith("torch.nn.modules.")
 
 

@@ -16,7 +16,14 @@ from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Cause as StructureCause
 from trueline.analyze.compare.judge.structure import Structure, innermost
 from trueline.analyze.compare.judge.structure_text import difference_in_words, the_runs_part
-from trueline.analyze.compare.judge.unrecorded_code import call_around, is_of_modules, lonely_calls, module_of
+from trueline.analyze.compare.judge.unrecorded_code import (
+    call_around,
+    is_of_modules,
+    lonely_calls,
+    module_of,
+    taken_by,
+    user_of,
+)
 from trueline.analyze.compare.judge.values.argument_differences import (
     arguments_in_words,
     different_arguments,
@@ -61,7 +68,7 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
         begins = execution_order(*first)
     settings = differing_settings(mine, theirs)
     if settings is not None:
-        findings = _with_settings(findings, settings, first)
+        findings = _with_settings(findings, settings, first, steps)
     findings = [*_buffers_updated_otherwise(steps), *findings]
     part = dtypes_part(steps)
     if part is not None:
@@ -121,7 +128,7 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
         findings = _weights_differ(weights)
     structure = _first_structure(concerned) or _lonely_inside(others)
     if structure is not None:
-        step, cause = structure
+        step, cause = structure[0], _with_its_module(*structure)
         begins = _begin_of(step, cause.row, found_at=cause.place)
         return [*findings, _structure_differs(step, cause)], (step, cause.row), begins
     so_far = [step for step in steps if at is None or step.step <= at]
@@ -178,6 +185,18 @@ def _lonely_inside(found: Sequence[First]) -> tuple[Step, StructureCause] | None
     calls = [call.first for call in (*difference.mine, *difference.theirs)]
     row = next((row for row in step.rows if any(each in (row.mine, row.theirs) for each in calls)), None)
     return None if row is None else (step, StructureCause(difference, first.place, row, first))
+
+
+def _with_its_module(step: Step, cause: StructureCause) -> StructureCause:
+    """``cause`` with all calls without a twin that the same code makes, where what it does between them was not
+    recorded, and only the last ones lead to the values after it.
+    """
+    difference = lonely_calls(step, value_of(cause.row).module) if is_of_modules(step) else cause.difference
+    calls = [call.first for call in (*difference.mine, *difference.theirs)]
+    if value_of(cause.row) not in [value for call in (*difference.mine, *difference.theirs) for value in call.values]:
+        return cause
+    row = next((row for row in step.rows if any(each in (row.mine, row.theirs) for each in calls)), cause.row)
+    return cause._replace(difference=replace(difference, seam=cause.difference.seam), row=row)
 
 
 def _structure_differs(step: Step, cause: StructureCause) -> Finding:
@@ -388,7 +407,9 @@ def _update_differs(found: Sequence[First]) -> Finding:
     )
 
 
-def _with_settings(findings: Sequence[Finding], settings: SettingsDifference, first: First | None) -> list[Finding]:
+def _with_settings(
+    findings: Sequence[Finding], settings: SettingsDifference, first: First | None, steps: Sequence[Step]
+) -> list[Finding]:
     """``findings`` and that on ``settings``, which leads where they may have caused the first difference, and has then
     the evidence of what the update shows.
     """
@@ -399,6 +420,8 @@ def _with_settings(findings: Sequence[Finding], settings: SettingsDifference, fi
         claim = f"The optimizers are of different classes: {settings.in_words()}; what they compute agrees."
         return [*findings, Finding("optimizer-differs", "info", claim)]
     claim = f"The optimizers are set differently: {settings.in_words()}."
+    for side, names in _updated_in_one(steps).items() if settings.of_count else ():
+        claim += f" Only {side} updates {named_some(names)}."
     if not caused:
         claim += f" That cannot have caused the first difference, which is before the update of step {settings.since}."
     own = Finding(
@@ -420,17 +443,39 @@ def _with_settings(findings: Sequence[Finding], settings: SettingsDifference, fi
     return [shown, *(each for each in findings if each is not of_update)]
 
 
+def _updated_in_one(steps: Sequence[Step]) -> Mapping[str, list[str]]:
+    """By run, the parameters that are other than at the first step at the last one, and in the other run are not."""
+    ends = [step for step in steps if step.rank == steps[0].rank] if steps else []
+    seen = [{value_of(row).site.name: row for row in step.rows if value_of(row).site.phase == "param"} for step in ends]
+    found: dict[str, list[str]] = {}
+    for name, last in seen[-1].items() if seen else ():
+        first = seen[0].get(name)
+        pairs = [] if first is None else [(first.mine, last.mine), (first.theirs, last.theirs)]
+        moved = [one.stats != other.stats for one, other in pairs if one is not None and other is not None]
+        if len(moved) == 2 and moved[0] != moved[1]:
+            found.setdefault("RUN" if moved[0] else "REF", []).append(name)
+    return found
+
+
 def _first_divergence(found: Sequence[First]) -> Finding:
     step, first = found[0]
+    user = user_of(step, first)
+    if user is not None and value_of(first).site.phase == "bwd":
+        return _made_by_code(found, user)
     value, cause, at = value_of(first), cause_of(step, first), step.frame(value_of(first))
+    why = in_words(cause)
     if cause.reason == "received":
         turned = _gradients_turn(step, first, alone=True)
         if turned is not None:
             return turned
+        taken = taken_by(step, first)
+        if taken is not None:
+            found = [(step, taken), *found[1:]]
+            first, value, cause = taken, value_of(taken), cause_of(step, taken)
+            why = f"{in_words(cause)[:-1]}, or a hook on this tensor changes it."
     what = "value whose checksum differs" if _by_checksum(first) else "difference that rounding does not explain"
     claim = (
-        f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; "
-        f"{in_words(cause)}"
+        f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
     )
     there = {each.rank for each, row in found if each.rank is not None and value_of(row).site.name == value.site.name}
     return _finding(
@@ -441,7 +486,7 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         ranks=tuple(sorted(there)) or value.ranks,
         evidence={
             "kind": cause.reason,
-            "why": in_words(cause),
+            "why": why,
             "where": at,
             "beyond": len(found),
             "arguments": shown_arguments(differing_arguments(step, first)),
@@ -454,8 +499,13 @@ def _unrecorded_differs(found: Sequence[First]) -> Finding:
     """The finding on a value that code between calls of modules computed, which was not recorded: it names the module
     that the code belongs to, the innermost one that can be told.
     """
+    return _made_by_code(found, module_of(*found[0]) or "")
+
+
+def _made_by_code(found: Sequence[First], module: str) -> Finding:
+    """The same, where the ``module`` is known."""
     step, first = found[0]
-    value, module = value_of(first), module_of(first) or ""
+    value = value_of(first)
     whose = f"code of {module}" if module else "code outside of the model"
     had = "the gradients that it was given agree" if value.site.phase == "bwd" else "what it was given agrees"
     by = _by(first)

@@ -1,4 +1,4 @@
-"""Settings of the optimizers of two runs that differ: by name, and since which update.
+"""Settings of the optimizers of two runs, and of their clipping, that differ: by name, and since which update.
 
 A Run has the settings of its optimizer once, as they were when its environment was written, and the learning rates of
 every step. A setting can only have caused what follows the first update that uses it. What else a schedule changes
@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.judge.values.argument_differences import Arguments
+from trueline.analyze.updates.clipping import calls_at
 from trueline.schema.text.words import named_some
 from trueline.store.reader import Run
 
@@ -24,7 +25,7 @@ WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 CLASS = "class"
 """The name of the optimizer's class, which is no setting: another class may compute the same."""
 
-_COUNT, _RATE = "num_params", "lr"
+_COUNT, _RATE, _CLIP = "num_params", "lr", "max_norm of clip_grad_norm_"
 _BETAS = {"betas.0": "betas[0] (beta1)", "betas.1": "betas[1] (beta2)"}
 
 
@@ -45,9 +46,14 @@ class SettingsDifference:
         """Whether nothing but the class differs."""
         return set(self.settings) == {CLASS}
 
+    @property
+    def of_count(self) -> bool:
+        """Whether the numbers of parameters differ."""
+        return any(name.endswith(f".{_COUNT}") for name in self.settings)
+
     def may_have_caused(self, step: int, phase: str) -> bool:
         """Whether a value of a ``phase`` of ``step`` comes after the first update that uses these settings."""
-        return step > self.since or (step == self.since and phase == "opt")
+        return step > self.since or (step == self.since and phase in ("opt", "grad" if _CLIP in self.settings else ""))
 
     def in_words(self) -> str:
         """``betas[1] (beta2) is 0.999 and not 0.95; lr is 0.055 and not 0.05``; groups only where they do not agree."""
@@ -86,8 +92,9 @@ def differing_settings(mine: Run, theirs: Run) -> SettingsDifference | None:
         if not all(_is_idle(name, side) for side in (one, other))
         if not (followed and name.endswith(f".{_RATE}"))
     }
-    since = rates_since if rates_since is not None and not settings else begin or 0
-    found = {**settings, **rates}
+    clips = _clips(mine, theirs)
+    starts = [begin or 0] if settings else [each for each in (rates_since, clips[0]) if each is not None]
+    since, found = min(starts, default=0), {**settings, **rates, **clips[1]}
     later = rates_since if rates_since != begin else None
     groups = mine.env[min(mine.env)].optimizer.get("groups", [])
     return SettingsDifference(found, since, later, len(groups)) if found else None
@@ -107,6 +114,15 @@ def _rates(mine: Run, theirs: Run) -> tuple[int | None, int | None, Mapping[str,
         if apart:
             return common[0][0], step, apart
     return (common[0][0] if common else None), None, {}
+
+
+def _clips(mine: Run, theirs: Run) -> tuple[int | None, Mapping[str, tuple[str, str]]]:
+    """The first step at which both clip by another norm, to an effect, and how; None: no such step."""
+    for step in map(int, mine.steps):
+        for one, other in zip(calls_at(mine, step, None), calls_at(theirs, step, None), strict=False):
+            if not _close(one.max_norm, other.max_norm) and not _close(one.factor, other.factor):
+                return step, {_CLIP: (f"{one.max_norm:.6g}", f"{other.max_norm:.6g}")}
+    return None, {}
 
 
 def _close(one: float, other: float) -> bool:

@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
+from trueline.analyze.compare.expect.unrecorded import is_of_torch
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
-from trueline.analyze.recorded.step_values import Call
+from trueline.analyze.recorded.step_values import Call, Value
 
 
-def module_of(row: Compared) -> str | None:
-    """The module whose unrecorded code computed a value, '' outside of the model; None where calls were recorded."""
-    return None if row.expectation is None else row.expectation.within
+def module_of(step: Step, row: Compared) -> str | None:
+    """The module whose unrecorded code computed a value, '' outside of the model; None where calls were recorded.
+
+    What a module returns as one that it calls has returned it has two gradients where its code put something on the
+    way back; where that of its own result agrees, it is this code.
+    """
+    if row.expectation is None or row.expectation.within is None:
+        return None
+    value = value_of(row)
+    if value.site.phase != "bwd" or not value.returned:
+        return row.expectation.within
+    roots = {_place_of(value_of(each)): each.root for each in step.rows if value_of(each).site.phase == "fwd"}
+    root = roots.get(_place_of(value))
+    around = [
+        value_of(each).site.name
+        for each in step.rows
+        if value_of(each).site.phase == "bwd" and _is_returned(each) and each.judgement in ("equal", "within")
+        if root is not None and roots.get(_place_of(value_of(each))) == root
+    ]
+    outer = [name for name in around if value.site.name.startswith(f"{name}.")]
+    return max(outer, key=len, default=row.expectation.within)
 
 
 def is_of_modules(step: Step) -> bool:
     """Whether only calls of modules were recorded."""
     return all(value.kind != "op" for side in step.alignment.sides for value in side.values)
+
+
+def user_of(step: Step, row: Compared) -> str | None:
+    """The module whose unrecorded code uses a parameter whose gradient ``row`` is; None where a function of torch alone
+    does, or calls were recorded. A gradient of 0 throughout is none that such code computed: nothing is then known.
+    """
+    value = value_of(row)
+    module = value.site.name.rpartition(".")[0]
+    if value.kind != "param" or not is_of_modules(step) or value.stats is None or not value.stats.norm:
+        return None
+    forward = [value_of(each) for each in step.rows if value_of(each).site.phase == "fwd"]
+    own = [each for each in forward if each.site.name == module]
+    has_code = any(each.module == module for each in forward) or not all(is_of_torch(each) for each in own)
+    return module if own and has_code else None
+
+
+def taken_by(step: Step, row: Compared) -> Compared | None:
+    """The gradient ``row`` of what a module returned, as the only module that takes it has it: one that computes it
+    there. None where several do, or unrecorded code does.
+    """
+    if not is_of_modules(step) or not value_of(row).returned:
+        return None
+    place, forward = _place_of(value_of(row)), [each for each in step.rows if value_of(each).site.phase == "fwd"]
+    root = next((each.root for each in forward if _place_of(value_of(each)) == place), None)
+    users = [value_of(each) for each in forward if each.root == root and not value_of(each).returned]
+    places = {_place_of(each) for each in users if is_of_torch(each)}
+    if len(users) != 1 or not places:
+        return None
+    return next((each for each in step.rows if each.root == row.root and _place_of(value_of(each)) in places), None)
 
 
 def call_around(step: Step, first: Compared, module: str) -> Compared | None:
@@ -45,6 +93,11 @@ def lonely_calls(step: Step, module: str) -> GraphDifference:
 
 def _is_by(call: Call, module: str) -> bool:
     return call.first.kind == "module" and call.first.module == module
+
+
+def _place_of(value: Value) -> tuple[int, str, int, str]:
+    """Where a value and its gradient are, whichever it is."""
+    return value.site.micro, value.site.name, value.site.call, value.site.slot
 
 
 def _is_returned(row: Compared) -> bool:

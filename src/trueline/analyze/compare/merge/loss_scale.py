@@ -2,9 +2,9 @@
 update, as gradient scalers do.
 
 The factor is read off the gradient of the first single number that both runs have one of, the loss; where only calls of
-modules were recorded, off the norms of the first gradient. That it is undone
-shows in the gradients of parameters as the update has them; where these differ by the factor, nothing is changed, and
-the difference is judged.
+modules were recorded, off the norms of the first gradient. That it is undone shows in the gradients of parameters as
+the update has them; where these differ by the factor, nothing is changed, and the difference is judged. Clipping undoes
+any factor: then it shows in the norms that both runs clipped by.
 """
 
 from __future__ import annotations
@@ -17,20 +17,32 @@ from dataclasses import replace
 from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.merge.shards import number_of, scaled
 from trueline.analyze.recorded.step_values import Value, key_of
+from trueline.analyze.updates.clipping import calls_at
 from trueline.schema.formats import FORMATS
+from trueline.store.reader import Run
 
 
-def with_one_loss_scale(alignment: Alignment) -> Alignment:
+def with_one_loss_scale(alignment: Alignment, clipped: float | None = None) -> Alignment:
     """``alignment`` with the gradients of the run before the update divided by its ``loss_scale`` over that of the
-    reference; unchanged where there is none that is undone.
+    reference; unchanged where there is none that is undone. ``clipped`` as ``clipped_ratio`` gives it.
     """
-    scale = _scale_of(alignment)
-    if scale is None or not _is_undone(alignment, scale):
+    scale = _scale_of(alignment, clipped)
+    if scale is None or not _is_undone(alignment, scale, clipped):
         return alignment
     mine, chosen = alignment.mine, _divided(alignment, scale)
     values = [scaled(value, 1 / scale) if value.root in chosen else value for value in mine.values]
     unscaled = replace(mine, values=values)
     return replace(alignment.of(unscaled, alignment.theirs), loss_scale=scale)
+
+
+def clipped_ratio(mine: Run, theirs: Run, step: int, rank: int | None) -> float | None:
+    """The norm that the run clipped gradients by over that of the reference, of several calls the one farthest from 1;
+    None where either is not known of the same calls.
+    """
+    calls = list(zip(calls_at(mine, step, rank), calls_at(theirs, step, rank), strict=False))
+    ratios = [one.clipped_by / other.clipped_by for one, other in calls if other.clipped_by]
+    known = len(ratios) == len(calls) and all(0 < ratio < math.inf for ratio in ratios)
+    return max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None) if known else None
 
 
 def _divided(alignment: Alignment, scale: float) -> set[int]:
@@ -54,7 +66,7 @@ def _is_nearer(mine: Value, theirs: Value | None, scale: float) -> bool:
     return ratio is not None and abs(ratio - math.log(scale)) < abs(ratio)
 
 
-def _scale_of(alignment: Alignment) -> float | None:
+def _scale_of(alignment: Alignment, clipped: float | None) -> float | None:
     """The gradient of the loss in the run over that in the reference; None where they are equal or not comparable."""
     of_modules = all(value.kind != "op" for side in alignment.sides for value in side.values)
     for mine, theirs, _ in alignment.pairs:
@@ -62,7 +74,8 @@ def _scale_of(alignment: Alignment) -> float | None:
             continue
         if of_modules:
             ratio = _log_ratio(mine, theirs)
-            scale = 1.0 if ratio is None or _is_clipped(alignment) else _rounded(math.exp(ratio))
+            hidden = clipped is None and _is_clipped(alignment)
+            scale = 1.0 if ratio is None or hidden else _rounded(math.exp(ratio))
         elif mine.stats.numel != 1 or theirs.stats.numel != 1:
             return None
         else:
@@ -96,11 +109,13 @@ _CHOSEN = 1e-5
 """The relative distance of the norm of clipped gradients from a number of one digit."""
 
 
-def _is_undone(alignment: Alignment, scale: float) -> bool:
-    """Whether gradients of parameters are ``scale`` times those of the reference first, and in the update nearer to
-    those themselves. (A loss that is a sum, divided later, has another gradient, and parameters have the same.)
+def _is_undone(alignment: Alignment, scale: float, clipped: float | None) -> bool:
+    """Whether gradients of parameters are ``scale`` times those of the reference first, and in the update, or where
+    they are clipped, nearer to those themselves. (A loss that is a sum, divided later, has another gradient, and
+    parameters have the same.)
     """
     before, in_update = (list(_ratios(alignment, phase)) for phase in ("bwd", "grad"))
+    in_update = in_update if clipped is None else [math.log(clipped)]
     half = abs(math.log(scale)) / 2
     return bool(before and in_update) and abs(statistics.median(in_update)) < half < abs(statistics.median(before))
 

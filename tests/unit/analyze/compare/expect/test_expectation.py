@@ -258,7 +258,7 @@ def test_compiled_code_rounds_once_for_each_of_its_parameters_in_the_dtype_it_co
         assert 4 * ROUNDING < said[name].rel < 16 * ROUNDING
         assert 2**15.5 < cast[name].rel / said[name].rel < 2**16.5  # three times: input, weight and result
         assert 2**11 < half[name].rel / said[name].rel < 2**14
-        assert compiled(off=1e-3)[name].rel == pytest.approx(1e-3, rel=0.5)
+        assert compiled(off=1e-3)[name].rel == pytest.approx(1e-3 * 16**0.5, rel=0.1)  # one layer passes on another's
     assert said["bwd/w1:grad"].rel == UNRELATED
 
 

@@ -19,13 +19,19 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import StepValues
 
 
+class MadeRun(SimpleNamespace):
+    """What can be referred to weakly, as a Run."""
+
+    __hash__ = object.__hash__
+
+
 def run_of(*, rates: Sequence[float] = (), **optimizer: Any) -> Any:
     """A Run whose optimizer is set so, with the learning ``rates`` of its steps."""
     of_class = {"class": optimizer.pop("class")} if "class" in optimizer else {}
     env = {0: SimpleNamespace(optimizer={**of_class, "groups": [optimizer]})} if optimizer or of_class else {}
     lists = {(step, 0): np.array([rate]) for step, rate in enumerate(rates)}
-    recorded = {"ranks": [0], "steps": range(len(rates)), "lists": lambda *_, **__: lists}
-    return SimpleNamespace(path="runs/a", env=env, record_ranks=(), has_records=False, **recorded)
+    recorded = {"ranks": [0], "steps": range(len(rates)), "lists": lambda *_, **__: lists, "texts": lambda _: {}}
+    return MadeRun(path="runs/a", env=env, record_ranks=(), has_records=False, **recorded)
 
 
 def step_of(mine: StepValues, theirs: StepValues, *, before: Step | None = None, **settings: Any) -> Step:

@@ -56,6 +56,8 @@ ALIASED = "the gradient of a tensor that has more uses than in the other run"
 
 DRAWN = "random numbers of another dtype, of which torch draws others from the same seed"
 
+MADE_COARSELY = "made in another dtype by code that was not recorded"
+
 LEFT_BY_UPDATE = "left by the updates before this step"
 
 UNCERTAIN = 100.0
@@ -389,10 +391,9 @@ class Divergence:
         if judgement == "beyond" and expectation.origin == "given" and PART in value.flags | twin.flags:
             own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
             return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
-        if judgement == "beyond" and (
-            _draws_in_another_dtype(value, twin) or self._may_draw_in_another_dtype(value, twin, expectation, distance)
-        ):
-            return _Outcome("within", distance, replace(expectation, rel=UNRELATED, decided=True), DRAWN)
+        excused = self._excused_by_dtype(value, twin, expectation, distance) if judgement == "beyond" else None
+        if excused is not None:
+            return excused
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
         if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and _place_of(value) in self._aliased:
@@ -440,6 +441,16 @@ class Divergence:
             s in self._without_twin for s in expectation.sources
         )
 
+    def _excused_by_dtype(
+        self, value: Value, twin: Value, expectation: Expectation, distance: Distance
+    ) -> _Outcome | None:
+        """The outcome for a value of another dtype than its twin where that explains the difference; else None."""
+        if _draws_in_another_dtype(value, twin) or self._may_draw_in_another_dtype(value, twin, expectation, distance):
+            return _Outcome("within", distance, replace(expectation, rel=UNRELATED, decided=True), DRAWN)
+        if self._may_be_made_coarsely(value, twin, expectation, distance):
+            return _Outcome("within", distance, replace(expectation, rel=distance.rel or 0.0), MADE_COARSELY)
+        return None
+
     def _may_draw_in_another_dtype(
         self, value: Value, twin: Value, expectation: Expectation, distance: Distance
     ) -> bool:
@@ -448,8 +459,14 @@ class Divergence:
         """
         compiled = value.returned and value.site.name in self._compiled
         unseen = (expectation.origin == "unrecorded" or compiled) and value.site.phase == "fwd"
-        floats = value.dtype in UNIT_ROUNDOFF and twin.dtype in UNIT_ROUNDOFF
-        return unseen and floats and value.dtype != twin.dtype and (distance.rel or 0.0) > COARSE_REL
+        return unseen and _are_of_two_floats(value, twin) and (distance.rel or 0.0) > COARSE_REL
+
+    def _may_be_made_coarsely(self, value: Value, twin: Value, expectation: Expectation, distance: Distance) -> bool:
+        """Whether code before the model, of which nothing was recorded as only calls of modules were, may have lost as
+        much by computing in the coarser of two dtypes: how often it rounds, and what cancels, is not known.
+        """
+        unseen = self.expected.of_modules and expectation.origin == "given" and value.site.phase == "fwd"
+        return unseen and _are_of_two_floats(value, twin) and (distance.rel or math.inf) <= COARSE_REL
 
     def _floor(
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
@@ -547,6 +564,11 @@ def _draws_in_another_dtype(value: Value, twin: Value) -> bool:
     if not value.returned or value.kind != "op" or function_of(value.api) not in RANDOM:
         return False
     return value.dtype != twin.dtype and value.args == twin.args
+
+
+def _are_of_two_floats(value: Value, twin: Value) -> bool:
+    """Whether the values are of two floating dtypes."""
+    return value.dtype != twin.dtype and value.dtype in UNIT_ROUNDOFF and twin.dtype in UNIT_ROUNDOFF
 
 
 def _written_over(value: Value) -> bool:
