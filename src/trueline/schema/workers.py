@@ -229,6 +229,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "NaN where there is none.",
     ),
     Column(
+        "loss_operations",
+        "int64",
+        "",
+        "On some sampled steps, a digest of the operations that the loss of the first backward pass is computed by.",
+    ),
+    Column(
         "target_places",
         "list<int64>",
         "tokens",

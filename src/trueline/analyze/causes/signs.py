@@ -5,7 +5,7 @@ A sign is one of
 - the code of a finding, as ``worker-scale``;
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
-- what ranks were fed with, as ``inputs:other``, ``labels:alike``;
+- what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
 - how the job was run, as ``adapter:ddp``, ``sampler:whole``, ``parts:own``, ``rows:shared``, ``order:random``,
   ``micro:several``, ``precision:float16``.
 """

@@ -56,6 +56,18 @@ def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...])
     return Fed(parts, max(said)[1] if said else "")
 
 
+def computed_alike(operations_SN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> str:
+    """Whether losses are computed by "other" operations than the others', which agree, or "alike"; '' if neither is so
+    at every step at which all were looked at, or there is none.
+    """
+    known_S = np.isfinite(operations_SN[:, [*workers, *others]]).all(1)
+    mine_Sw, theirs_So = operations_SN[known_S][:, list(workers)], operations_SN[known_S][:, list(others)]
+    if not len(mine_Sw) or not (theirs_So == theirs_So[:, :1]).all():
+        return ""
+    same_Sw = mine_Sw == theirs_So[:, :1]
+    return "alike" if same_Sw.all() else "" if same_Sw.any() else "other"
+
+
 def finite_batches(run: Run, step: int, ranks: Sequence[int]) -> bool | None:
     """Whether all inputs and labels that ranks read at a step are finite; None where some were not looked at."""
     rows = run.lists("batch_features", steps=[step], ranks=ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ import numpy as np
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.intervals import Estimate
 from trueline.analyze.stats.tails import NAMING_LEVEL
-from trueline.analyze.workers.batch_features import Fed, fed
+from trueline.analyze.workers.batch_features import Fed, computed_alike, fed
 from trueline.analyze.workers.outliers import Outlier, effect_of, whole_and_groups
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import capitalized, named_some, ranks_text, since_text
+from trueline.schema.text.words import capitalized, named_some, of_ranks, ranks_text, since_text
 
 _MAX_GROUPS = 8
 """Parameter groups that a Finding lists."""
@@ -140,8 +140,11 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
 
 
 def fed_with(series: WorkerSeries, outlier: Outlier) -> Fed:
-    """What the workers concerned read beside the others, over the steps of the evidence."""
-    return fed(series.features[outlier.first : outlier.last + 1], outlier.workers, outlier.others)
+    """What the workers concerned read, and compute their loss by, beside the others, over the steps of the evidence."""
+    steps = slice(outlier.first, outlier.last + 1)
+    read = fed(series.features[steps], outlier.workers, outlier.others)
+    loss = computed_alike(series.loss_operations[steps], outlier.workers, outlier.others)
+    return replace(read, parts={**read.parts, **({"loss": loss} if loss else {})})
 
 
 def gradient_finding(
@@ -194,6 +197,9 @@ def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
 
 def claim(series: WorkerSeries, outlier: Outlier, text: str) -> str:
     """The sentence with a capital, the doubt at its end, and a full stop; then what was fed, if something else."""
-    other = fed_with(series, outlier).text
-    told = f" What {subject(series, outlier)} reads differs too: {other}." if other else ""
+    found, who = fed_with(series, outlier), subject(series, outlier)
+    told = f" What {who} reads differs too: {found.text}." if found.text else ""
+    told += f" {capitalized(of_ranks(['loss'], named(series, outlier)))} computed by other operations." * (
+        found.parts.get("loss") == "other"
+    )
     return f"{capitalized(text)}{doubt(series, outlier)}.{told}"

@@ -62,6 +62,8 @@ class WorkerSeries:
     """[T, N, G]"""
     features: Floats = field(default_factory=_absent)
     """[T, N, features] of the batches (``schema.batch_features``)."""
+    loss_operations: Floats = field(default_factory=_absent)
+    """[T, N] a digest of the operations that the loss is computed by."""
     tokens: Floats = field(default_factory=_absent)
     """[T, N] tokens that the loss averages over."""
     samples: Floats = field(default_factory=_absent)
@@ -82,6 +84,7 @@ class WorkerSeries:
             ("group_log_norm", (*shape, num_groups), math.nan),
             ("group_cosine", (*shape, num_groups), math.nan),
             ("features", (*shape, NUM_FEATURES), math.nan),
+            ("loss_operations", shape, math.nan),
             ("tokens", shape, math.nan),
             ("samples", shape, math.nan),
             ("allowance", shape, 0.0),
@@ -125,6 +128,7 @@ def series_of(run: Run) -> WorkerSeries:
         group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))),
         group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
         features=_groups(run, ranks, "batch_features", NUM_FEATURES),
+        loss_operations=_where_measured(*numbers(run, "loss_operations", ranks)),
         tokens=_finite(numbers(run, "tokens", ranks)[0]),
         samples=num_TN,
         sample_losses=_sample_losses(run, ranks),
@@ -191,6 +195,10 @@ def _persistent(odd_KM: Bools) -> Bools:
 
 def _finite(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def _where_measured(values: Floats, measured: Bools) -> Floats:
+    return np.where(measured, values, np.nan)
 
 
 def _log(values: Floats) -> Floats:

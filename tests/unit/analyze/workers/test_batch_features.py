@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
-from trueline.analyze.workers.batch_features import fed
+from trueline.analyze.workers.batch_features import computed_alike, fed
 from trueline.capture.probes.batch import read_batch
+from trueline.capture.probes.losses.descent import operations_below
 from trueline.schema.batch_features import FEATURES, NUM_FEATURES
 
 STEPS, BATCH = 40, 16
@@ -100,3 +102,28 @@ def test_a_value_that_is_not_finite_is_seen_wherever_it_is():
     x[1, 12_345] = torch.inf
     assert read_batch(x, features=True).features[len(FEATURES) - 1] == 1
     assert read_batch(torch.ones(3, 2), x, features=True).features[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("operations", "said"),
+    [
+        ([7, 7, 8, 7], "other"),
+        ([7, 7, 7, 7], "alike"),
+        ([7, 9, 8, 7], ""),
+        ([7, np.nan, 8, 7], ""),
+    ],
+)
+def test_losses_that_are_computed_otherwise(operations, said):
+    assert computed_alike(np.array([operations, operations]), (2,), (0, 1, 3)) == said
+
+
+def test_a_loss_that_is_computed_otherwise_at_some_steps_only_says_nothing():
+    assert computed_alike(np.array([[7.0, 7, 8], [7, 7, 7]]), (2,), (0, 1)) == ""
+
+
+def test_operations_of_a_loss():
+    logits, target = torch.randn(4, 5, requires_grad=True), torch.zeros(4).long()
+    plain = [operations_below([functional.cross_entropy(logits * 2, target)]) for _ in range(2)]
+    assert plain[0] == plain[1]
+    assert operations_below([functional.cross_entropy(logits * 2, target, label_smoothing=0.1)]) != plain[0]
+    assert operations_below([functional.cross_entropy(logits * 2, target) + logits.square().mean()]) != plain[0]

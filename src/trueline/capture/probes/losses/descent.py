@@ -7,6 +7,8 @@ with, and quotients by, what needs no gradient. Nothing of it is kept.
 from __future__ import annotations
 
 import math
+import zlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from trueline.capture.model.layout import local
 
+MAX_OPERATIONS = 24
+"""Operations by which losses of ranks are compared: what the script computes, and the end of the model."""
 MAX_NODES = 16
 """Scalings of a loss that are looked through: there are two or three (a count of tokens, micro-batches, ranks)."""
 
@@ -30,6 +34,18 @@ def roots_of(tensors: Any) -> list[Tensor]:
     several = tensors if isinstance(tensors, Sequence) else (tensors,)
     found = [each for each in several if isinstance(each, Tensor) and each.grad_fn is not None]
     return [each for each in found if each.is_floating_point() and each.numel() > 0]
+
+
+def operations_below(roots: Sequence[Tensor]) -> int:
+    """A digest of the first ``MAX_OPERATIONS`` operations below ``roots``, breadth first, by their names: 32 bits."""
+    ahead = deque(root.grad_fn for root in roots)
+    seen: list[Any] = []
+    while ahead and len(seen) < MAX_OPERATIONS:
+        node = ahead.popleft()
+        if node is not None and node not in seen:
+            seen.append(node)
+            ahead.extend(below for below, _ in node.next_functions)
+    return zlib.crc32(" ".join(node.name() for node in seen).encode())
 
 
 def losses_in(tensors: Any, gradients: Any) -> list[Tensor]:

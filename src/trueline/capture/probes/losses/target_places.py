@@ -1,4 +1,5 @@
-"""Where in its inputs the target of each token stands: one place on for a language model, counted at other places too.
+"""Where in its inputs the target of each token stands: one place on for a language model, counted at other places too;
+and by which operations the loss is computed.
 
 Letters: B samples, T positions of the input, L of the target.
 """
@@ -42,19 +43,26 @@ class TargetPlaceProbe:
         return self._due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared."""
+        """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, and
+        ``loss_operations``, int64 [M], of all.
+        """
         if moment == "batch":
             ids = token_ids(*step.args, **step.kwargs)
             self._ids = self._ids if ids is None else local(ids)
             return {}
-        rows = self._rows
+        rows, operations = self._rows, self._operations
         self._forget(due=False)
-        return step.counted.take("target_places", rows, backward=True)
+        of_targets = step.counted.take("target_places", rows, backward=True)
+        return {**of_targets, **step.counted.take("loss_operations", operations, backward=True)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``target_places``: the sum over the passes of the step."""
-        counts = host.get("target_places")
-        return {} if counts is None or not len(counts) else {"target_places": counts.sum(0).tolist()}
+        """``target_places``, the sum over the passes of the step, and ``loss_operations`` of the first one."""
+        columns: dict[str, Any] = {}
+        if len(counts := host.get("target_places", ())):
+            columns["target_places"] = counts.sum(0).tolist()
+        if len(digests := host.get("loss_operations", ())):
+            columns["loss_operations"] = int(digests[0])
+        return columns
 
     def detach(self) -> None:
         """Stop listening."""
@@ -65,14 +73,19 @@ class TargetPlaceProbe:
         self._due = due
         self._ids: Tensor | None = None
         self._rows: list[tuple[Pass, Tensor]] = []
+        self._operations: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         one, ids = self._passes.begun, self._ids
-        if not self._due or one is None or ids is None:
+        if not self._due or one is None:
             return
         with self._guard(self.name), torch.no_grad():
-            found = cross_entropy.targets(descent.roots_of(tensors))
-            if len(found) == 1:
+            roots = descent.roots_of(tensors)
+            if roots:
+                digest = descent.operations_below(roots)
+                self._operations.append((one, torch.full((1,), digest, device=local(roots[0]).device)))
+            found = [] if ids is None else cross_entropy.targets(roots)
+            if ids is not None and len(found) == 1:
                 counts = _counts(ids, *found[0])
                 self._rows += [] if counts is None else [(one, counts[None])]
 

@@ -17,6 +17,7 @@ CAUSE = Cause(
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "who:some": "mostly",
+        "loss:alike": "always",
         "inputs:alike": "always",
     },
     excludes=("worker-loss-outlier/below", "labels:of-inputs"),

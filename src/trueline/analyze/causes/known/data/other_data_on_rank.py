@@ -16,6 +16,7 @@ CAUSE = Cause(
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "who:some": "mostly",
+        "loss:alike": "always",
         "inputs:other": "mostly",
     },
     settles="Print five inputs with their labels, decoded, on that rank and on another; if it is meant, list the "
