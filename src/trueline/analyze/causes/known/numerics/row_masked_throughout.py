@@ -11,6 +11,7 @@ CAUSE = Cause(
         "worker-nonfinite/loss": "mostly",
         "overflow-origin": "always",
         "overflow-origin/turned": "always",
+        "values:finite": "always",
     },
     needs=("worker-nonfinite", "overflow-origin"),
     excludes=("replica-drift/one",),
