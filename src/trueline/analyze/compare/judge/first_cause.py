@@ -191,7 +191,9 @@ def _with_its_module(step: Step, cause: StructureCause) -> StructureCause:
     """``cause`` with all calls without a twin that the same code makes, where what it does between them was not
     recorded, and only the last ones lead to the values after it.
     """
-    difference = lonely_calls(step, value_of(cause.row).module) if is_of_modules(step) else cause.difference
+    if not is_of_modules(step):
+        return cause
+    difference = lonely_calls(step, value_of(cause.row).module)
     calls = [call.first for call in (*difference.mine, *difference.theirs)]
     if value_of(cause.row) not in [value for call in (*difference.mine, *difference.theirs) for value in call.values]:
         return cause
