@@ -216,6 +216,17 @@ def test_a_gradient_that_only_one_module_makes_is_named_there(tmp_path: Path) ->
     assert "its backward computation differs, or a hook on this tensor changes it" in finding.claim
 
 
+def test_a_gradient_that_a_hook_leaves_as_zeros_is_of_the_module_that_returned_it(tmp_path: Path) -> None:
+    def made(zeroed: bool) -> nn.Module:
+        first, act = nn.Linear(8, 8), nn.Tanh()
+        if zeroed:
+            first.register_forward_hook(lambda module, args, output: output.register_hook(torch.zeros_like) and None)
+        return Model(inner=lambda linear: nn.Sequential(linear, first, act))
+
+    finding = leading(record(tmp_path / "run", lambda: made(True)), record(tmp_path / "ref", lambda: made(False)))
+    assert finding.sites[0] == "0.0/r0/bwd/inner.1#0:out0"
+
+
 def test_code_that_uses_a_parameter_is_named_by_its_gradient(tmp_path: Path) -> None:
     ref = record(tmp_path / "ref", lambda: Model(inner=Scaled))
     finding = leading(record(tmp_path / "run", lambda: Model(inner=lambda each: Scaled(each, 0.5))), ref)

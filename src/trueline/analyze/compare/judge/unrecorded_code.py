@@ -53,9 +53,10 @@ def user_of(step: Step, row: Compared) -> str | None:
 
 def taken_by(step: Step, row: Compared) -> Compared | None:
     """The gradient ``row`` of what a module returned, as the only module that takes it has it: one that computes it
-    there. None where several do, or unrecorded code does.
+    there. None where several do, or unrecorded code does; or where it is 0 throughout, as a hook leaves it.
     """
-    if not is_of_modules(step) or not value_of(row).returned:
+    stats = value_of(row).stats
+    if not is_of_modules(step) or not value_of(row).returned or stats is None or not stats.norm:
         return None
     place, forward = _place_of(value_of(row)), [each for each in step.rows if value_of(each).site.phase == "fwd"]
     root = next((each.root for each in forward if _place_of(value_of(each)) == place), None)
