@@ -77,8 +77,9 @@ def test_what_is_planted_is_found_where_so_few_steps_can_tell(finished):
     assert found["s1-1"] == set()
     assert found["no-sampler"] == {"duplicate-data"}
     assert found["s1-3"] == {"shard-overlap"}
-    assert [settings[name]["status"] for name in ("s1-1", "loss-scale", "labels")] == ["clear", "unknown", "unknown"]
-    assert "worker-scale to find: it takes more --steps" in settings["loss-scale"]["verdict"]
+    assert found["loss-scale"] == {"loss-scale-wrong"}
+    assert [settings[name]["status"] for name in ("s1-1", "loss-scale", "labels")] == ["clear", "out", "unknown"]
+    assert "to find: it takes more --steps" in settings["labels"]["verdict"]
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("s1-1", None), ("loss-scale", [0, 1])])

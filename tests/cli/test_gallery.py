@@ -57,7 +57,7 @@ def test_table_tells_people_and_nothing_is_left_behind(tmp_path: Path, python: s
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0
     assert "N4.inf" in done.stdout
-    said = "cause named for 0%, wrong for 0%; 0 false alarms in 1 healthy runs."
+    said = "cause named for 100%, wrong for 0%; 0 false alarms in 1 healthy runs."
     assert said in " ".join(done.stdout.split())
     assert "\x1b[" not in done.stdout
     assert list(tmp_path.iterdir()) == []
