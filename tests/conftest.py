@@ -12,13 +12,20 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.warm_python import warm_python
 
 from trueline.testing import ranks
 from trueline.testing.ranks import Ranks
 
-settings.register_profile("trueline", deadline=None, derandomize=True, print_blob=True, max_examples=40)
+settings.register_profile(
+    "trueline",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # it is a time on the clock
+    derandomize=True,
+    print_blob=True,
+    max_examples=40,
+)
 settings.load_profile("trueline")
 
 ranks.PRELOADED += ("transformers.models.llama.modeling_llama",)  # seconds in each rank of the demo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import statistics
 import time
 from collections import defaultdict
@@ -21,13 +22,14 @@ from trueline.capture.step.probing import Probing
 from trueline.capture.step.working_parts import WorkingParts
 
 TENSORS, WIDTH, CLASSES = 150, 361, 32
-LAWS = ("updates", "kept gradients", "clipping", "token weights", "schedules")
+LAWS = ("updates", "kept gradients", "clipping", "token weights", "schedules", "averages")
 WARMUP = 5
 
 INTRODUCTION = (
     f"One process, one thread, {TENSORS} tensors and 9.8M parameters, AdamW (foreach), cross-entropy, clipping by the "
-    "norm and a schedule; medians of CPU times of three trainings, in which laws look at every step with all that they "
-    "have, at every step but for the norms of all gradients, and at none. The share is that of an optimizer step at "
+    "norm, a schedule and an average of the weights; medians of CPU times of three trainings, in which laws look at "
+    "every step with all that they have, at every step but for the norms of all gradients, and at none. The share is "
+    "that of an optimizer step at "
     f"the default schedule after the first {sampling.EARLY} steps: every {sampling.EVERY}th step is looked at, and the "
     f"norms are taken at every {sampling.RAREST}th."
 )
@@ -59,13 +61,14 @@ def train(out: str, rounds: int, *, early: int = 0, every: int = 10**9) -> tuple
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(TENSORS // 2 - 1)), nn.Linear(WIDTH, CLASSES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    average = copy.deepcopy(model)
     spent: defaultdict[str, list[float]] = defaultdict(list)
     steps: list[float] = []
     with (
         patch.object(sampling, "EARLY", early),
         patch.object(sampling, "EVERY", every),
         timed() as now,
-        trueline.watch(model, optimizer, out=out, plan={"every": 1}),
+        trueline.watch(model, optimizer, out=out, plan={"every": 1}, averages=[average]),
     ):
         for _ in range(rounds + WARMUP):
             now.clear()
@@ -77,6 +80,8 @@ def train(out: str, rounds: int, *, early: int = 0, every: int = 10**9) -> tuple
             steps.append(time.process_time() - begin - (sum(now.values()) - inside))
             scheduler.step()
             optimizer.zero_grad()
+            with torch.no_grad():
+                torch._foreach_lerp_([*average.parameters()], [*model.parameters()], 0.001)
             for law in LAWS:
                 spent[law].append(now[law])
     return {law: statistics.median(spent[law][WARMUP:]) for law in LAWS}, statistics.median(steps[WARMUP:])

@@ -39,6 +39,7 @@ def watch(
     resume: bool = False,
     step: int | None = None,
     name: str = "",
+    averages: Any = (),
     sinks: Sequence[str | Callback] = (),
     on_finding: OnFinding | None = None,
 ) -> Watch:
@@ -58,6 +59,11 @@ def watch(
     ``model`` may be DDP, FSDP2 (``fully_shard``), an engine of DeepSpeed, Megatron-core's DDP, a plain module whose
     gradients you average yourself, or one process; call it on every rank, after wrapping. ``plan`` is a preset name, a
     TOML or JSON file, a dict or a ``Plan``.
+
+    ``averages`` are averages of the weights that the script keeps (EMA, SWA, a momentum teacher), which are then to be
+    e' = d e + (1 - d) p: each a module, a mapping from names to tensors, or a list of tensors in the order of the
+    parameters; or a tuple of one of these and of the module that it follows, where that is not ``model``, and of its
+    decay d, where that is the same after every update. torch's ``AveragedModel`` is seen without.
 
     With ``sinks`` or ``on_finding`` (both may stand in the plan) the Run is judged while it is written, by a process
     beside the first rank. A sink is ``"NAME:TARGET"``, or a function that is called with each ``Finding`` and each
@@ -88,6 +94,7 @@ def watch(
         version=__version__,
         step=step,
         name=name,
+        averages=averages,
     )
     if further is None:
         _report_live(handle, callbacks)

@@ -91,3 +91,73 @@ def test_shards_of_an_unknown_wrapper_are_no_replicas(two, tmp_path, kind, told)
     assert {(finding.code, finding.severity) for finding in found} == {(code, severity) for code, severity, _ in told}
     for code, severity, names in told:
         assert any((f.code, f.severity) == (code, severity) and names in f.claim for f in found)
+
+
+class Summed(torch.autograd.Function):
+    """A sum over ranks in the forward pass, or in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, in_forward):
+        ctx.in_forward = in_forward
+        x = x.clone()
+        if in_forward:
+            dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        if not ctx.in_forward:
+            dist.all_reduce(gradient)
+        return gradient, None
+
+
+class TwoLayers(nn.Module):
+    """Columns of one layer and rows of the next on each rank, behind a norm that all have."""
+
+    def __init__(self, kind):
+        super().__init__()
+        rank, self.kind = dist.get_rank(), kind
+        self.norm, self.up, self.down = nn.LayerNorm(20), nn.Linear(20, 8), nn.Linear(8, 6, bias=False)
+        for param in (self.up.weight, self.up.bias, self.down.weight):
+            nn.init.normal_(param, generator=torch.Generator().manual_seed(rank))
+
+    def forward(self, x):
+        x = self.norm(x)
+        x = Summed.apply(x, False) if self.kind != "unsummed" else x
+        return Summed.apply(self.down(torch.tanh(self.up(x))), True)
+
+
+def train_parts(rank, world, out, kind):
+    """``unsummed``: each rank's norm has the gradient of its own part alone; ``workers``: ranks read other batches."""
+    import trueline
+
+    torch.manual_seed(0)
+    model = TwoLayers(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1, "params_every": 1}):
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(100 * step + (rank if kind == "workers" else 0))
+            x, y = torch.randn(8, 20, generator=generator), torch.randint(0, 6, (8,), generator=generator)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_one_model", "began_equal"),
+    [("healthy", True, None), ("unsummed", True, "norm.bias and norm.weight"), ("workers", False, None)],
+)
+def test_parts_of_one_model_read_the_same_batches_on_purpose(two, tmp_path, kind, of_one_model, began_equal):
+    import trueline
+
+    out = str(tmp_path / "run")
+    two.run(train_parts, out, kind)
+    result = trueline.check(out)
+    why = {each.check: each.why for each in result.checks_not_run}
+    assert ("tensor parallelism" in why.get("duplicate-data", "")) == of_one_model
+    if of_one_model:
+        found, *others = [finding for finding in result.findings if finding.code != "rng-streams"]
+        assert [(one.code, one.severity) for one in (found, *others)] == [("replica-drift", "info")]
+        assert (f"{began_equal} began equal on all of them" in found.claim) == (began_equal is not None)
+        assert any("column-parallel" in advice for advice in found.next) == (began_equal is not None)

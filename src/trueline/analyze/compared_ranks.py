@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.whole_parameters import parts_of_one_model
 from trueline.schema.errors import CannotTell
 from trueline.schema.run_manifest import RankEnv
 from trueline.schema.site import Site
@@ -27,13 +28,15 @@ MAX_SITES = 8
 
 
 def data_parallel_ranks(run: Run) -> list[int]:
-    """Ranks that left something and whose gradients are averaged together, ascending.
+    """Ranks that left something and whose gradients are averaged together, ascending; of ranks that hold parts of one
+    model the first.
 
     A manifest that no adapter has filled in (the job ended while it started) names none: then all ranks.
     """
     if not run.manifest.adapter:
         return list(run.ranks)
-    return [rank for rank in run.ranks if rank in set(run.manifest.data_parallel_ranks)]
+    parts = {rank for ranks in parts_of_one_model(run) for rank in ranks[1:]}
+    return [rank for rank in run.ranks if rank in set(run.manifest.data_parallel_ranks) and rank not in parts]
 
 
 def several_workers(run: Run) -> list[int]:
@@ -45,6 +48,12 @@ def several_workers(run: Run) -> list[int]:
         raise CannotTell("it compares ranks, and no rank of the data-parallel group left data")
     if run.world_size == 1:
         raise CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
+    if parts_of_one_model(run):
+        raise CannotTell(
+            "it compares ranks that each compute the whole model, and these have equal losses, each with parameters of "
+            "its own: tensor parallelism, or equal batches under a sharding that no adapter knows",
+            reason="by-design",
+        )
     raise CannotTell(
         f"it compares ranks whose gradients are averaged, and of the {run.world_size} ranks of this job only one "
         f"worker of such a group, rank {ranks[0]}, is known and left data",

@@ -38,7 +38,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "grad-vanishes": ("loss-spike",),
     "norm-misreported": ("clip-differs", "reduction-mismatch", *_OF_UPDATES),
     "clip-differs": ("reduction-mismatch", *_OF_UPDATES),
-    "grad-accumulates": (*_JUMPS, *_APART),
+    "grad-accumulates": ("loss-scale-wrong", *_JUMPS, *_APART),
     "optimizer-detached": ("param-frozen",),
     "param-frozen": (*_OF_UPDATES, "optimizer-state-stale"),
     "optimizer-state-stale": _OF_UPDATES,

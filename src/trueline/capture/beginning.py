@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from trueline.capture.model.layout import watched_parameters
 from trueline.capture.model.mesh import replicas
 from trueline.capture.model.peers import holders
 from trueline.capture.model.world import start_id, world_size
+from trueline.capture.probes.around_update.averages import Average
 from trueline.capture.probes.standard import StandardProbes
 from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns
@@ -55,6 +57,7 @@ def begin(
     step: int | None,
     updates: int | None,
     name: str,
+    averages: Sequence[Average] = (),
 ) -> tuple[Recorder, StandardProbes]:
     """What watches ``model`` on this rank, and with which probes; all ranks begin alike. ``updates`` is how many its
     optimizers count. Raises, on all of them, what ``trueline.watch`` does.
@@ -88,7 +91,7 @@ def begin(
     safe_sink = SafeSink(sink, rank=team.rank)
     parts = WorkingParts(safe_sink.degraded)
     watching = Watching(model, adapter, team, plan, start, safe_sink, parts)
-    probes = StandardProbes(watching)
+    probes = StandardProbes(watching, averages)
     try:
         recorder = Recorder(watching, probes=probes.each, contributions=probes.contributions)
     except BaseException:

@@ -22,6 +22,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.model_names import name_of
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, forward_module
+from trueline.capture.probes.around_update.averages import declared_averages
 from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.updates import Updates
 from trueline.schema.errors import CaptureError, TrainingStopped
@@ -54,6 +55,7 @@ class Watch:
         version: str = "",
         step: int | None = None,
         name: str = "",
+        averages: Any = (),
     ) -> None:
         self.run_path = run_path
         self.name = name or name_of(model)
@@ -68,6 +70,7 @@ class Watch:
             step=step,
             updates=updates_made(ref() for ref in optimizers),
             name=self.name,
+            averages=declared_averages(averages),
         )
         self.epoch = self._probes.epoch
         self._notes = self._recorder.notes
@@ -158,7 +161,11 @@ class Watch:
             self._end_unseen()
             self._unhook()
             if not self.updates.ended_any:
-                _log.warning("trueline: no optimizer step seen, so the Run at '%s' has no steps.", self.run_path)
+                left_out = self._probes.scaler.num_left_out
+                why = (
+                    f": a GradScaler left out all {left_out} updates, as gradients were not finite" if left_out else ""
+                )
+                _log.warning("trueline: no optimizer step seen%s, so the Run at '%s' has no steps.", why, self.run_path)
             self._recorder.close(raised)
             self._probes.detach()
             self._recorder.team.give_back()

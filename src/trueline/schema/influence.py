@@ -1,7 +1,8 @@
-"""What the column ``influence`` holds, for who writes it and who reads it."""
+"""What the columns ``influence`` and ``row_influence`` hold, for who writes it and who reads it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 DOUBTS: tuple[str, ...] = (
@@ -14,8 +15,28 @@ DOUBTS: tuple[str, ...] = (
     "targets are not the next tokens of what an embedding read (another objective, or targets that are not seen)",
     "parts of the model have a backward pass of their own, or are recomputed, and a second one might change them",
     "gradients are not finite, or nothing reaches the embedding",
+    "the model's inputs are not all seen, have no first dimension in common (as graphs), or have one row",
+    "the model returned nothing with a gradient and one row for each row of its inputs (a square may be of pairs)",
+    "no module without parts was seen to read the model's inputs and to have a gradient",
+    "batch normalisation lets rows influence each other, as it is meant to in training",
+    "what reads the model's inputs first recurs over their first dimension: positions, or `batch_first` is forgotten",
 )
 """Why nothing is known, by its number; 0: something is."""
+(
+    RECORDED,
+    COMPILED,
+    SHARDED,
+    NO_LOGITS,
+    NO_TARGETS,
+    NOT_NEXT,
+    OWN_BACKWARD,
+    NOT_FINITE,
+    NO_ROWS,
+    NO_OUTPUT,
+    NO_ENTRY,
+    NORMALISED,
+    RECURRENT,
+) = range(1, len(DOUBTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +58,24 @@ class Influence:
 
 
 NUM_FIELDS = len(fields(Influence))
+
+
+@dataclass(frozen=True, slots=True)
+class RowInfluence:
+    """Largest gradients of what the model returned for some rows of its batch with respect to what its first modules
+    made of their ``own`` inputs, and of ``others``; ``mixed`` of ``rows`` other rows have any. Where an attention mask
+    leaves positions out, the same of what it returned at positions that it keeps, to ``kept`` ones and to those of
+    ``padding``. NaN: not looked at. ``sure`` is 1 where the first dimension is known to be of samples, ``convolved``
+    where the model has convolutions over positions. ``eps`` is that of the coarsest dtype.
+    """
+
+    doubt: float
+    sure: float = math.nan
+    own: float = math.nan
+    others: float = math.nan
+    mixed: float = math.nan
+    rows: float = math.nan
+    kept: float = math.nan
+    padding: float = math.nan
+    convolved: float = math.nan
+    eps: float = math.nan

@@ -76,8 +76,8 @@ class Plan(BaseModel):
     influence: int | None = Field(
         default=None,
         ge=0,
-        description="step at which one more backward pass looks whether logits depend on tokens that they are to "
-        "predict; unset: none",
+        description="step at which more backward passes look whether logits depend on tokens that they are to predict, "
+        "and what is returned for a sample on others of its batch or on padding; unset: none",
     )
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")

@@ -251,8 +251,8 @@ class RankEnv(BaseModel):
     data: dict[str, Any] = Field(
         default_factory=dict,
         description="what the training DataLoader shows: dataset_type, dataset_len, rows_digest (content of in-memory "
-        "rows, '' unknown), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, drop_last, num_workers, "
-        "stream (an IterableDataset)",
+        "rows, '' unknown), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows (the "
+        "same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset)",
     )
     notes: list[str] = Field(default_factory=list)
 

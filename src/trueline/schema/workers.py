@@ -82,9 +82,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "list<int64>",
         "calls",
         "Of each scheduler of this optimizer that was seen, how often it was stepped between the last forward pass and "
-        "this update.",
+        "this update; 0 of one that does not count its steps.",
     ),
-    Column("schedule_epochs", "list<int64>", "", "Of each of these, its `last_epoch` at this update."),
+    Column(
+        "schedule_epochs",
+        "list<int64>",
+        "",
+        "Of each of these, its `last_epoch` at this update; empty where one was made that has not been stepped yet.",
+    ),
     Column(
         "schedule_rates",
         "list<float64>",
@@ -162,6 +167,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "",
         "Positions in `RankEnv.params` of those whose gradient was still as the update before had left it when the "
         "backward passes of this step began, and was added to; None where no gradients were looked at.",
+    ),
+    Column(
+        "changed_between",
+        "list<float64>",
+        "",
+        "On sampled steps of several backward passes: how many gaps between these were looked at; then of each "
+        "gradient that was changed in one its position in `RankEnv.params`, the pass before, the factor (NaN: not one) "
+        "and whether no element grew or changed its sign.",
     ),
     Column(
         "group_used_local",
@@ -256,6 +269,19 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "optimizer holds the model's own parameters.",
     ),
     Column(
+        "loss_scaler",
+        "list<float64>",
+        "",
+        "Where a GradScaler of torch steps the optimizer: updates that it left out since the one before, its scale at "
+        "this one, growth and backoff factor.",
+    ),
+    Column(
+        "closing_loss_scaler",
+        "list<float64>",
+        "",
+        "The same at the end, where it left out updates after this one, the last.",
+    ),
+    Column(
         "passes_begun",
         "int32",
         "backward passes",
@@ -276,11 +302,39 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "mean and variance of some channels, their sum and sum of squares, and the first three after it.",
     ),
     Column(
+        "average_facts",
+        "string",
+        "",
+        "On some sampled steps, JSON of the averages of parameters that `average_values` are of: which elements, at "
+        "which moments, and what is declared.",
+    ),
+    Column(
+        "average_values",
+        "list<float64>",
+        "",
+        "Of each of these averages, at each moment, of each slice the elements of the average and of what it follows.",
+    ),
+    Column(
+        "recomputed",
+        "string",
+        "",
+        "On some sampled steps in which modules ran again in the backward pass, JSON of `Recomputed`: how many values "
+        "were compared with those of the forward pass, and which are not equal.",
+    ),
+    Column(
         "influence",
         "list<float64>",
         "",
         "At the step that the plan names `Influence`: why nothing is known, largest gradients of early logits to "
         "embeddings before and behind the cut, how many behind have any, of how many, the same over documents, eps.",
+    ),
+    Column(
+        "row_influence",
+        "list<float64>",
+        "",
+        "At that step `RowInfluence`: why nothing is known, whether the first dimension is surely of samples, largest "
+        "gradients of outputs of some rows to their own inputs and to other rows, how many of these have any, of how "
+        "many, the same to positions that the attention mask keeps and to others, convolutions, eps.",
     ),
 )
 

@@ -6,6 +6,8 @@ pair (they are hashes, not proofs), which is stated wherever a Finding rests on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import xxhash
@@ -34,6 +36,14 @@ def digest_tensor(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return torch.tensor(_of_bytes(x), dtype=torch.int64)
     return _by_position(x.reshape(1, -1))[0]
+
+
+def digest_each(every: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """int64 [N] digests of N tensors (``digest_tensor``) on ``device``, 0 where there is none."""
+    if all(x is None or x.device.type == "cpu" for x in every):
+        return torch.tensor([0 if x is None else _of_bytes(x.detach()) for x in every], dtype=torch.int64).to(device)
+    nothing = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.stack([nothing if x is None else digest_tensor(x).to(device) for x in every])
 
 
 def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:

@@ -49,14 +49,21 @@ class EntryContext:
     samples: list[list[str]] = field(default_factory=list)
 
     def watch(
-        self, model: nn.Module, optimizer: Optimizer | None, *, process_group: Any = None, **plan: Any
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        *,
+        process_group: Any = None,
+        averages: Any = (),
+        **plan: Any,
     ) -> Watching:
         """A watch on ``model`` that writes to ``out``; ``plan`` adds keys to the gallery's plan."""
         if self.out is None:
             return Unwatched()
         import trueline
 
-        watch = trueline.watch(model, optimizer, out=self.out, plan={**PLAN, **plan}, process_group=process_group)
+        given = {"process_group": process_group, "averages": averages}
+        watch = trueline.watch(model, optimizer, out=self.out, plan={**PLAN, **plan}, **given)
         return watch if self.explicit else _FromOutside(watch)
 
     def note(self, batches: list[Any], loss: float) -> None:

@@ -48,8 +48,11 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "A1.rows",
         "A1.padding",
     ),
-    "masks of attention": ("N1 N1.modules", "N4.masked-row", "W3", "W3.off-by-one"),
+    "masks of attention": ("N1 N1.modules", "N4.masked-row", "W3", "W3.off-by-one", "W4.padding"),
+    "samples that are mixed": ("W4", "W4.batch-first", "W4.softmax"),
     "corrupted memory": ("N2 N2.all N2.modules", "N2.bit", "R4.bit-flip R4.last-bit"),
+    "averages of weights": ("E1", "E1.swapped", "E1.part", "E1.bf16"),
+    "recomputation": ("A2", "A2.noise", "A2.counter", "A2.written"),
     "running statistics": ("B1", "B1.sync", "B1.poisoned"),
     "values that are not finite": (
         "N4 N4.by-hand N4.inf N4.recorded N4.recorded-by-hand",
@@ -109,6 +112,9 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "S1.kept",
         "G1.unscaled-twice",
         "G1.never-unscaled",
+        "A1.unscaled",
+        "W2.left-out",
+        "W2.collapsed",
     ),
     "numbers of updates": ("R6.extra", "R6.skipped"),
     "divisors": (
@@ -123,6 +129,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "V1.again",
     ),
     "buffers": ("R9 R9.by-hand",),
+    "initial values": ("P1",),
     "process groups": ("R10 R10.by-hand R10.ddp-group", "R10.left-out", "R10.mesh", "R10.one-parameter"),
     "scale of losses": ("S1 S1.by-hand S1.fsdp S1.pair S1.pair-later S1.tenth", "S1.hooks", "W2.constant"),
     "gradients of one rank": (
@@ -169,7 +176,8 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "gradients that are kept": (
         "U6 U6.one-rank",
         "A1",
-        "A1.left-over",
+        "A1.divided",
+        "A1.left-over A1.epoch-end",
     ),
     "kernels and arguments of two runs": ("C1 C1.late C1.one-rank", "C2 C2.ranks", "C6", "C6.causal"),
     "weights, code and settings of two runs": ("C3 C3.small", "C4", "C5", "C7", "C7.code"),

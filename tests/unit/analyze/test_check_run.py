@@ -45,6 +45,7 @@ RECORDED = ("grad-explosion", "overflow-origin", "range-saturation")
 """Checks that need recorded steps, which none of these Runs has."""
 
 UPDATES = (
+    "average-differs",
     "batch-norm-differs",
     "clip-differs",
     "grad-accumulates",
@@ -54,16 +55,20 @@ UPDATES = (
     "optimizer-state-stale",
     "param-frozen",
     "param-moves-without-gradient",
+    "recompute-differs",
     "schedule-differs",
     "update-lost",
     "update-magnitude",
 )
 """Checks that need an optimizer, which none of these Runs has."""
 
-WEIGHTS = ("influence-leak", "labels-misplaced", "loss-scale-wrong", "token-weights-differ")
+WEIGHTS = ("batch-leak", "influence-leak", "labels-misplaced", "loss-scale-wrong", "token-weights-differ")
 """Checks that need a loss, which none of these Runs has shown."""
 
-NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS))
+PARTS = ("shards-equal",)
+"""Checks that need ranks which hold one model together."""
+
+NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS + PARTS))
 CODES = tuple(sorted(EXACT + STATISTICAL + SPIKES + NOT_RUN))
 
 
@@ -94,6 +99,9 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "the plan names no step",
         "no scheduler",
         "no pass of",
+        "no average",
+        "no module ran again",
+        "no ranks are known to hold shards",
     )
     assert all(entry.why.startswith(lacking) for entry in report.checks_not_run)
     assert report.notes == ()

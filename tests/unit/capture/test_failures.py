@@ -188,3 +188,17 @@ def test_a_scripted_model_takes_no_hooks_and_is_watched(tmp_path):
         optimizer.zero_grad()
     watch.close()
     assert trueline.open_run(tmp_path / "run").steps.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("plan", [None, "modules"])
+def test_a_step_that_a_forward_pass_ends_takes_its_hooks_off_while_torch_goes_through_them(tmp_path, plan):
+    """The update is compiled, so that it is noticed only there; the hooks are the model's own."""
+    model = nn.BatchNorm1d(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    update = torch.compile(optimizer.step, backend="eager")
+    with trueline.watch(model, optimizer, out=tmp_path / "run", plan=plan):
+        for _ in range(4):
+            model(torch.randn(8, 4)).square().mean().backward()
+            update()
+            optimizer.zero_grad()
+    assert trueline.open_run(tmp_path / "run").live_findings == []

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.unit.trained_updates import mlp
 from torch import nn
+from torch.utils.data import DataLoader
 
 import trueline
 
@@ -188,3 +189,139 @@ def test_an_optimizer_that_updates_less_often_keeps_its_own(tmp_path):
         return torch.optim.SGD(list(params)[:4], lr=lr)
 
     assert watched(tmp_path / "run", seldom, make=of_body, watch_optimizer=False) == []
+
+
+def between(change, *, num_micro=3):
+    """Several backward passes an update, and ``change(model, micro, step)`` between them."""
+
+    def loop(step, model, optimizer):
+        for micro in range(num_micro):
+            (loss_of(model) / num_micro).backward()
+            if micro < num_micro - 1:
+                change(model, micro, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return loop
+
+
+def each_gradient(change):
+    """``change`` of every gradient."""
+    return lambda model, micro, step: [change(param.grad) for param in model.parameters()]
+
+
+def first_passes_data(model, micro, step):
+    """The first layer alone, after the first pass, in a way that no version of a tensor counts."""
+    if micro == 0:
+        model[0].weight.grad.data *= 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "says"),
+    [
+        (each_gradient(lambda grad: grad.div_(3)), "warning", "multiplied by 0.3333 between backward passes of"),
+        (each_gradient(lambda grad: grad.clamp_(-1e-5, 1e-5)), "warning", "made smaller"),
+        (first_passes_data, "warning", "gradient of 0.weight was multiplied by 0.5 between backward passes 1 and 2"),
+        (lambda model, micro, step: model[3].zero_grad(set_to_none=False), "warning", "set to zero"),
+        (each_gradient(lambda grad: grad.add_(torch.randn_like(grad))), "info", "changed"),
+    ],
+)
+def test_gradients_that_change_between_passes(tmp_path, change, severity, says):
+    (finding,) = watched(tmp_path / "run", between(change))
+    assert (finding.severity, finding.evidence["kind"], finding.step_first) == (severity, "between-passes", 0)
+    assert says in finding.claim
+
+
+def masked(step, model, optimizer):
+    """Rows that are kept from training, after every pass."""
+    for _ in range(3):
+        (loss_of(model) / 3).backward()
+        model[0].weight.grad[:8] = 0.0
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def once(model, micro, step):
+    """In one step of all, as from a debugger."""
+    if step == 5:
+        model[0].weight.grad.mul_(2)
+
+
+def put_back(step, model, optimizer):
+    """Adversarial training: the gradient of an attack is thrown away, and the first one put back."""
+    loss_of(model).backward()
+    kept = [param.grad.clone() for param in model.parameters()]
+    optimizer.zero_grad(set_to_none=False)
+    loss_of(model).backward()
+    for param, grad in zip(model.parameters(), kept, strict=True):
+        param.grad = grad
+    loss_of(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def per_micro_batch(step, model, optimizer):
+    """Each micro-batch is clipped by itself, and the sum kept elsewhere, as in private training."""
+    sums = [torch.zeros_like(param) for param in model.parameters()]
+    for _ in range(3):
+        loss_of(model).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        for total, param in zip(sums, model.parameters(), strict=True):
+            total += param.grad
+        optimizer.zero_grad()
+    for total, param in zip(sums, model.parameters(), strict=True):
+        param.grad = total
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def surgery(step, model, optimizer):
+    """Of two losses the part of one gradient that is against the other is taken out."""
+    loss_of(model).backward()
+    first = [param.grad.clone() for param in model.parameters()]
+    optimizer.zero_grad(set_to_none=False)
+    loss_of(model).backward()
+    for param, grad in zip(model.parameters(), first, strict=True):
+        param.grad += grad - grad * ((grad * param.grad).sum() < 0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("loop", [masked, between(once), put_back, per_micro_batch, surgery])
+def test_changes_between_passes_that_are_meant(tmp_path, loop):
+    assert watched(tmp_path / "run", loop) == []
+
+
+def through_epochs(out, *, clears=False, carries=False, every=1):
+    """The findings after four epochs of eight batches, three micro-batches an update; ``clears`` at the end of an
+    epoch, ``carries`` on counting, or has an extra backward pass at ``every`` other step than the first of an epoch.
+    """
+    torch.manual_seed(0)
+    model, loader = mlp(), DataLoader(torch.randn(32, 16), batch_size=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    count = updates = 0
+    with trueline.watch(model, optimizer, out=out):
+        for _ in range(4):
+            for micro, batch in enumerate(loader):
+                (model(batch).square().mean() / 3).backward()
+                count += 1
+                if (count if carries else micro + 1) % 3 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    updates += 1
+                    if updates % every:
+                        loss_of(model).backward()
+            if clears:
+                optimizer.zero_grad()
+    return [each for each in trueline.check(out).findings if each.code == "grad-accumulates"]
+
+
+def test_micro_batches_that_are_left_over_at_the_end_of_an_epoch(tmp_path):
+    (finding,) = through_epochs(tmp_path / "run")
+    assert finding.claim.startswith("Steps 2, 4 and 6, where epochs begin, use the gradients of 5 micro-batches")
+    assert (finding.evidence["kind"], finding.measured, finding.expected) == ("left-over", 5.0, 3.0)
+
+
+@pytest.mark.parametrize("healthy", [{"clears": True}, {"carries": True}, {"clears": True, "every": 3}])
+def test_epochs_that_end_as_they_should(tmp_path, healthy):
+    assert through_epochs(tmp_path / "run", **healthy) == []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueline.tensor import digest
-from trueline.tensor.digest import combine, digest_rows, digest_tensor, unsigned
+from trueline.tensor.digest import combine, digest_each, digest_rows, digest_tensor, unsigned
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,15 @@ def test_equal_tensors_have_equal_digests_and_one_flipped_bit_another(dtype):
     y = x.clone()
     y[500] = 1 if x[500] != 1 else 0
     assert digest_tensor(x) != digest_tensor(y)
+
+
+def test_digests_of_each_are_those_of_one():
+    x, y = torch.randn(64), torch.arange(5)
+    assert digest_each([x, None, y], x.device).tolist() == [digest_tensor(x).item(), 0, digest_tensor(y).item()]
+
+
+def test_digests_of_tensors_on_other_devices_are_brought_together():
+    assert digest_each([torch.randn(3), torch.randn(3, device="meta")], torch.device("meta")).shape == (2,)
 
 
 def test_a_permutation_is_seen():

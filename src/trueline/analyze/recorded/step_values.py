@@ -122,6 +122,12 @@ def key_of(value: Value) -> CallKey:
     return site.micro, site.phase, site.name, site.call
 
 
+def spot_of(value: Value) -> tuple[int, str, int, str]:
+    """Where a value of the forward pass, and its gradient, are: micro-batch, name, call and slot."""
+    site = value.site
+    return site.micro, site.name, site.call, site.slot
+
+
 @fact(eq=False)
 class Call:
     """The values of one call in one phase, in order; a parameter or gradient is a call of its own, kind ``param``."""

@@ -84,6 +84,11 @@ class Samples:
         return first_equal(self.step_start, self.digest)
 
     @cached_property
+    def first_in_place(self) -> Ints:
+        """[n] index of the first slot of the step that holds the same digest at the same position."""
+        return first_equal(self.step_start * (int(self.position.max()) + 1) + self.position, self.digest)
+
+    @cached_property
     def first_in_run(self) -> Ints:
         """[n] index of the first slot of all that holds the same digest."""
         return first_equal(np.zeros(len(self), dtype=np.int64), self.digest)

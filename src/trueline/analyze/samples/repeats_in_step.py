@@ -124,18 +124,11 @@ def reveals_of(samples: Samples) -> list[Reveal]:
 
 def shared_in_step(samples: Samples, *, same_position: bool) -> Bools:
     """[n] whether another worker consumed the slot's sample in the same step; only there at ``same_position``."""
-    group = _classes(samples, same_position=same_position)
+    group = samples.first_in_place if same_position else samples.first_in_step
     apart = samples.worker != samples.worker[group]
     mixed = np.zeros(len(samples), dtype=bool)
     mixed[group[apart]] = True
     return mixed[group]
-
-
-def _classes(samples: Samples, *, same_position: bool) -> Ints:
-    """[n] index of the first slot of the step that holds the same digest; only there at ``same_position``."""
-    if not same_position:
-        return samples.first_in_step
-    return first_equal(samples.step_start * (int(samples.position.max()) + 1) + samples.position, samples.digest)
 
 
 def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool) -> Reveal:
@@ -243,7 +236,8 @@ def _linked(
     chance.
     """
     slots = np.flatnonzero(shared)
-    group, worker = _classes(samples, same_position=same_position)[slots], samples.worker[slots]
+    group = (samples.first_in_place if same_position else samples.first_in_step)[slots]
+    worker = samples.worker[slots]
     order = np.lexsort((worker, group))
     group, worker = group[order], worker[order]
     linked = (group[1:] == group[:-1]) & (worker[1:] != worker[:-1])

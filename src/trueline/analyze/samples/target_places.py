@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trueline.analyze.compared_ranks import Ints
+from trueline.analyze.stats.memoize import memoized
 from trueline.schema.target_places import PLACES
 from trueline.store.reader import Run
 
@@ -18,6 +19,7 @@ FEWEST = 64
 target by chance would have to repeat themselves throughout."""
 
 
+@memoized
 def target_places(run: Run) -> Mapping[int, int | None]:
     """Of each rank, how many places on from a token its target stands; ``NEXT`` also where that holds of most targets,
     and None where they are no tokens of the input, or too few.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,14 +143,22 @@ def clip_calls(run: Run) -> tuple[ClipCall, ...]:
 
 def calls_at(run: Run, step: int, rank: int | None) -> list[ClipCall]:
     """Those before the update of a ``step`` on a ``rank``, None: on the lowest; empty where none was seen."""
-    found = [call for call in _seen(run) if call.step == step and not call.late]
-    at = min((call.rank for call in found), default=None) if rank is None else rank
-    return [call for call in found if call.rank == at]
+    by_rank = _by_step(run).get(step, {})
+    return by_rank.get(min(by_rank, default=-1) if rank is None else rank, [])
 
 
 def late_calls(run: Run) -> list[ClipCall]:
     """Calls after an update, before the next backward pass, by step, then rank."""
     return [call for call in _seen(run) if call.late]
+
+
+@memoized
+def _by_step(run: Run) -> Mapping[int, Mapping[int, list[ClipCall]]]:
+    found: defaultdict[int, defaultdict[int, list[ClipCall]]] = defaultdict(lambda: defaultdict(list))
+    for call in _seen(run):
+        if not call.late:
+            found[call.step][call.rank].append(call)
+    return found
 
 
 @memoized

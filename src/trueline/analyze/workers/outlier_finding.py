@@ -11,6 +11,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.intervals import Estimate
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.stats.tails import NAMING_LEVEL
 from trueline.analyze.workers.batch_features import Fed, computed_alike, fed
 from trueline.analyze.workers.outliers import Outlier, effect_of, whole_and_groups
@@ -139,6 +140,7 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
     }
 
 
+@memoized
 def fed_with(series: WorkerSeries, outlier: Outlier) -> Fed:
     """What the workers concerned read, and compute their loss by, beside the others, over the steps of the evidence."""
     steps = slice(outlier.first, outlier.last + 1)

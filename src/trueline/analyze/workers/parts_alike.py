@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from trueline.analyze.workers.whole_parameters import param_names
+from trueline.analyze.whole_parameters import param_names
 from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
 

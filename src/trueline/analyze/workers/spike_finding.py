@@ -21,7 +21,7 @@ def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
     """Raise ``CannotTell`` where no step of the series has enough others before it to be judged."""
     if num_judged(log_T, series.starts):
         return
-    measured = int(np.count_nonzero(np.isfinite(log_T)))
+    measured, steps = int(np.count_nonzero(np.isfinite(log_T))), len(series.steps)
     if not measured:
         raise CannotTell(f"it needs {what}, and no step of this Run has one of all workers")
     last = max(series.starts, default=0)
@@ -30,9 +30,10 @@ def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
         if last
         else ""
     )
+    has = f"{measured}" if measured == steps else f"{measured} with {what} among its {steps}"
     raise CannotTell(
-        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {measured}{anew}",
-        reason="too-few-steps",
+        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {has}{anew}",
+        reason="too-few-steps" if measured == steps or steps <= STEPS_BEFORE else "no-data",
     )
 
 

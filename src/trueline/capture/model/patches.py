@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from trueline.capture.model.untraced import skipped, untraced
@@ -116,7 +117,10 @@ class PatchedCall:
 
 backward = PatchedCall(torch.autograd, "backward")
 scale = PatchedCall(torch.amp.GradScaler, "scale")
-schedule = PatchedCall(torch.optim.lr_scheduler.LRScheduler, "step")
+scaler_step = PatchedCall(torch.amp.GradScaler, "step")
+average = PatchedCall(torch.optim.swa_utils.AveragedModel, "update_parameters")
+schedules = tuple(PatchedCall(of, "step") for of in (LRScheduler, CosineAnnealingWarmRestarts, ReduceLROnPlateau))
+"""The ``step`` of every scheduler of torch; those that hold others (chained, in sequence) call that of these."""
 loader_iter = PatchedCall(DataLoader, "__iter__")
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
 module_call = PatchedCall(torch.nn.Module, "__call__")

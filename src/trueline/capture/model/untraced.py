@@ -44,15 +44,18 @@ class Hook:
     """Calls through to Trueline. Its copies (``copy.deepcopy`` for EMA), and what is unpickled (``torch.save`` of the
     whole model), call nothing: they belong to another model. Neither does it where a module that has it is compiled:
     that would be in the graph.
+
+    A hook that is registered ``with_kwargs`` and is taken off while torch goes through the hooks of its module (a step
+    that ends then, by a forward pass, takes its own off) is still called, but without them: that is not passed on.
     """
 
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
+    def __init__(self, call: Callable[..., Any] | None = None, *, num_args: int = 0) -> None:
+        self.call, self._num_args = call, num_args
 
     @skipped
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call through."""
-        if self.call is None or torch.compiler.is_compiling():
+        if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling():
             return None
         return untraced(self.call, *args, **kwargs)
 

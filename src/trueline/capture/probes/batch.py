@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +38,6 @@ class Batch:
     targets: Tensor | None
     tokens: Tensor | None
     token_source: str
-    features: Tensor | None = None
-    """float64 [``NUM_FEATURES``], where they were asked for."""
 
 
 class BatchProbe:
@@ -51,10 +49,11 @@ class BatchProbe:
     def __init__(self, passes: Contributions) -> None:
         self._passes = passes
         self._batches: list[tuple[Pass, Batch]] = []
+        self._features: list[tuple[Pass, Tensor]] = []
 
     def begin(self, step: Step) -> bool:
         """Forget the step before."""
-        self._batches = []
+        self._batches, self._features = [], []
         return step.watched
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -67,14 +66,16 @@ class BatchProbe:
                 "sample_digests": [(one, batch.samples) for one, batch in batches],
                 "target_digests": [(one, batch.targets) for one, batch in batches if batch.targets is not None],
                 "tokens": [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None],
-                "batch_features": [(one, b.features[None]) for one, b in batches if b.features is not None],
+                "batch_features": self._features,
             }
             return {key: value for name, taken in rows.items() for key, value in step.counted.take(name, taken).items()}
         if moment == "update" and self._batches:
             step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
         elif moment == "batch" and not self._passes.is_over:
-            batch = read_batch(*step.args, features=step.sampled, **step.kwargs)
+            batch = read_batch(*step.args, **step.kwargs)
             self._batches += [] if batch is None else [(self._passes.now(), batch)]
+            features = read_features(*step.args, **step.kwargs) if step.sampled else None
+            self._features += [] if features is None else [(self._passes.now(), features[None])]
         return {}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,37 +88,38 @@ class BatchProbe:
         return columns
 
 
-def read_batch(*inputs: Any, features: bool = False, **named: Any) -> Batch | None:
+def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
 
     The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a
     sample's identity; an attention mask takes padding out of it. Of a DTensor it is this rank's own part. A pair of
     positional tensors is read as (inputs, targets).
     """
-    items = list(_tensors(inputs, named))
-    items = [(name, local(x)) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
-    if not items:
+    parts = _parts(inputs, named)
+    if parts is None:
         return None
-    rows = items[0][1].shape[0]
-    items = [(name, x) for name, x in items if x.shape[0] == rows]
-    mask = next((x for name, x in items if name in MASKS and x.dim() == 2), None)
-    targets = [x for name, x in items if name in TARGETS]
-    content = [(name, x) for name, x in items if name not in (*MASKS, *TARGETS, *POSITIONS)]
-    if not content:
-        content = items
+    content, targets, mask = parts
     samples = _digest(content, mask)
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
-    found = torch.cat([_features(content[0][1]), _features(targets[0] if targets else None)]) if features else None
-    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source, features=found)
+    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
 
 
-def _features(x: Tensor | None) -> Tensor:
-    """float64 [features] of a tensor (``FEATURES``): NaN where there is none, and of its elements that stand for no
-    label, or of a kind that has no such feature.
+def read_features(*inputs: Any, **named: Any) -> Tensor | None:
+    """float64 [``NUM_FEATURES``] of what ``read_batch`` reads first, and of its targets, on the device of the first."""
+    parts = _parts(inputs, named)
+    if parts is None:
+        return None
+    (_, read), targets = parts.content[0], parts.targets
+    return torch.cat([_features(read, read), _features(targets[0] if targets else None, read)])
+
+
+def _features(x: Tensor | None, read: Tensor) -> Tensor:
+    """float64 [features] of a tensor (``FEATURES``), on the device of ``read``: NaN where there is none there, and of
+    its elements that stand for no label, or of a kind that has no such feature.
     """
-    if x is None or x.is_complex():
-        return torch.full((len(FEATURES),), torch.nan, dtype=torch.float64)
+    if x is None or x.is_complex() or x.device != read.device:
+        return read.new_full((len(FEATURES),), torch.nan, dtype=torch.float64)
     flat = x.detach().flatten()
     few = flat[:: max(1, -(-flat.numel() // LOOKED_AT))]
     counts = (few != IGNORE_INDEX) if not few.is_floating_point() else torch.ones_like(few, dtype=torch.bool)
@@ -139,6 +141,27 @@ def token_ids(*inputs: Any, **named: Any) -> Tensor | None:
         if x.dim() == 2 and x.dtype in (torch.int64, torch.int32) and name not in (*MASKS, *TARGETS, *POSITIONS):
             return x
     return None
+
+
+class _Parts(NamedTuple):
+    """What a sample is made of, with names, what is to be predicted of it, and the mask of padding."""
+
+    content: list[tuple[str, Tensor]]
+    targets: list[Tensor]
+    mask: Tensor | None
+
+
+def _parts(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> _Parts | None:
+    items = list(_tensors(inputs, named))
+    items = [(name, local(x)) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
+    if not items:
+        return None
+    rows = items[0][1].shape[0]
+    items = [(name, x) for name, x in items if x.shape[0] == rows]
+    mask = next((x for name, x in items if name in MASKS and x.dim() == 2), None)
+    targets = [x for name, x in items if name in TARGETS]
+    content = [(name, x) for name, x in items if name not in (*MASKS, *TARGETS, *POSITIONS)]
+    return _Parts(content or items, targets, mask)
 
 
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:

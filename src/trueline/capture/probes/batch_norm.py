@@ -136,7 +136,7 @@ class BatchNormProbe:
         for of, (_, module) in enumerate(some):
             width = int(module.num_features)  # type: ignore[arg-type]
             first = chance.randrange(max(width - NUM_CHANNELS, 0) + 1)
-            before = Hook(functools.partial(self._before, of, slice(first, first + NUM_CHANNELS)))
+            before = Hook(functools.partial(self._before, of, slice(first, first + NUM_CHANNELS)), num_args=3)
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             after = Hook(functools.partial(self._after, of))
             self._handles.append(module.register_forward_hook(after, prepend=True))

@@ -87,6 +87,9 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     }
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
         facts["dataset_len"] = len(dataset)  # type: ignore[arg-type]
+    together = getattr(loader.batch_sampler, "batch_size", None) if loader.batch_size is None else loader.batch_size
+    if isinstance(together, int):
+        facts["batch_rows"] = together
     keys = {"num_replicas": "num_replicas", "rank": "sampler_rank", "seed": "seed", "shuffle": "shuffle"}
     known = {key: getattr(sampler, name, None) for name, key in keys.items()}
     return facts | {key: value for key, value in known.items() if isinstance(value, (bool, int))}

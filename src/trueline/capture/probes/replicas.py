@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import Layout, local, named_buffers, unwrap
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
-from trueline.tensor.digest import digest_tensor
+from trueline.tensor.digest import digest_each
 
 
 class ReplicaProbe:
@@ -56,13 +55,12 @@ def param_digests(layout: Layout) -> Tensor:
     that this rank does not hold any more.
     """
     params = [*layout.params, *(param for _, param in layout.frozen)]
-    nothing = torch.zeros((), dtype=torch.int64, device=layout.device)
-    return torch.stack([nothing if p is layout.gone else digest_tensor(local(p).detach()) for p in params])
+    return digest_each([None if p is layout.gone else local(p) for p in params], layout.device)
 
 
 def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:
     """Names and int64 [B] digests of the registered buffers; None without buffers."""
-    pairs = [(name, digest_tensor(local(buffer))) for name, buffer in named_buffers(model)]
+    pairs = [(name, local(buffer)) for name, buffer in named_buffers(model)]
     if not pairs:
         return [], None
-    return [name for name, _ in pairs], torch.stack([digest for _, digest in pairs])
+    return [name for name, _ in pairs], digest_each([buffer for _, buffer in pairs], pairs[0][1].device)

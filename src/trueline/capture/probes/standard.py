@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trueline.capture.probes.around_update.averages import Average, AverageProbe
+from trueline.capture.probes.around_update.between_passes import BetweenPassesProbe
 from trueline.capture.probes.around_update.clipping import ClippingProbe
 from trueline.capture.probes.around_update.kept_gradients import KeptGradientProbe
 from trueline.capture.probes.around_update.schedules import ScheduleProbe
@@ -14,9 +18,11 @@ from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.losses.influence import InfluenceProbe
 from trueline.capture.probes.losses.loss import LossProbe
+from trueline.capture.probes.losses.loss_scaler import LossScalerProbe
 from trueline.capture.probes.losses.sample_losses import SampleLossProbe
 from trueline.capture.probes.losses.target_places import TargetPlaceProbe
 from trueline.capture.probes.losses.token_weights import TokenWeightProbe
+from trueline.capture.probes.recomputation import RecomputationProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.surroundings import (
     AveragingProbe,
@@ -31,15 +37,16 @@ from trueline.capture.step.working_parts import Watching
 
 class StandardProbes:
     """``each`` in the order in which they are asked, and by name those that the script itself gives something to.
-    ``contributions`` follow which passes are a step's own.
+    ``contributions`` follow which passes are a step's own, ``averages`` are those that are declared.
     """
 
-    def __init__(self, watching: Watching) -> None:
+    def __init__(self, watching: Watching, averages: Sequence[Average] = ()) -> None:
         adapter, team, guard = watching.adapter, watching.team, watching.parts.guarded
         self.contributions = contributions = Contributions()
         contributions.listen(guard)
         self.epoch = EpochProbe()
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=guard, passes=contributions)
+        self.scaler = LossScalerProbe()
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
@@ -58,12 +65,16 @@ class StandardProbes:
             ExactCosineProbe(gradients, team),
             UpdateProbe(guard, rank=team.index),
             KeptGradientProbe(guard, rank=team.index),
+            BetweenPassesProbe(guard),
             ClippingProbe(guard),
             TokenWeightProbe(guard, contributions),
             TargetPlaceProbe(guard, contributions),
+            self.scaler,
             ScheduleProbe(),
             InfluenceProbe(guard),
             BatchNormProbe(guard),
+            AverageProbe(guard, watching.model, averages),
+            RecomputationProbe(guard, contributions),
         ]
 
     def detach(self) -> None:

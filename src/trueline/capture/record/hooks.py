@@ -41,7 +41,8 @@ class ModuleCalls:
         for place, (name, module) in enumerate(eager_modules(self._model, self.compiled)):
             if place and wants is not None and not wants(name):
                 continue
-            enter, leave = Hook(functools.partial(self._enter, name)), Hook(functools.partial(self._leave, name))
+            enter = Hook(functools.partial(self._enter, name), num_args=3)
+            leave = Hook(functools.partial(self._leave, name))
             self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             self._handles.append(module.register_forward_hook(leave, always_call=True))
 

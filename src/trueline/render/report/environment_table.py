@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +82,7 @@ def _run_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _rank_facts(env: RankEnv) -> dict[str, str]:
-    numel = sum(math.prod(shape) for shape in env.param_shapes)
+    numel = sum(env.param_sizes.values())
     facts: dict[str, Any] = {
         "hostname": env.hostname,
         "pid": env.pid,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 from functools import partial
 from itertools import islice
@@ -12,11 +13,12 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
 
 from trueline.testing.entry import Control
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import CausalLM, Regression, Vision
-from trueline.testing.training import adamw, batches_of, fit, mean_gradients, under_autocast, wrapped
+from trueline.testing.training import STEPS, adamw, batches_of, fit, mean_gradients, sgd, under_autocast, wrapped
 
 CLIP = 0.1
 
@@ -153,6 +155,28 @@ def evaluated(ctx: EntryContext) -> nn.Module:
     return fit(ctx, problem, model, after_step=evaluate)
 
 
+def averaged(ctx: EntryContext) -> nn.Module:
+    """BatchNorm, a momentum teacher on a cosine schedule that runs in training mode, and torch's SWA from step 4 on."""
+    problem = Vision()
+    model = wrapped(problem.model())
+    teacher = copy.deepcopy(model.module).requires_grad_(False)
+    average = AveragedModel(model, use_buffers=True)
+    optimizer = sgd(model)
+    held_out = problem.dataset(8, seed=5)
+
+    def follow(step: int) -> None:
+        momentum = 1 - 0.05 * (math.cos(math.pi * step / STEPS) + 1) / 2
+        with torch.no_grad():
+            for e, p in zip(teacher.parameters(), model.parameters(), strict=True):
+                e.data.mul_(momentum).add_((1 - momentum) * p.detach().data)
+            problem.loss(teacher, held_out[slice(None)])
+        if step >= 4 and step % 2:
+            average.update_parameters(model)
+
+    watch = ctx.watch(model, optimizer, averages=[teacher])
+    return fit(ctx, problem, model, optimizer=optimizer, watch=watch, after_step=follow)
+
+
 def single(ctx: EntryContext) -> nn.Module:
     """One process, no wrapper."""
     problem = CausalLM()
@@ -193,5 +217,6 @@ ENTRIES = (
     Control("healthy.compile-outside", "torch.compile around DDP", partial(compiled, outside=True)),
     Control("healthy.resumed", "resumed from a checkpoint", resumed),
     Control("healthy.evaluation", "evaluation on rank 0 between steps", evaluated),
+    Control("healthy.averaged", "a momentum teacher and SWA", averaged),
     Control("healthy.single", "a single process", single, world_size=1),
 )

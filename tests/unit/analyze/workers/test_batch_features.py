@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
+import trueline
 from trueline.analyze.workers.batch_features import computed_alike, fed
-from trueline.capture.probes.batch import read_batch
+from trueline.capture.probes.batch import _features, read_features
 from trueline.capture.probes.losses.descent import operations_below
 from trueline.schema.batch_features import FEATURES, NUM_FEATURES
 
@@ -15,7 +17,7 @@ STEPS, BATCH = 40, 16
 
 def features(read, *, num_ranks=4, steps=STEPS):
     """[S, N, F] of what ``read(step, rank)`` gives as inputs and labels."""
-    rows = [[read_batch(*read(s, r), features=True).features for r in range(num_ranks)] for s in range(steps)]
+    rows = [[read_features(*read(s, r)) for r in range(num_ranks)] for s in range(steps)]
     return torch.stack([torch.stack(row) for row in rows]).numpy()
 
 
@@ -89,19 +91,18 @@ def test_random_fixed_shards_are_alike(seed):
 
 def test_features_of_a_tensor():
     x = torch.tensor([[0, -100, 4], [3, 0, 5]])
-    mean, size, zeros, one, other, broken = read_batch(x, features=True).features[: len(FEATURES)].tolist()
+    mean, size, zeros, one, other, broken = read_features(x)[: len(FEATURES)].tolist()
     assert broken == 0
     assert (mean, zeros) == (12 / 5, 2 / 5)
     assert size == pytest.approx((50 / 5) ** 0.5)
     assert all(share in {each / 5 for each in range(6)} for share in (one, other))
-    assert read_batch(x).features is None
 
 
 def test_a_value_that_is_not_finite_is_seen_wherever_it_is():
     x = torch.zeros(3, 40_000)
     x[1, 12_345] = torch.inf
-    assert read_batch(x, features=True).features[len(FEATURES) - 1] == 1
-    assert read_batch(torch.ones(3, 2), x, features=True).features[-1] == 1
+    assert read_features(x)[len(FEATURES) - 1] == 1
+    assert read_features(torch.ones(3, 2), x)[-1] == 1
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,28 @@ def test_operations_of_a_loss():
     assert plain[0] == plain[1]
     assert operations_below([functional.cross_entropy(logits * 2, target, label_smoothing=0.1)]) != plain[0]
     assert operations_below([functional.cross_entropy(logits * 2, target) + logits.square().mean()]) != plain[0]
+
+
+@pytest.mark.parametrize("labels", [None, torch.zeros(2).long(), torch.zeros(2).long().to("meta")])
+def test_features_are_on_the_device_of_the_inputs(labels):
+    """As on a GPU, where labels may be elsewhere, or not given to the model."""
+    read = torch.ones(2, 3, device="meta")
+    assert torch.cat([_features(each, read) for each in (read, labels)]).device == read.device
+
+
+class Named(nn.Linear):
+    def forward(self, features):
+        return super().forward(features)
+
+
+def test_sampled_steps_have_features_also_of_a_model_whose_input_is_called_so(tmp_path):
+    model = Named(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=str(tmp_path / "run"), plan={"every": 4}):
+        for _ in range(6):
+            model(features=torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+    run = trueline.open_run(str(tmp_path / "run"))
+    assert [step for step, _ in run.lists("sample_digests")] == list(range(6))
+    assert {step: row[0] for (step, _), row in run.lists("batch_features").items()} == {0: 1.0, 4: 1.0}
+    assert not run.live_findings

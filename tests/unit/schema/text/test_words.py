@@ -21,6 +21,7 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "analyze/checks/gradients/loss_scale_wrong.py one.num_left_out updates",
     "analyze/checks/gradients/loss_scale_wrong.py num_ranks ranks",
     "analyze/checks/updates/schedule_differs.py of.num_epochs epochs",
     "analyze/compare/calibrate.py len(alignment.pairs) recorded values",

@@ -5,7 +5,7 @@ What it finds
 A loss that is not divided by the accumulation steps, is divided twice, or is multiplied by a constant: the learning
 rate and the clipping norm are in effect that many times as large. Gradients that still have the scale of a `GradScaler`
 when the optimizer updates, or are divided by it twice. Gradients that are cleared in front of each micro-batch, so that
-only the last one counts.
+only the last one counts. A rank whose loss is divided by another number than the others'.
 
 Why it matters
 --------------
@@ -23,10 +23,22 @@ sum comes to 1, nothing is wrong, and where they are so much smaller that it com
 is said. It is reported where it was the same wrong sum in at least half of the steps that tell since the first one, and
 it is a warning: a constant factor can be meant.
 
+Where the tokens of half of the ranks or more weigh 1 together, a rank each, and those of the others the same other
+number at all steps since the first one, three or more, the others are named, and it is an error: their loss is divided
+by another number. Ranks whose tokens weigh alike, and of which they have different numbers, are no such case.
+
 What a `GradScaler` of torch multiplied the loss by is to be divided out of gradients before the update, once: at the
 same few elements, gradients that are as many times too large as the scale, or too small, at three steps or more and all
 that tell since, have it in them or were divided twice. That needs no cross-entropy. Optimizers that divide by
 themselves (`fused`) or hold copies of the model's parameters are left alone.
+
+Before each update it is counted how many a `GradScaler` of torch has left out (it did not step the optimizer), and its
+scale is noted; after the last one, too. All updates from one on were left out where that is three or more, and the
+scale is below 1 or has not fallen by its backoff factor each time; else it may still come to one at which gradients are
+finite. A scale below 1
+makes small gradients smaller, which it is there to prevent ("something is likely wrong", says torch's page): a finding
+where it was 1 or more before, at three updates or more. It began anew where the first update after a start of the job
+has the numbers of the very first one, and they do not follow from the update before by its growth and backoff factors.
 
 Left alone are sums that are meant: a token that weighs 1, or 1 over the number of samples (the sum over a sample's
 tokens); as many as there are ranks (multiplied since the reduction averages), unless that is also the number of
@@ -36,7 +48,9 @@ than others.
 
 What it may miss
 ----------------
-What `token-weights-differ` may miss; sums that change from step to step; gradients that are reduced by hand.
+What `token-weights-differ` may miss; sums that change from step to step; gradients that are reduced by hand. Updates
+that fused optimizers leave out by themselves are not counted, and those left out to the end are told once watching has
+ended.
 
 Example
 -------
@@ -70,6 +84,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, data_parallel_ranks
+from trueline.analyze.updates.loss_scaler import LEAST as LEAST_SCALE
+from trueline.analyze.updates.loss_scaler import Fault, faults_of
 from trueline.analyze.workers.token_weighting import LEAST, Weighed, noun_of, weighed_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -79,7 +95,14 @@ from trueline.store.reader import Run
 
 CODE = "loss-scale-wrong"
 QUESTION = "weights"
-NEEDS: tuple[str, ...] = ("token_weights", "grads_factor", "loss_scale", "passes_begun")
+NEEDS: tuple[str, ...] = (
+    "token_weights",
+    "grads_factor",
+    "loss_scale",
+    "passes_begun",
+    "loss_scaler",
+    "closing_loss_scaler",
+)
 
 NEAR = 0.02
 """Relative difference within which factors that were measured at gradients are equal: those of bfloat16 are."""
@@ -103,10 +126,11 @@ class _Sum:
 
 
 def check(run: Run) -> list[Finding]:
-    """Findings of loss scales that are left in gradients or taken out twice, and of sums that are not 1; raises
-    ``CannotTell`` where no step tells, or the sum may be meant.
+    """Findings of loss scales that are left in gradients, taken out twice or of no use, and of sums that are not 1;
+    raises ``CannotTell`` where no step tells, or the sum may be meant.
     """
     scaled = [finding for kind, power in _OF_SCALE.items() for finding in _of_scale(run, kind, power)]
+    scaled += _of_scalers(faults_of(run))
     try:
         if odd := _of_ranks(run):
             return [*scaled, odd]
@@ -156,6 +180,49 @@ _OF_SCALE = {"never-unscaled": 1, "unscaled-twice": -1}
 _SAID = {
     "never-unscaled": "they still have the loss scale {scale}",
     "unscaled-twice": "they are divided by the loss scale {scale} twice",
+}
+
+
+def _of_scalers(every: Sequence[Fault]) -> Iterator[Finding]:
+    """One Finding for each kind of fault, with the ranks that had it at the same steps."""
+    for kind, first in dict.fromkeys((each.kind, each.first) for each in every):
+        alike = [each for each in every if (each.kind, each.first) == (kind, first)]
+        one, ranks = alike[0], tuple(sorted(each.rank for each in alike))
+        where = ranks_text(ranks)
+        came = f"{'fell' if one.now < one.before else 'went'} from {one.before:g} to {one.now:g}"
+        claims = {
+            "left-out": f"The gradient scaler left out all {one.num_left_out} updates after step {first} on {where}, "
+            f"as gradients were not finite, and its scale {came if one.now != one.before else f'stays {one.now:g}'}.",
+            "collapsed": f"The loss scale fell to {one.now:g} on {where}: it is below 1 since step {first}, and makes "
+            "small gradients smaller.",
+            "began-anew": f"The job was started again at step {first}, and the loss scale on {where} {came}, as at "
+            "the very first update: the scaler's state was not restored.",
+        }
+        yield Finding(
+            code=CODE,
+            severity="error" if kind == "left-out" else "warning",
+            claim=claims[kind],
+            ranks=ranks,
+            step_first=first,
+            step_last=max(each.last for each in alike),
+            sites=tuple(str(Site(first, 0, rank, "loss", "all")) for rank in ranks[:2]),
+            measured=float(one.num_left_out) if kind == "left-out" else one.now,
+            expected={"left-out": 0.0, "collapsed": LEAST_SCALE, "began-anew": one.before}[kind],
+            unit="updates left out to the end" if kind == "left-out" else "loss scale",
+            false_alarm_rate=0.0,
+            evidence={"kind": kind},
+            next=_OF_SCALER["began-anew" if kind == "began-anew" else "no scale"],
+        )
+
+
+_OF_SCALER = {
+    "began-anew": ("Save scaler.state_dict() with the checkpoint, and load it where the job is started again.",),
+    "no scale": (
+        "Print loss.item() and which gradients are not finite at one of these steps: where a loss or an activation "
+        "overflows in the forward pass, no scale helps. Compute that part in float32 or bfloat16.",
+        "If the scale stays: keep one scaler for the whole training, and call scaler.update() after every "
+        "scaler.step(optimizer).",
+    ),
 }
 
 

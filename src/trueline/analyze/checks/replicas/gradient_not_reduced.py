@@ -62,8 +62,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, any_over, require_equal_replicas, sites_of
+from trueline.analyze.whole_parameters import EQUAL
 from trueline.analyze.workers.reduction import Reductions, at_steps, reductions_of
-from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, named_some, ranks_text, steps_text

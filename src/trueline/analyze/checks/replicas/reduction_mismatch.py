@@ -97,10 +97,10 @@ from trueline.analyze.compared_ranks import (
     require_equal_replicas,
     sites_of,
 )
+from trueline.analyze.whole_parameters import EQUAL
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.token_weighting import weighed_steps
 from trueline.analyze.workers.used_gradients import clipped_apart, uses_of
-from trueline.analyze.workers.whole_parameters import EQUAL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.run_manifest import RankEnv

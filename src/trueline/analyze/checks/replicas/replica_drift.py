@@ -87,8 +87,14 @@ from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
 from trueline.analyze.updates.states_alike import states_of_drifted
+from trueline.analyze.whole_parameters import (
+    equal_at_first,
+    held_by_one,
+    param_names,
+    parts_of_one_model,
+    sharers,
+)
 from trueline.analyze.workers.parts_alike import held_alike
-from trueline.analyze.workers.whole_parameters import held_by_one, param_names, sharers
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.run_manifest import RankEnv
@@ -123,6 +129,10 @@ _AT_THE_END = (
 _ON_PARTS = (
     "These ranks hold one model together, and this of it in copies. Sum the gradients of such parameters over those "
     "ranks where each computes a part of them (sequence parallelism does in its norms), and start all copies equal."
+)
+_IF_COPIES = (
+    "Where what began equal is a copy and no part, as norms are between tensor-parallel layers, its gradient has to be "
+    "summed over these ranks: the input of a column-parallel layer needs an all-reduce in its backward pass."
 )
 _BUFFERS = (
     "Keep DDP's broadcast_buffers=True (FSDP2 has no such option), use SyncBatchNorm, or broadcast buffers before "
@@ -366,12 +376,14 @@ def _kinds(kind: Kind, equal_at: int | None, names: Sequence[str]) -> list[str]:
 
 def _own(run: Run, names: list[str]) -> Finding:
     ranks = tuple(rank for rank, env in sorted(run.env.items()) if env.whole or env.talks_in_forward)
-    step = int(run.steps[0])
+    step, equal = int(run.steps[0]), equal_at_first(run, names)
+    began = f" Of these {named_some(equal)} began equal on all of them." if equal else ""
+    copies = (_IF_COPIES,) if equal and parts_of_one_model(run) else ()
     return Finding(
         code=CODE,
         severity="info",
         claim=f"{capitalized(ranks_text(ranks))} each hold values of their own of {counted(len(names), 'parameter')} "
-        f"since the first step, and never all had the same gradient of them: {named_some(names)}.",
+        f"since the first step, and never all had the same gradient of them: {named_some(names)}.{began}",
         ranks=ranks,
         step_first=step,
         step_last=int(run.steps[-1]),
@@ -380,10 +392,11 @@ def _own(run: Run, names: list[str]) -> Finding:
         expected=None,
         unit="parameters that are each rank's own",
         false_alarm_rate=0.0,
-        evidence={"names": names[:100]},
+        evidence={"names": names[:100], "equal_at_first": equal[:100]},
         next=(
             "If these are shards or experts, that is as it should be: ranks that began with equal values are compared "
             "with each other. If not, broadcast them and reduce their gradients.",
+            *copies,
         ),
     )
 

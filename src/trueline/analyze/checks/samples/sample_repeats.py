@@ -34,8 +34,9 @@ rank itself had read several times over.
 Both together have a false-alarm rate of 1e-6 a Run, split over ranks, lags and restarts.
 
 One batch is held where eight steps in a row or more read it. Training on one batch on purpose is no fault, so that it
-is reported only where something contradicts it: within one epoch, where another rank reads a new batch at each of these
-steps; or where each step begins the loader again, which declares to shuffle more rows than a batch has.
+is reported only where something contradicts it: within one epoch, or throughout where no loader shows epochs, where
+another rank reads a new batch at each of these steps; or where each step begins the loader again, which declares to
+shuffle more rows than a batch has.
 
 Repeats are an error where the loader declares a stream and k workers; else a warning, for some algorithms train on a
 batch several times on purpose. Where all repeats of a batch are in one step (two passes over it before an update), it
@@ -45,8 +46,8 @@ What it may miss
 ----------------
 Loader workers that each shuffle the stream differently: all samples come k times, at no fixed distance. Samples that
 are changed on the fly are never equal. Lags above 16. A restart that continues from a wrong position, unless that was
-read before. A batch that all ranks hold, or that is held within accumulated steps or where no epoch is seen. A data set
-in file order whose equal rows follow each other regularly is reported as if the loader repeated them.
+read before. A batch that all ranks hold, or that is held within accumulated steps. A data set in file order whose equal
+rows follow each other regularly is reported as if the loader repeated them.
 
 Example
 -------

@@ -5,7 +5,8 @@ What it finds
 A schedule that has come to its end, a learning rate of 0, while training goes on: it was stepped once a rank, once a
 micro-batch, or made for fewer updates. A schedule that begins anew where a job was started again, or under way. A
 scheduler that is stepped before the optimizer in each step, so that the first rate is never used. A rate that stays the
-same, as code writes it over what the scheduler sets. As information: a scheduler that is made and never stepped.
+same, as code writes it over what the scheduler sets. As information: a scheduler that is made and never stepped, over
+several epochs, or where no DataLoader shows the epochs.
 
 Why it matters
 --------------
@@ -27,14 +28,15 @@ were as far apart as half of the largest such distance, and another such step wo
 stage after the end of the first is left alone. A rate is written over where it is one and the same at all updates,
 while the only scheduler of the optimizer had set others before three of them or more.
 
-Schedules that are stepped once an epoch, ReduceLROnPlateau, rates that the script sets by itself and constant ones are
-left alone; so are several calls an update, which some schedules are made for (Accelerate's), while they last. Ranks
-with different rates are told by `rank-config-differs`.
+Schedules that are stepped once an epoch, rates that the script sets by itself and constant ones are left alone, and so
+is what ReduceLROnPlateau does with the rate, and when; so are several calls an update, which some schedules are made
+for (Accelerate's), while they last. Ranks with different rates are told by `rank-config-differs`.
 
 What it may miss
 ----------------
-Classes with a `step` of their own (SequentialLR, CosineAnnealingWarmRestarts, those of frameworks): of these only rates
-of 0 are seen. A schedule that is too fast or too slow and does not end.
+Classes with a `step` of their own that are not torch's: of these only rates of 0 are seen. ReduceLROnPlateau until it
+is first stepped. A schedule that is too fast or too slow and does not end: one of updates that is stepped once an epoch
+looks as one of epochs does.
 
 Example
 -------
@@ -80,7 +82,7 @@ import numpy as np
 
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.text.words import ranks_text
+from trueline.schema.text.words import counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "schedule-differs"
@@ -103,23 +105,40 @@ Lists = Mapping[int, np.ndarray]
 @dataclass(frozen=True)
 class _Schedule:
     """Of one rank, by step: the ``rates`` of all groups, the ``epochs`` of its schedulers, how often these were stepped
-    between forward pass and update (``early``), and the rates that the only one has ``set``. ``declared`` is the
-    largest rate that a schedule begins with, ``num_epochs`` how often the data was gone through, at least.
+    between forward pass and update (``early``), and the rates that the only one has ``set``. ``waiting`` are the steps
+    at which one had been made and none stepped. ``declared`` is the largest rate that a schedule begins with,
+    ``num_epochs`` how often the data was gone through, at least; 0 where nothing shows that.
     """
 
     rates: Lists
     epochs: Lists
     early: Lists
     set: Lists
+    waiting: Sequence[int]
     declared: float
     num_epochs: int
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether there is a schedule."""
+        return bool(self.declared or self.epochs or self.waiting)
+
+    @property
+    def never_stepped(self) -> Sequence[int]:
+        """The steps of all updates, where there was a scheduler at each and none was stepped in between; else none."""
+        at = list(self.epochs.values())
+        stays = self.waiting if not at else at if all(np.array_equal(each, at[0]) for each in at) else []
+        return list(self.rates) if len(stays) == len(self.rates) else []
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each way in which rates do not follow; raises ``CannotTell`` where no schedule was seen."""
-    schedules = {rank: schedule for rank, schedule in _schedules(run).items() if schedule.declared or schedule.epochs}
+    schedules = {rank: schedule for rank, schedule in _schedules(run).items() if schedule.is_seen}
     if not schedules:
-        raise CannotTell("no scheduler of torch.optim.lr_scheduler was seen", reason="by-design")
+        raise CannotTell(
+            "no scheduler of torch.optim.lr_scheduler was seen (ReduceLROnPlateau is, once it is stepped)",
+            reason="by-design",
+        )
     found: defaultdict[tuple[Kind, int, int], list[int]] = defaultdict(list)
     for rank, schedule in schedules.items():
         for kind, first, last in _wrong(schedule, [attempt.step for attempt in run.manifest.attempts[1:]]):
@@ -137,10 +156,16 @@ def _schedules(run: Run) -> dict[int, _Schedule]:
         begins = [cast(Mapping[str, Any], group).get("initial_lr") for group in groups.values()]
         declared[rank] = max([declared[rank], *(each for each in begins if isinstance(each, (int, float)))])
     passes, measured = run.pivot("epoch")
-    num_epochs = int(np.max(passes[measured], initial=0)) + 1
+    num_epochs = int(np.max(passes[measured], initial=-1)) + 1
     return {
         rank: _Schedule(
-            by_step, epochs.get(rank, {}), early.get(rank, {}), given.get(rank, {}), declared[rank], num_epochs
+            by_step,
+            {step: at for step, at in epochs.get(rank, {}).items() if len(at)},
+            early.get(rank, {}),
+            given.get(rank, {}),
+            [step for step, at in epochs.get(rank, {}).items() if not len(at)],
+            declared[rank],
+            num_epochs,
         )
         for rank, by_step in rates.items()
     }
@@ -161,7 +186,7 @@ def _wrong(of: _Schedule, starts: Sequence[int]) -> list[tuple[Kind, int, int]]:
     zero = [step for step in steps if not positive or step > positive[-1]]
     if len(zero) >= FEWEST and not positive and of.declared > 0:
         found.append(("never-positive", zero[0], zero[-1]))
-    elif positive and len(zero) > of.num_epochs + 2:
+    elif positive and len(zero) > max(of.num_epochs, 1) + 2:
         found.append(("ended", zero[0], zero[-1]))
     for start in starts:
         last = _again(of, start)
@@ -174,9 +199,9 @@ def _wrong(of: _Schedule, starts: Sequence[int]) -> list[tuple[Kind, int, int]]:
     early = [step for step, calls in of.early.items() if np.any(calls > 0)]
     if len(early) >= FEWEST and len(early) == len(of.early):
         found.append(("stepped-first", early[0], early[-1]))
-    at = list(of.epochs.values())
-    if len(at) >= FEWEST and of.num_epochs > 2 and all(np.array_equal(each, at[0]) for each in at):
-        found.append(("never-stepped", min(of.epochs), max(of.epochs)))
+    unstepped = of.never_stepped
+    if len(unstepped) >= FEWEST and of.num_epochs not in (1, 2):
+        found.append(("never-stepped", unstepped[0], unstepped[-1]))
     return found
 
 
@@ -236,7 +261,7 @@ def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Sched
     at = list(of.epochs.values())
     pace = float(np.max(at[-1] - at[0])) / (len(at) - 1) if len(at) > 1 and at[0].shape == at[-1].shape else math.nan
     paced = f": its schedule goes on by {pace:.3g} an update" if pace > 1.5 else ""
-    where = ranks_text(ranks)
+    where, num_idle = ranks_text(ranks), counted(len(of.never_stepped), "update")
     severity: Severity = "info" if kind == "never-stepped" else "warning"
     claims: dict[Kind, str] = {
         "ended": f"The learning rate is 0 on {where} since step {first}, to the last at step {last}{paced}.",
@@ -250,8 +275,8 @@ def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Sched
         f"had set another at steps {first}-{last}, at last {of.set[last][0] if last in of.set else math.nan:g}.",
         "stepped-first": f"The scheduler was stepped before the optimizer in each of steps {first}-{last} on {where}: "
         "each update has the learning rate of the next one.",
-        "never-stepped": f"A scheduler was made on {where} and never stepped at steps {first}-{last}, over "
-        f"{of.num_epochs} epochs of the data.",
+        "never-stepped": f"A scheduler was made on {where} and not stepped in {num_idle}, steps "
+        f"{first}-{last}" + (f", over {of.num_epochs} epochs of the data." if of.num_epochs else "."),
     }
     advice: dict[Kind, str] = {
         "ended": "Step the scheduler once after each optimizer.step(), not once a micro-batch or rank, or make it for "

@@ -16,7 +16,7 @@ from trueline.analyze.compare.judge.structure import Structure, agrees
 from trueline.analyze.compare.judge.unrecorded_code import is_of_modules
 from trueline.analyze.compare.judge.values.value_judgement import COARSE_REL, Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
-from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of
+from trueline.analyze.recorded.step_values import Call, CallKey, Value, key_of, spot_of
 
 _PASSING_ON = frozenset({"detach", "view_as", "alias", "clone", "requires_grad"})
 """Functions that return the numbers they are given; a custom autograd function shows as one of them."""
@@ -43,9 +43,10 @@ def cut_gradient(step: Step) -> CutGradient | None:
     params = list(_without_twin(step))
     rows = _first_gradients(step)
     if not params and not of_backward and not (first is None and step.rewired_rows):
-        alike = {_place_of(row) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
+        alike = {spot_of(value_of(row)) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
         received = _received(step)
-        rows = [row for row in rows if (_is_another(row) or _is_lost(row, received)) and _place_of(row) in alike]
+        rows = [row for row in rows if _is_another(row) or _is_lost(row, received)]
+        rows = [row for row in rows if spot_of(value_of(row)) in alike]
     structure = Structure(step)
     for row in rows:
         found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
@@ -107,9 +108,11 @@ def own_backward(step: Step, modules: frozenset[str]) -> str:
     """`` In RUN, calls at train.py:22 Norm.forward have no gradients of their own: …``, of calls in ``modules`` that
     both runs make, and that have gradients in one run only: those of an autograd function have none; '' without any.
     """
-    matched = {_place_of(row): row for row in step.rows if value_of(row).site.phase == "fwd" and not row.unmatched}
+    both = (row for row in step.rows if value_of(row).site.phase == "fwd" and not row.unmatched)
+    matched = {spot_of(value_of(row)): row for row in both}
     for row in step.rows:
-        value, forward = value_of(row), matched.get(_place_of(row))
+        value = value_of(row)
+        forward = matched.get(spot_of(value))
         if value.site.phase != "bwd" or value.kind != "op" or not row.unmatched or forward is None:
             continue
         name, side = ("REF", forward.theirs) if row.theirs is None else ("RUN", forward.mine)
@@ -123,11 +126,6 @@ def own_backward(step: Step, modules: frozenset[str]) -> str:
 
 def _is_of_run(params: list[Compared]) -> bool:
     return bool(params) and params[0].mine is not None
-
-
-def _place_of(row: Compared) -> tuple[int, str, int, str]:
-    site = value_of(row).site
-    return site.micro, site.name, site.call, site.slot
 
 
 def _is_another(row: Compared) -> bool:

@@ -6,7 +6,7 @@ from trueline.analyze.compare.expect.unrecorded import is_of_torch
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.match.graph_diff import GraphDifference
-from trueline.analyze.recorded.step_values import Call, Value
+from trueline.analyze.recorded.step_values import Call, spot_of
 
 
 def module_of(step: Step, row: Compared) -> str | None:
@@ -20,13 +20,13 @@ def module_of(step: Step, row: Compared) -> str | None:
     value = value_of(row)
     if value.site.phase != "bwd" or not value.returned:
         return row.expectation.within
-    roots = {_place_of(value_of(each)): each.root for each in step.rows if value_of(each).site.phase == "fwd"}
-    root = roots.get(_place_of(value))
+    roots = {spot_of(value_of(each)): each.root for each in step.rows if value_of(each).site.phase == "fwd"}
+    root = roots.get(spot_of(value))
     around = [
         value_of(each).site.name
         for each in step.rows
         if value_of(each).site.phase == "bwd" and _is_returned(each) and each.judgement in ("equal", "within")
-        if root is not None and roots.get(_place_of(value_of(each))) == root
+        if root is not None and roots.get(spot_of(value_of(each))) == root
     ]
     outer = [name for name in around if value.site.name.startswith(f"{name}.")]
     return max(outer, key=len, default=row.expectation.within)
@@ -58,13 +58,13 @@ def taken_by(step: Step, row: Compared) -> Compared | None:
     stats = value_of(row).stats
     if not is_of_modules(step) or not value_of(row).returned or stats is None or not stats.norm:
         return None
-    place, forward = _place_of(value_of(row)), [each for each in step.rows if value_of(each).site.phase == "fwd"]
-    root = next((each.root for each in forward if _place_of(value_of(each)) == place), None)
+    place, forward = spot_of(value_of(row)), [each for each in step.rows if value_of(each).site.phase == "fwd"]
+    root = next((each.root for each in forward if spot_of(value_of(each)) == place), None)
     users = [value_of(each) for each in forward if each.root == root and not value_of(each).returned]
-    places = {_place_of(each) for each in users if is_of_torch(each)}
+    places = {spot_of(each) for each in users if is_of_torch(each)}
     if len(users) != 1 or not places:
         return None
-    return next((each for each in step.rows if each.root == row.root and _place_of(value_of(each)) in places), None)
+    return next((each for each in step.rows if each.root == row.root and spot_of(value_of(each)) in places), None)
 
 
 def call_around(step: Step, first: Compared, module: str) -> Compared | None:
@@ -94,11 +94,6 @@ def lonely_calls(step: Step, module: str) -> GraphDifference:
 
 def _is_by(call: Call, module: str) -> bool:
     return call.first.kind == "module" and call.first.module == module
-
-
-def _place_of(value: Value) -> tuple[int, str, int, str]:
-    """Where a value and its gradient are, whichever it is."""
-    return value.site.micro, value.site.name, value.site.call, value.site.slot
 
 
 def _is_returned(row: Compared) -> bool:

@@ -14,7 +14,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
-from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, places_of
+from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, num_slices, places_of
 from trueline.capture.probes.base import Moment, Step
 
 MAX_LOOKS = 8
@@ -128,7 +128,7 @@ class KeptGradientProbe:
         if optimizer is None:
             return None
         places, self._next_param = places_of(
-            optimizer, layout, first=self._next_param, random=random.Random(step.number)
+            optimizer, layout, first=self._next_param, num=num_slices(step.age), random=random.Random(step.number)
         )
         found = {id(place.param): place for place in places}  # one a parameter
         left, kept = Gathered(), list[_Kept]()

@@ -13,8 +13,9 @@ from trueline.capture.probes.base import FactProbe, Moment, Step
 
 
 class ScheduleProbe(FactProbe):
-    """The columns ``schedule_epochs``, ``schedule_calls`` and ``schedule_rates``, by listening to ``LRScheduler.step``:
-    schedulers of other kinds (ReduceLROnPlateau, classes with a step of their own) are not seen.
+    """The columns ``schedule_epochs``, ``schedule_calls`` and ``schedule_rates``, by listening to the ``step`` of
+    torch's schedulers: classes with a step of their own are not seen. One that was made before and not stepped yet is
+    only known by what it has done to the optimizer.
     """
 
     name = "schedules"
@@ -23,11 +24,13 @@ class ScheduleProbe(FactProbe):
     def __init__(self) -> None:
         self._calls: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
         self._has_forward = False
-        patches.schedule.add(self._at_step)
+        for each in patches.schedules:
+            each.add(self._at_step)
 
     def detach(self) -> None:
         """Stop listening."""
-        patches.schedule.remove(self._at_step)
+        for each in patches.schedules:
+            each.remove(self._at_step)
 
     def begin(self, step: Step) -> bool:
         """True: calls come at any time."""
@@ -43,7 +46,7 @@ class ScheduleProbe(FactProbe):
             return {}
         of = [] if step.optimizer is None else [each for each in self._calls if _drives(each, step.optimizer)]
         if not of:
-            return {}
+            return {"schedule_epochs": []} if _has_one(step.optimizer) else {}
         calls = {"schedule_calls": [self._calls[each] for each in of]} if self._has_forward else {}
         rates = _set_last(of[0]) if len(of) == 1 else []
         return {
@@ -53,8 +56,13 @@ class ScheduleProbe(FactProbe):
         }
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes
+        made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
         self._calls[scheduler] = 0 if made else self._calls.get(scheduler, 0) + 1
+
+
+def _has_one(optimizer: Optimizer | None) -> bool:
+    """Whether a scheduler was made for it: they mark its step, to see whether it is called."""
+    return hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
 
 
 def _set_last(scheduler: LRScheduler) -> list[float]:

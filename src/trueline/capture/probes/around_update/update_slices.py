@@ -19,10 +19,15 @@ from torch import Tensor
 from trueline.capture.job.environment import plain_value
 from trueline.capture.model.layout import Layout, local
 from trueline.capture.probes.around_update.masters import Copy, copies_of
+from trueline.capture.probes.around_update.sampling import EARLY
 from trueline.schema.text.secrets import redacted
 
 NUM_SLICES, LENGTH = 32, 16
 """Slices a sample, and elements of each (16 float32 are one AVX-512 register): benchmarks/laws measures their cost."""
+
+FIRST, FEWER = 4, 8
+"""Of the steps that are sampled one after the other, so many have all slices, and each later one has fewer: what is
+wrong with every parameter shows in one slice, and the rotation goes on."""
 
 NUM_COPIES = 8
 """Parameters whose copies in higher precision are looked at in a sample."""
@@ -140,16 +145,21 @@ def _is_whole(param: Tensor) -> bool:
     return type(param) in _PLAIN
 
 
+def num_slices(age: int) -> int:
+    """Slices of the sample ``age`` steps after the first."""
+    return FEWER if FIRST <= age < EARLY else NUM_SLICES
+
+
 def places_of(
-    optimizer: torch.optim.Optimizer, layout: Layout, *, first: int, random: random.Random
+    optimizer: torch.optim.Optimizer, layout: Layout, *, first: int, num: int = NUM_SLICES, random: random.Random
 ) -> tuple[list[Place], int]:
-    """``NUM_SLICES`` places, in rotation from the parameter at ``first`` of all groups together, and where the next
-    sample is to begin. Small parameters are taken once a sample.
+    """``num`` places, in rotation from the parameter at ``first`` of all groups together, and where the next sample is
+    to begin. Small parameters are taken once a sample.
     """
     every = [(group, param) for group, held in enumerate(optimizer.param_groups) for param in held["params"]]
     names = {id(param): name for name, param in layout.frozen} if layout.frozen else {}
     found: list[Place] = []
-    for count in range(NUM_SLICES if every else 0):
+    for count in range(num if every else 0):
         position = (first + count) % len(every)
         group, param = every[position]
         own = _memory(param)
@@ -159,7 +169,7 @@ def places_of(
         at = layout.index_of.get(id(param))
         name = names.get(id(param), "") if at is None else layout.names[at]
         found.append(_place(param, name, position, group, own, random))
-    return found, (first + NUM_SLICES) % max(len(every), 1)
+    return found, (first + num) % max(len(every), 1)
 
 
 def _is_shared(own: Tensor) -> bool:
@@ -169,10 +179,16 @@ def _is_shared(own: Tensor) -> bool:
 
 def place_in(param: Tensor, layout: Layout, random: random.Random) -> Place | None:
     """A random place in a parameter that ``layout`` has; None where it has no plain elements."""
-    own, at = _memory(param), layout.index_of[id(param)]
+    at = layout.index_of[id(param)]
+    return place_at(layout.names[at], param, random, position=at)
+
+
+def place_at(name: str, tensor: Tensor, random: random.Random, *, position: int = -1) -> Place | None:
+    """A random place in a tensor; None where it has no plain elements."""
+    own = _memory(tensor)
     if not _is_plain(own) or not own.numel() or _is_shared(own):
         return None
-    return _place(param, layout.names[at], at, 0, own, random)
+    return _place(tensor, name, position, 0, own, random)
 
 
 def _place(param: Tensor, name: str, position: int, group: int, own: Tensor, random: random.Random) -> Place:

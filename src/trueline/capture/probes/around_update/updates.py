@@ -17,6 +17,7 @@ from trueline.capture.probes.around_update.update_slices import (
     NUM_SLICES,
     UpdateSample,
     law_of,
+    num_slices,
     places_of,
     sampled_copies,
 )
@@ -86,7 +87,9 @@ class UpdateProbe:
         with self._guard(self.name), torch.no_grad():
             step = self._step
             chance = random.Random(step.number)
-            places, self._next_param = places_of(optimizer, step.layout, first=self._next_param, random=chance)
+            places, self._next_param = places_of(
+                optimizer, step.layout, first=self._next_param, num=num_slices(step.age), random=chance
+            )
             copies = sampled_copies(optimizer, step.layout, random=chance)
             sample = UpdateSample(optimizer, step.layout, places, copies=copies)
             sample.before()

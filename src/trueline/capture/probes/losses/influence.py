@@ -1,4 +1,5 @@
-"""Whether logits depend on embeddings of tokens that they are to predict, by one more backward pass at one step.
+"""Whether logits depend on embeddings of tokens that they are to predict, and rows of a batch on each other, by more
+backward passes at one step.
 
 Letters: B rows, T positions, D model width, V classes.
 """
@@ -19,9 +20,18 @@ from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent
-from trueline.schema.influence import NUM_FIELDS
-
-RECORDED, COMPILED, SHARDED, NO_LOGITS, NO_TARGETS, NOT_NEXT, OWN_BACKWARD, NOT_FINITE = range(1, 9)
+from trueline.capture.probes.losses.rows import RowReader, nodes_below
+from trueline.schema.influence import (
+    COMPILED,
+    NO_LOGITS,
+    NO_TARGETS,
+    NOT_FINITE,
+    NOT_NEXT,
+    NUM_FIELDS,
+    OWN_BACKWARD,
+    RECORDED,
+    SHARDED,
+)
 
 MAX_NODES = 100_000
 """Operations of the graph that are looked at before it is used once more."""
@@ -29,7 +39,8 @@ MAX_NODES = 100_000
 
 class InfluenceProbe:
     """At the step that the plan names keeps embeddings and logits from the forward to the backward pass, and there
-    asks autograd for the gradient of some logits with respect to the embeddings.
+    asks autograd for the gradient of some logits with respect to the embeddings; the same of whatever the model returns
+    for some rows, with respect to what its first modules made of the others (``rows``).
 
     Only ``torch.autograd.grad`` up to the embeddings: no ``.grad`` is touched, and no hook of a parameter, such as
     DDP's, is called. Where the graph has parts that could notice (code of its own, recomputation, gathering), nothing
@@ -53,12 +64,12 @@ class InfluenceProbe:
         return self._due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``influence``, of the first backward pass."""
+        """``influence`` and ``row_influence``, of the first backward pass."""
         if moment == "gradients":
-            row = self._row
+            found = {} if self._row is None else {"influence": self._row, "row_influence": self._of_rows}
             self._listen(False)
             self._forget(due=False)
-            return {} if row is None else {"influence": row}
+            return found
         if self._row is None and not in_backward():
             if moment == "forward":
                 self._at_forward(step)
@@ -81,6 +92,7 @@ class InfluenceProbe:
     def _forget(self, *, due: bool) -> None:
         self._due = due
         self._row: list[float] | None = None
+        self._of_rows: list[float] = []
         self._let_go()
 
     def _let_go(self) -> None:
@@ -89,6 +101,7 @@ class InfluenceProbe:
         self._hooks = []
         self._embedded: list[tuple[Tensor, Tensor]] = []
         self._logits: list[Tensor] = []
+        self._reader: RowReader | None = None
         self._positions: Any = None
 
     def _at_forward(self, step: Step) -> None:
@@ -98,16 +111,21 @@ class InfluenceProbe:
             return
         doubt = RECORDED if step.plan.records else _doubt_of(module)
         if doubt:
-            self._row = _row(doubt)
+            self._row, self._of_rows = _row(doubt), [float(doubt)]
             return
+        self._reader = RowReader(module, step.facts.get("data", {}).get("batch_rows"))
         for part in module.modules():
-            if isinstance(part, nn.Embedding):
-                self._hooks.append(part.register_forward_hook(Hook(self._at_embedding)))
+            if next(part.children(), None) is None:
+                self._hooks.append(part.register_forward_hook(Hook(self._at_module), with_kwargs=True))
 
-    def _at_embedding(self, module: nn.Module, args: Any, output: Any) -> None:
-        ids = args[0] if args else None
-        if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(output, Tensor) and output.requires_grad:
-            self._embedded.append((ids, output))
+    def _at_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._reader is None or in_backward():
+            return
+        with self._guard(self.name):
+            self._reader.at_module(module, args, kwargs, output)
+            ids = args[0] if args and isinstance(module, nn.Embedding) else None
+            if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(output, Tensor) and output.requires_grad:
+                self._embedded.append((ids, output))
 
     def _at_output(self, step: Step) -> None:
         for hook in self._hooks:
@@ -115,6 +133,8 @@ class InfluenceProbe:
         self._hooks = []
         self._logits = [each for each in differentiable(step.output) if each.dim() == 3]
         self._positions = step.kwargs.get("position_ids")
+        if self._reader is not None:
+            self._reader.at_output(step.args, step.kwargs, step.output)
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if not self._due or self._row is not None or in_backward():
@@ -122,7 +142,11 @@ class InfluenceProbe:
         with self._guard(self.name):
             roots = descent.roots_of(tensors)
             try:
-                self._row = self._looked(roots) if roots else None
+                if roots and self._reader is not None:
+                    usable = _can_go_twice(self._reader.outputs)
+                    row = self._looked(roots)
+                    self._of_rows = self._reader.judged(in_order=row[0] == 0, usable=usable)
+                    self._row = row
             finally:
                 self._let_go()
 
@@ -171,7 +195,7 @@ def _next_tokens(ids_BT: Tensor, target: Tensor, ignored: int) -> Tensor | None:
 
 def _measured(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: Any) -> list[float]:
     """The row of a pass whose target counts at these positions."""
-    if not _can_go_twice(logits):
+    if not _can_go_twice([logits]):
         return _row(OWN_BACKWARD)
     place_T = torch.arange(counts_BT.shape[1], device=counts_BT.device)
     nth_BT = counts_BT.cumsum(1)
@@ -215,15 +239,10 @@ def _gradient(logits_BTV: Tensor, embedded_BTD: Tensor, of_BT: Tensor) -> Tensor
     return of_BT * 0.0 if gradient is None else gradient.detach().abs().amax(-1).double()
 
 
-def _can_go_twice(root: Tensor) -> bool:
+def _can_go_twice(roots: list[Tensor]) -> bool:
     """Whether all of the graph is torch's own and what it keeps for backward is kept as it is."""
-    ahead, seen = [root.grad_fn], set[Any]()
-    while ahead:
-        node: Any = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if len(seen) > MAX_NODES or isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
+    for number, node in enumerate(nodes_below(roots)):
+        if number >= MAX_NODES or isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
             return False
         for name in dir(type(node)):
             if name.startswith("_raw_saved_"):
@@ -231,5 +250,4 @@ def _can_go_twice(root: Tensor) -> bool:
                 for each in kept if isinstance(kept, (tuple, list)) else (kept,):
                     if each is not None and cross_entropy.is_hooked(each):
                         return False
-        ahead.extend(below for below, _ in node.next_functions)
     return True

@@ -24,8 +24,9 @@ from trueline.schema.target_places import PLACES
 
 
 class TargetPlaceProbe:
-    """Compares what the model was called on with the targets of the only cross-entropy of each backward pass. The
-    counts are made on the device, and copied with the step's row.
+    """Compares what the model was called on with the targets of the only cross-entropy of each backward pass, and
+    digests the operations below the loss: both read the same graph, at the same steps. The counts are made on the
+    device, and copied with the step's row.
     """
 
     name = "places of targets"

@@ -1,10 +1,11 @@
 """A1. Micro-batches are accumulated in another way than the script means.
 
-Who had it: loops that clear gradients in front of each micro-batch, or clip after each (transformers#1563), that carry
+Who had it: loops that clear gradients in front of each micro-batch, or clip after each (transformers#1563), that divide
+gradients, which hold the sum, or unscale them after each (torch's page on automatic mixed precision warns of it), carry
 what is left of an epoch into the next, divide the last, shorter accumulation by the usual number, or take sums, padding
 and rows for the mean over tokens (the family of transformers#34191).
 Planted: each of these.
-Twin: cleared and clipped once an update; the mean over the tokens that count.
+Twin: cleared, divided, unscaled and clipped once an update; the mean over the tokens that count.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
 from trueline.testing.problems import IGNORED, CausalLM, Regression
-from trueline.testing.training import adamw, batches_of, fit, fit_accumulating, wrapped
+from trueline.testing.training import adamw, batches_of, fit, fit_accumulating, sgd, wrapped
 from trueline.testing.witness import trains_differently
 
 TRIGGER = 6
@@ -55,6 +58,45 @@ def clipped_each(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit_accumulating(ctx, problem, model, num_micro=NUM_MICRO, loss_of=loss_of, after_backward=clip)
 
 
+def divided_each(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Gradients are divided after each micro-batch, and with them the sum of the earlier ones."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+
+    def divide(step: int = 0) -> None:
+        for param in model.parameters():
+            param.grad.div_(NUM_MICRO)
+
+    def loss_of(called: nn.Module, batch: Any, micro: int) -> Tensor:
+        if faulty and micro:
+            divide()
+        return problem.loss(called, batch) * NUM_MICRO
+
+    return fit_accumulating(ctx, problem, model, num_micro=NUM_MICRO, loss_of=loss_of, after_backward=divide)
+
+
+def unscaled_each(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The scaler divides after the first micro-batch, and adds gradients that it scales to that."""
+    problem = CausalLM()
+    model = wrapped(problem.model())
+    optimizer = sgd(model)
+    scaler = GradScaler("cpu", init_scale=16.0, growth_interval=1000)
+
+    def loss_of(called: nn.Module, batch: Any, micro: int) -> Tensor:
+        if faulty and micro == 1:
+            scaler.unscale_(optimizer)
+        return scaler.scale(problem.loss(called, batch))
+
+    def unscale(step: int) -> None:
+        if not faulty:
+            scaler.unscale_(optimizer)
+        scaler.update()
+
+    return fit_accumulating(
+        ctx, problem, model, optimizer=optimizer, num_micro=NUM_MICRO, loss_of=loss_of, after_backward=unscale
+    )
+
+
 def left_over(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A micro-batch at the end of an epoch has no update, and its gradient stays."""
     problem = Regression()
@@ -68,6 +110,28 @@ def left_over(ctx: EntryContext, faulty: bool) -> nn.Module:
                 model.zero_grad()
 
     return fit(ctx, problem, model, after_step=leave)
+
+
+def epoch_end(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """Of the seven micro-batches of an epoch the last one is too few for an update of three."""
+    problem = Regression()
+    model = problem.model()
+    optimizer, loader = sgd(model), DataLoader(problem.dataset(28, seed=3), batch_size=4)
+    watch = ctx.watch(model, optimizer)
+    for _ in range(4):
+        for micro, batch in enumerate(loader):
+            with watch.step(batch):
+                loss = problem.loss(model, batch)
+                watch.loss(loss.detach(), problem.tokens(batch))
+                (loss / 3).backward()
+                if micro % 3 == 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            ctx.note([batch], loss.item())
+        if not faulty:
+            optimizer.zero_grad()
+    watch.close()
+    return model
 
 
 def divided_as_usual(ctx: EntryContext, faulty: bool) -> nn.Module:
@@ -120,6 +184,14 @@ ENTRIES = (
         ranks=(0, 1),
     ),
     _scale("clipped", "gradients are clipped after each micro-batch", clipped_each, must_find=("clip-differs",)),
+    _scale("divided", "gradients are divided after each micro-batch", divided_each, must_find=("grad-accumulates",)),
+    _scale(
+        "unscaled",
+        "gradients are unscaled after the first micro-batch",
+        unscaled_each,
+        must_find=("grad-accumulates",),
+        may_find=("loss-scale-wrong", "grad-explosion", "loss-spike", "grad-spike", "worker-nonfinite"),
+    ),
     _scale(
         "left-over",
         "what is left of an epoch stays in the gradients",
@@ -127,6 +199,13 @@ ENTRIES = (
         must_find=("grad-accumulates",),
         step=TRIGGER,
         within=1,
+    ),
+    _scale(
+        "epoch-end",
+        "an epoch ends between two updates",
+        epoch_end,
+        must_find=("grad-accumulates",),
+        step=2,
     ),
     _scale(
         "short",

@@ -139,5 +139,10 @@ def test_too_few_steps_and_no_positive_loss_cannot_tell():
         judge(series(losses(num_steps=48)))
     with pytest.raises(CannotTell, match="last changed at step 30"):
         judge(replace(series(losses(num_steps=60)), starts=(30,)))
-    with pytest.raises(CannotTell, match="a loss above zero"):
+    with pytest.raises(CannotTell, match="it needs a loss above zero"):
         judge(series(-losses()))
+    partly = losses(num_steps=200)
+    partly[40:] *= -1
+    with pytest.raises(CannotTell, match=r"this Run has 40 with a loss above zero among its 200$") as told:
+        judge(series(partly))
+    assert told.value.reason == "no-data"

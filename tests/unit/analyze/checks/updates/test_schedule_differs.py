@@ -3,9 +3,20 @@
 import pytest
 import torch
 from tests.unit.trained_updates import mlp
-from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 import trueline
+from trueline.analyze.checks.updates import schedule_differs
+from trueline.schema.errors import CannotTell
 
 STEPS = 12
 
@@ -27,7 +38,7 @@ def trained(out, make, advance, *, first=0, steps=STEPS, resume=False, early=Non
 
 
 def findings(out):
-    return [finding for finding in trueline.check(out).findings if finding.code == "schedule-differs"]
+    return list(schedule_differs.check(trueline.open_run(out)))
 
 
 def decay(optimizer):
@@ -62,15 +73,49 @@ def four_times(step, scheduler, optimizer):
         (decay, once),
         (lambda optimizer: StepLR(optimizer, 1, gamma=0.1), once_an_epoch),
         (lambda optimizer: ReduceLROnPlateau(optimizer, patience=2), on_plateau),
-        (lambda optimizer: None, by_hand),
+        (lambda optimizer: ChainedScheduler([LinearLR(optimizer), ExponentialLR(optimizer, 0.9)]), once),
+        (lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), StepLR(optimizer, 2)], [5]), once),
+        (lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 4), once),
         (lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=4 * STEPS), four_times),
         (lambda optimizer: LambdaLR(optimizer, lambda step: 0.0 if step % 4 == 3 else 1.0), once),
     ],
-    ids=["decay", "once an epoch", "plateau", "by hand", "once a rank, made for that", "0 now and then"],
+    ids=[
+        "decay",
+        "once an epoch",
+        "plateau",
+        "chained",
+        "in sequence",
+        "restarts",
+        "once a rank, made for that",
+        "0 now and then",
+    ],
 )
 def test_what_people_do_is_left_alone(tmp_path, make, advance):
     trained(tmp_path / "run", make, advance)
     assert findings(tmp_path / "run") == []
+
+
+def test_rates_that_the_script_sets_cannot_be_told(tmp_path):
+    trained(tmp_path / "run", lambda optimizer: None, by_hand)
+    with pytest.raises(CannotTell, match="no scheduler"):
+        findings(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("make", "advance", "kinds"),
+    [
+        (decay, lambda *_: None, ["never-stepped"]),
+        (decay, lambda step, scheduler, optimizer: scheduler.step() if step == 7 else None, []),
+        (decay, lambda step, scheduler, optimizer: scheduler.step() if step == 0 else None, []),
+        (ReduceLROnPlateau, lambda step, scheduler, optimizer: scheduler.step(1.0) if step == 5 else None, []),
+    ],
+    ids=["never", "once", "once at first", "plateau, once"],
+)
+def test_a_scheduler_that_is_never_stepped(tmp_path, make, advance, kinds):
+    trained(tmp_path / "run", make, advance)
+    found = findings(tmp_path / "run")
+    assert [each.evidence["kind"] for each in found] == kinds
+    assert all((each.severity, each.step_last) == ("info", STEPS - 1) for each in found)
 
 
 def test_a_schedule_that_ends_while_training_goes_on(tmp_path):

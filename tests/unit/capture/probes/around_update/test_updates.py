@@ -11,7 +11,17 @@ from torch import nn
 import trueline
 from trueline.analyze.updates.samples import sampled_updates
 from trueline.capture.probes.around_update import update_slices
-from trueline.capture.probes.around_update.update_slices import LENGTH, NUM_SLICES, UpdateSample, law_of, places_of
+from trueline.capture.probes.around_update.sampling import EARLY
+from trueline.capture.probes.around_update.update_slices import (
+    FEWER,
+    FIRST,
+    LENGTH,
+    NUM_SLICES,
+    UpdateSample,
+    law_of,
+    num_slices,
+    places_of,
+)
 
 
 class Eightbit(torch.optim.Optimizer):
@@ -197,6 +207,17 @@ def test_parameters_are_looked_at_in_rotation():
         assert all(place.num == LENGTH for place in places)
         seen += [place.position for place in places]
     assert seen == list(range(3 * NUM_SLICES))
+
+
+def test_of_the_first_samples_most_are_small_and_the_rotation_goes_on():
+    params = [nn.Parameter(torch.zeros(100)) for _ in range(3 * NUM_SLICES)]
+    layout = SimpleNamespace(frozen=(), index_of={}, names=(), params=())
+    optimizer, first, seen = torch.optim.SGD(params, lr=1.0), 0, []
+    assert [num_slices(age) for age in (FIRST - 1, EARLY)] == [NUM_SLICES, NUM_SLICES]
+    for age in range(FIRST, EARLY):
+        places, first = places_of(optimizer, layout, first=first, num=num_slices(age), random=random.Random(age))
+        seen += [place.position for place in places]
+    assert seen == list(range((EARLY - FIRST) * FEWER))
 
 
 def test_a_slice_of_what_is_not_contiguous_is_of_one_row():

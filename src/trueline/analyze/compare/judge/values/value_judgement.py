@@ -22,7 +22,7 @@ from trueline.analyze.compare.match.fused_modules import PART
 from trueline.analyze.compare.merge.positions import UNORDERED
 from trueline.analyze.compare.op_names import RANDOM, function_of, op_class_of
 from trueline.analyze.compare.result import Judgement
-from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of
+from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of, spot_of
 from trueline.schema.fact import fact
 from trueline.schema.tolerance import Tolerance
 
@@ -193,7 +193,7 @@ class Divergence:
         self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or different ones than in the reference: their results are not compared."""
         aliased = () if alignment.connects_alike else (*_aliased_in_one(alignment), *_apart_in_one(alignment))
-        self._aliased = {_place_of(mine if self._run_is_guide else theirs) for mine, theirs in aliased}
+        self._aliased = {spot_of(mine if self._run_is_guide else theirs) for mine, theirs in aliased}
         self.rows = list(self._run(guide, alignment))
 
     @property
@@ -396,7 +396,7 @@ class Divergence:
             return excused
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
-        if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and _place_of(value) in self._aliased:
+        if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and spot_of(value) in self._aliased:
             return _Outcome("not-comparable", distance, expectation, ALIASED)
         apart = judgement == "beyond" or (judgement == "within" and _is_carried(distance, expectation))
         if apart and self._is_incomparable(expectation):
@@ -512,10 +512,6 @@ def _is_carried(distance: Distance, expectation: Expectation) -> bool:
     return carried > 0 and math.inf > measured > max(CARRIED * rounding, math.sqrt(rounding * carried))
 
 
-def _place_of(value: Value) -> _Place:
-    return value.site.micro, value.site.name, value.site.call, value.site.slot
-
-
 def _aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
     """Values of the forward pass whose gradients have other terms than in the other run: of a tensor that was seen
     before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view. Gradients are
@@ -537,10 +533,10 @@ def _apart_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
     where a hook on a module gives it a view: that has the gradient of its own uses. Where the tensor was first seen,
     its gradient has all terms in both.
     """
-    gradients = {_place_of(mine): (mine.root, theirs.root) for mine, theirs in _pairs(alignment, "bwd")}
+    gradients = {spot_of(mine): (mine.root, theirs.root) for mine, theirs in _pairs(alignment, "bwd")}
     whole: dict[tuple[int, int], tuple[int, int]] = {}
     for mine, theirs in _pairs(alignment, "fwd"):
-        found = gradients.get(_place_of(mine))
+        found = gradients.get(spot_of(mine))
         if found is None:
             continue
         first = whole.setdefault((mine.root, theirs.root), found)

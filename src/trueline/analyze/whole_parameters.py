@@ -5,10 +5,11 @@ exchanges tensors within the forward pass.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from trueline.analyze.stats.memoize import memoized
 from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
 
@@ -25,27 +26,44 @@ def held_by_one(run: Run) -> frozenset[str]:
     """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
     no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
     on all ranks. Beside them also what is equal at first, such as a bias of zeros: where several ranks hold one expert,
-    or other parameters are reduced, so that it is not the reduction that lacks.
+    or parts of one model, or other parameters are reduced, so that it is not the reduction that lacks.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     if len(ranks) < 2:
         return frozenset()
-    digests = run.lists("param_digests")
-    steps = [step for step in sorted({step for step, _ in digests}) if all((step, rank) in digests for rank in ranks)]
-    if not steps:
+    env, differ = run.env[ranks[0]], _differ_at_first(run, ranks)
+    if not differ or any(run.env[rank].whole != env.whole for rank in ranks):
         return frozenset()
-    env = run.env[ranks[0]]
-    held = [digests[steps[0], rank] for rank in ranks]
-    if any(run.env[rank].whole != env.whole for rank in ranks) or any(len(own) != len(held[0]) for own in held):
-        return frozenset()
-    differ = dict(zip(param_names(env), np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
     doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
     unreduced = {name for at, name in doubt if _never_reduced(run, ranks, at)}
     own = frozenset(name for name in unreduced if differ.get(name))
+    if own and _with_equal_losses(run):
+        return frozenset(unreduced)
     if not own or not (sharers(run, own) or len(unreduced) < len(doubt)):
         return own
     modules = {_module(name) for name in own}
     return own | {name for name in unreduced if _module(name) in modules}
+
+
+def equal_at_first(run: Run, names: Collection[str]) -> list[str]:
+    """Those of ``names``, each rank's own, of which all ranks had equal values at the first step with digests."""
+    differ = _differ_at_first(run, [rank for rank, env in run.env.items() if _in_doubt(env)])
+    return [name for name in sorted(names) if not differ.get(name, True)]
+
+
+def _differ_at_first(run: Run, ranks: Sequence[int]) -> dict[str, bool]:
+    """By name of a parameter whether ``ranks`` had different values at the first step at which all of them have
+    digests; empty where there is none, or they hold other numbers of parameters.
+    """
+    digests = run.lists("param_digests")
+    step = min((step for step, _ in digests if all((step, rank) in digests for rank in ranks)), default=None)
+    if step is None:
+        return {}
+    held = [digests[step, rank] for rank in ranks]
+    if any(len(own) != len(held[0]) for own in held):
+        return {}
+    names = param_names(run.env[ranks[0]])
+    return dict(zip(names, np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
 
 
 def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
@@ -63,6 +81,26 @@ def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
         by_values[digests[step, rank][: len(chosen)][chosen].tobytes()].append(rank)
     sets = [tuple(each) for each in by_values.values()]
     return sets if len({len(each) for each in sets}) == 1 < len(sets[0]) else []
+
+
+@memoized
+def parts_of_one_model(run: Run) -> tuple[tuple[int, ...], ...]:
+    """Sets of ranks that compute one loss together from a batch that all of them read, each with parameters of its own:
+    tensor parallelism by hand. Their losses are equal to the last bit at every step, as of replicas with equal batches,
+    and parameters are not, so that what they exchange within the forward pass has made them so.
+    """
+    return _with_equal_losses(run) if held_by_one(run) else ()
+
+
+def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
+    """Sets of ranks that exchange tensors in the forward pass and have equal losses wherever they are known."""
+    losses_TN, measured_TN = run.pivot("loss")
+    by_losses: defaultdict[bytes, list[int]] = defaultdict(list)
+    for column, rank in enumerate(run.ranks):
+        known_T = measured_TN[:, column]
+        if known_T.sum() > 1 and rank in run.env and run.env[rank].talks_in_forward:
+            by_losses[known_T.tobytes() + losses_TN[known_T, column].tobytes()].append(rank)
+    return tuple(tuple(each) for each in by_losses.values() if len(each) > 1)
 
 
 def _module(name: str) -> str:

@@ -1,0 +1,17 @@
+"""Samples of a batch are mixed inside of the model.
+
+The batch and another dimension are exchanged (`view` for `transpose`, `batch_first` forgotten), something is normalised
+or averaged over the batch, or outputs are put back in another order.
+
+What looks like it
+------------------
+Padding that is not masked, where it is another sample's length that decides how much of it there is.
+"""
+
+from trueline.analyze.causes.cause import Cause
+
+CAUSE = Cause(
+    shows={"batch-leak": "always", "batch-leak/rows": "always"},
+    needs=("batch-leak",),
+    settles="Run the model on one row alone: it must return what it returns for that row in the batch.",
+)

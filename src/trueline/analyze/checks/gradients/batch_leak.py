@@ -1,0 +1,162 @@
+"""What a model returns for a sample depends on other samples of its batch, or on padding.
+
+What it finds
+-------------
+`view` or `reshape` where `transpose` was meant, so that batch and time are mixed; softmax, mean or normalisation over
+the batch; attention or recurrence over the batch (`batch_first` forgotten); outputs gathered in another order; padding
+that attention or pooling sees, because its mask is lost or inverted. All ranks share such a fault, so that comparing
+them shows nothing.
+
+Why it matters
+--------------
+The model learns from what will not be there when it is used: its results depend on what else is in the batch, and on
+how far that is padded. The loss falls all the same.
+
+How it decides
+--------------
+By equality with zero, at one step, which the plan names: `influence = 100`. Before the first backward pass of that step
+the gradient of what the model returned for some rows is taken with respect to what its first modules (an embedding, a
+convolution, a linear layer) made of the other rows. It is exactly 0, in any precision, where rows do not influence each
+other. Where `attention_mask` (or a boolean `key_padding_mask`) leaves positions out, the same is done with outputs at
+positions that it keeps, and positions that it leaves out and that are not beside one that it keeps (models may join
+neighbours on purpose).
+
+A gradient above the rounding (2^-23 in float32, 2^-7 in bfloat16) of the largest one is a warning where the first
+dimension is known to be of samples: no other is of its size, and the DataLoader puts so many samples into a batch, or
+targets show that the other dimension is of tokens. Else, and where it is smaller, it is an information: in sequences
+without a batch, sequence-first models and graphs, rows influence each other by design. Padding is an information where
+the model has convolutions, which have no mask.
+
+Only outputs are looked at, not the loss: contrastive losses may compare samples. A table of rows against rows is left
+out, as are outputs of which rows are not seen. Batch normalisation in training lets rows influence each other: where
+they do and there is any, nothing is said. It costs at most two backward passes without gradients of parameters, at that
+step, and nothing at others. No `.grad`, no random number, no buffer and no communication is touched.
+
+What it may miss
+----------------
+What happens before, or within, the modules that read the inputs; rows that are exchanged within the half that is asked
+about; models with parts that a second backward pass could change: it is not made under FSDP, ZeRO 3 and
+`torch.compile`, with activation checkpointing, with functions that have a backward of their own, or where steps are
+recorded. `trueline check` says which. Inputs that are no tensors (objects of graphs), or whose first dimensions differ;
+outputs whose first dimension is not that of the inputs; masks by other names, labels that leave positions out.
+
+What is meant is also found: attention between samples, mixup of features, the deviation over a minibatch in a
+discriminator, retrieval within a batch, a loader whose batch is one sequence, an attention mask that the model is given
+and has no use for.
+
+Example
+-------
+What the model of rank 0 returned at step 3 for some rows of its batch depends on 3 of the 3 other rows: the gradient to
+them is up to 0.85 of the largest, and must be 0.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+x = x.view(length, batch, width)
+```
+
+Right:
+
+```python
+x = x.transpose(0, 1)
+```
+"""
+
+from __future__ import annotations
+
+from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.influence import DOUBTS, RowInfluence
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+CODE = "batch-leak"
+QUESTION = "batch"
+NEEDS: tuple[str, ...] = ("row_influence",)
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of other rows, or of padding; raises ``CannotTell`` where neither was looked at."""
+    looked = {
+        key: RowInfluence(*map(float, values)) for key, values in run.lists("row_influence").items() if len(values)
+    }
+    if not looked:
+        raise CannotTell(
+            "the plan names no step at which to look (`influence`), or no backward pass was seen there",
+            reason="not-recorded",
+        )
+    known = {key: one for key, one in looked.items() if one.doubt == 0}
+    if not known:
+        raise CannotTell(DOUBTS[int(next(iter(looked.values())).doubt)], reason="undecidable")
+    mixed = {key: one for key, one in known.items() if one.others > 0}
+    padded = {key: one for key, one in known.items() if one.padding > 0 and key not in mixed}
+    found: list[Finding] = []
+    if mixed:
+        key, one, share = _largest({key: (one, one.others, one.own) for key, one in mixed.items()})
+        claim = (
+            f"What the model of rank {key[1]} returned at step {key[0]} for some rows of its batch depends on "
+            f"{one.mixed:.0f} of the {one.rows:.0f} other rows: the gradient to them is up to "
+            f"{share:.3g} of the largest, and must be 0"
+            + ("." if one.sure else ", unless rows are no samples (one sequence, sequence first, a graph).")
+        )
+        hints = (
+            "Look for `view` or `reshape` that mixes dimensions, softmax, mean or normalisation over dimension 0, "
+            "attention or recurrence without `batch_first`, outputs gathered in another order.",
+            "Run the model on one row alone: it must return what it returns for that row in the batch.",
+            "Where samples are mixed on purpose (mixup of features, retrieval in the batch), leave `influence` out.",
+        )
+        found.append(_finding("rows", claim, mixed, share, sure=one.sure > 0, hints=hints))
+    if padded:
+        key, one, share = _largest({key: (one, one.padding, one.kept) for key, one in padded.items()})
+        claim = (
+            f"What the model of rank {key[1]} returned at step {key[0]} depends on positions that its attention mask "
+            f"leaves out: the gradient to them is up to {share:.3g} of the largest, and must be 0"
+            + (", unless convolutions reach them." if one.convolved else ".")
+        )
+        hints = (
+            "Look whether the mask reaches every attention and pooling, with the sign that it has there.",
+            "Run the model on a row with more padding: what it returns at the other positions must stay.",
+        )
+        found.append(_finding("padding", claim, padded, share, sure=not one.convolved, hints=hints))
+    return found
+
+
+def _largest(
+    found: dict[tuple[int, int], tuple[RowInfluence, float, float]],
+) -> tuple[tuple[int, int], RowInfluence, float]:
+    """Where the gradient that must be 0, the first of two, is the largest share of both, and that share."""
+    shares = {key: (one, wrong / max(wrong, right)) for key, (one, wrong, right) in found.items()}
+    key, (one, share) = max(shares.items(), key=lambda item: item[1][1])
+    return key, one, share
+
+
+def _finding(
+    kind: str,
+    claim: str,
+    leaks: dict[tuple[int, int], RowInfluence],
+    share: float,
+    *,
+    sure: bool,
+    hints: tuple[str, ...],
+) -> Finding:
+    steps, ranks = sorted({step for step, _ in leaks}), tuple(sorted({rank for _, rank in leaks}))
+    eps = max(one.eps for one in leaks.values())
+    return Finding(
+        code=CODE,
+        severity="warning" if sure and share > eps else "info",
+        claim=claim,
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(leaks))[:MAX_SITES],
+        measured=share,
+        expected=0.0,
+        unit="of the largest gradient",
+        false_alarm_rate=0.0,
+        evidence={"kind": kind},
+        next=hints,
+    )

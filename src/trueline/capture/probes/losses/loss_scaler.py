@@ -1,0 +1,84 @@
+"""Updates that a gradient scaler of torch leaves out, since gradients are not finite, and the scale that it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trueline.capture.model import patches
+from trueline.capture.model.untraced import Hook
+from trueline.capture.probes.around_update.sampling import Waiting
+from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.probes.losses import loss_scaling
+
+
+class LossScalerProbe(FactProbe):
+    """The columns ``loss_scaler`` and ``closing_loss_scaler``, by listening to ``GradScaler.step``: an optimizer that
+    is not stepped within was left out. Nothing is read from a device. Fused optimizers are stepped in any case, and
+    look themselves whether to update.
+    """
+
+    name = "loss scaler"
+    moments = ("update", "closed")
+
+    def __init__(self) -> None:
+        self.num_left_out = 0
+        self._scaler: Any = None
+        self._steps: Optimizer | None = None
+        self._step: Step | None = None
+        self._waiting = Waiting[tuple[int, float, float]]()
+        self._hook = register_optimizer_step_pre_hook(Hook(self._at_update))
+        patches.scaler_step.add(self._before_step)
+        patches.scaler_step.add(self._after_step, after=True)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        self._hook.remove()
+        self._scaler = self._steps = self._step = None
+        patches.scaler_step.remove(self._before_step)
+        patches.scaler_step.remove(self._after_step)
+
+    def begin(self, step: Step) -> bool:
+        """True: calls come at any time."""
+        self._step = step
+        return True
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """The loss scale, a copy; at the end where an update was left out since the last one."""
+        if self._scaler is None or (moment == "closed" and not self.num_left_out):
+            return {}
+        scaler, (num, self.num_left_out) = self._scaler, (self.num_left_out, 0)
+        scale = loss_scaling.scale_of(scaler)
+        factors = (getattr(scaler, name, math.nan) for name in ("_growth_factor", "_backoff_factor"))
+        self._waiting.put(step.number, (num, *map(float, factors)))
+        copied = scale.detach().clone() if isinstance(scale, Tensor) else torch.full((), scale)
+        return {"closing_loss_scaler" if moment == "closed" else "loss_scaler": copied}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[float]]:
+        """The same: updates left out since the one before, loss scale, growth and backoff factors."""
+        name = next((name for name in ("loss_scaler", "closing_loss_scaler") if name in host), "")
+        numbers = self._waiting.take(step.number)
+        if not name or numbers is None:
+            return {}
+        num, *factors = numbers
+        return {name: [float(num), float(host[name]), *factors]}
+
+    def _before_step(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        held = self._step.layout.index_of if self._step is not None else {}
+        params = (param for group in getattr(optimizer, "param_groups", ()) for param in group["params"])
+        if loss_scaling.is_on(scaler) and any(id(param) in held for param in params):
+            self._scaler, self._steps = scaler, optimizer
+
+    def _at_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if optimizer is self._steps:
+            self._steps = None
+
+    def _after_step(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self.num_left_out += self._steps is not None
+        self._steps = None

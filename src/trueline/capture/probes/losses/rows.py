@@ -1,0 +1,270 @@
+"""Whether what a model returns for some rows of its batch depends on other rows, or on padding.
+
+Letters: B rows, T positions, K leading dimensions that are looked at.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from trueline.capture.model.outputs import differentiable
+from trueline.capture.probes.batch import token_ids
+from trueline.schema.influence import (
+    NO_ENTRY,
+    NO_OUTPUT,
+    NO_ROWS,
+    NORMALISED,
+    NOT_FINITE,
+    OWN_BACKWARD,
+    RECURRENT,
+    RowInfluence,
+)
+
+MAX_ENTRIES = 64
+"""Modules that read the model's inputs first; adapters of a frozen model are several."""
+
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
+
+
+class RowReader:
+    """What one forward pass of ``module`` reads, what reads it first, and what it returns.
+
+    ``samples`` are those that the loader of the data puts into one batch, where that is known.
+    """
+
+    def __init__(self, module: nn.Module, samples: int | None) -> None:
+        self._module, self._samples = module, samples
+        self._inputs: list[tuple[str, Tensor]] = []
+        self._num_rows = 0
+        self._entries: list[tuple[Tensor, Tensor]] = []
+        self._recurrent: list[tuple[Tensor, int]] = []
+        self.outputs: list[Tensor] = []
+        """Of what the model returned, those that have a row for each of its inputs."""
+
+    def at_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """A module without parts has returned: it is kept if gradients come to its output, and to nothing it read."""
+        read = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        if not read or any(each.grad_fn is not None for each in read):
+            return
+        first = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(first, Tensor) and first.requires_grad and len(self._entries) < MAX_ENTRIES:
+            self._entries.append((read[0], first))
+            if isinstance(module, nn.RNNBase) and read[0].dim() > 1:
+                self._recurrent.append((read[0], int(module.batch_first and read[0].dim() == 3)))
+
+    def at_output(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """The model has returned ``output`` of what it read."""
+        self._inputs = _inputs_of(self._module, args, kwargs)
+        self._num_rows = _num_rows(self._inputs)
+        found = {id(each): each for each in differentiable(output) if each.is_floating_point()}
+        self.outputs = [each for each in found.values() if self._has_rows(each)]
+
+    def judged(self, *, in_order: bool, usable: bool) -> list[float]:
+        """The column. ``in_order``: another dimension is known to be of positions; ``usable``: the graph may be used
+        once more.
+        """
+        doubt = 0 if usable else OWN_BACKWARD
+        placed = [(read, made, rows) for read, made in self._entries if (rows := self._rows_of(read, made)) is not None]
+        doubt = RECURRENT if any(self._varies(read, along) for read, along in self._recurrent) else doubt
+        doubt = doubt if placed else NO_ENTRY
+        doubt = doubt if self.outputs else NO_OUTPUT
+        doubt = doubt if self._num_rows else NO_ROWS
+        return list(astuple(RowInfluence(doubt) if doubt else self._measured(placed, in_order)))
+
+    def _measured(self, placed: list[tuple[Tensor, Tensor, Tensor]], in_order: bool) -> RowInfluence:
+        rows = self._num_rows
+        is_chosen_B = torch.zeros(rows, dtype=torch.bool)
+        is_chosen_B[_chosen(rows)] = True
+        reached_B = _reached(self.outputs, [is_chosen_B] * len(self.outputs), placed, rows)
+        own, others_N = float(reached_B[is_chosen_B].amax()), reached_B[~is_chosen_B]
+        others = float(others_N.amax())
+        if not 0 < max(own, others) < math.inf:
+            return RowInfluence(NOT_FINITE)
+        if others > 0 and self._normalises():
+            return RowInfluence(NORMALISED)
+        alone = all(rows not in x.shape[1:] for _, x in self._inputs)
+        return RowInfluence(
+            0,
+            float(alone and (self._samples == rows or in_order)),
+            own,
+            others,
+            float((others_N > 0).sum()),
+            float(len(others_N)),
+            *self._padding(),
+            float(any(max(part.kernel_size) > 1 for part in self._module.modules() if isinstance(part, _ConvNd))),
+            max(torch.finfo(each.dtype).eps for each in (*self.outputs, *(made for _, made, _ in placed))),
+        )
+
+    def _padding(self) -> tuple[float, float]:
+        """Largest gradient of outputs at positions that the mask keeps to such positions, and to others; NaN where
+        there is no such mask, or nobody reads the positions that it is about. A position beside one that is kept may
+        be joined with it on purpose.
+        """
+        unknown = (math.nan, math.nan)
+        keeps_BT = _keeps(self._inputs)
+        ids = token_ids(**dict(self._inputs))
+        if keeps_BT is None or ids is None or ids.shape != keeps_BT.shape:
+            return unknown
+        found = [(read, made, _places(read, made, ids, 2)) for read, made in self._entries]
+        placed = [(read, made, places) for read, made, places in found if places is not None]
+        outputs = [
+            each for each in self.outputs if each.dim() < 3 or (each.dim() == 3 and each.shape[1] == ids.shape[1])
+        ]
+        is_far_BT = nn.functional.max_pool1d(keeps_BT.float(), 3, 1, 1).cpu() == 0
+        if not placed or not outputs or not bool(is_far_BT.any()):
+            return unknown
+        any_B = keeps_BT.any(1)
+        of = [keeps_BT if each.dim() > 1 and each.shape[1] == ids.shape[1] else any_B for each in outputs]
+        reached_BT = _reached(outputs, of, placed, ids.numel()).view(ids.shape)
+        kept, padding = float(reached_BT[keeps_BT.cpu()].amax()), float(reached_BT[is_far_BT].amax())
+        return (kept, padding) if 0 < max(kept, padding) < math.inf else unknown
+
+    def _has_rows(self, output: Tensor) -> bool:
+        """Whether it has, and is no table of rows against rows, as contrastive models return, be it of all ranks."""
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        tables = [(self._num_rows, self._num_rows * more) for more in (1, ranks)]
+        return output.dim() > 0 and output.shape[0] == self._num_rows and tuple(output.shape) not in tables
+
+    def _rows_of(self, read: Tensor, made: Tensor) -> Tensor | None:
+        """The row of the inputs that each place of what a module made is of, as ``_places``."""
+        rows = self._num_rows
+        for _, x in self._inputs:
+            if x.dim() and x.shape[0] == rows:
+                places = _places(read, made, x, 1)
+                if places is not None:
+                    return places
+                alike = x.dim() > 1 and read.shape[: x.dim()] == x.shape and made.shape[:1] == x.shape[:1]
+                if alike and rows not in x.shape[1:]:
+                    return torch.arange(rows)
+        return None
+
+    def _varies(self, read: Tensor, along: int) -> bool:
+        """Whether places along this dimension of what a module read are of several rows."""
+        rows = self._rows_of(read, read)
+        return rows is not None and along < rows.dim() and bool((rows.diff(dim=along) != 0).any())
+
+    def _normalises(self) -> bool:
+        def of_batches(part: nn.Module) -> bool:
+            named = any("BatchNorm" in kind.__name__ or "BatchRenorm" in kind.__name__ for kind in type(part).__mro__)
+            by_batch = isinstance(part, _BatchNorm) and part.running_mean is None
+            return named and (part.training or by_batch)
+
+        return any(map(of_batches, self._module.modules())) or any(
+            "BatchNorm" in node.name() for node in nodes_below(self.outputs)
+        )
+
+
+def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:
+    """The operations that ``roots`` were made by."""
+    ahead: list[Any] = [root.grad_fn for root in roots]
+    seen = set[Any]()
+    while ahead:
+        node: Any = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            ahead.extend(below for below, _ in node.next_functions)
+
+
+def _chosen(rows: int) -> slice:
+    """An odd number of rows, near half of them and without the first: an order that is reversed, or exchanged in pairs,
+    and attention to earlier rows all cross its border.
+    """
+    half = rows // 2
+    return slice(1, 1 + half - (half > 1 and half % 2 == 0))
+
+
+def _inputs_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors that a forward pass reads with the names of its arguments; none where there may be more."""
+    try:
+        named: Mapping[str, Any] = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
+    ahead, found = list(named.items()), list[tuple[str, Tensor]]()
+    while ahead:
+        name, value = ahead.pop(0)
+        if isinstance(value, Tensor):
+            found.append((name, value))
+        elif isinstance(value, Mapping):
+            ahead.extend((str(key), inner) for key, inner in value.items())
+        elif isinstance(value, (list, tuple)):
+            ahead.extend((name, inner) for inner in value)
+        elif not isinstance(value, _PLAIN):
+            return []
+    return found
+
+
+def _num_rows(inputs: list[tuple[str, Tensor]]) -> int:
+    """The size of the first dimension that they have in common, apart from masks and what is spread over rows; 0 where
+    there is none.
+    """
+    if any(x.layout != torch.strided for _, x in inputs):
+        return 0
+    sizes = {x.shape[0] for name, x in inputs if x.dim() > 0 and x.shape[0] != 1 and "mask" not in name}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _keeps(inputs: Iterable[tuple[str, Tensor]]) -> Tensor | None:
+    """Bool [B, T]: the positions that the only such mask keeps."""
+    found: list[Tensor] = []
+    for name, x in inputs:
+        if x.dim() == 2 and name == "attention_mask":
+            found.append(x != 0)
+        elif x.dim() == 2 and name.endswith("padding_mask") and x.dtype == torch.bool:
+            found.append(~x)
+    return found[0].detach() if len(found) == 1 else None
+
+
+def _places(read: Tensor, made: Tensor, x: Tensor, dims: int) -> Tensor | None:
+    """int64 [K dimensions of ``made``]: the place in the first ``dims`` dimensions of ``x``, in their order, that each
+    place of ``made`` is of; None where ``read`` is no view of ``x``, or mixes places.
+
+    ``made`` is taken to keep as many leading dimensions of ``read`` as are needed to tell them apart.
+    """
+    same = read.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and read.dtype == x.dtype
+    unit = x.stride(dims - 1)
+    within = sum((size - 1) * stride for size, stride in zip(x.shape[dims:], x.stride()[dims:], strict=True))
+    dense = all(x.stride(dim) == x.shape[dim + 1] * x.stride(dim + 1) for dim in range(dims - 1))
+    if not same or not dense or within >= unit:
+        return None
+    at = torch.tensor(read.storage_offset() - x.storage_offset())
+    for dim in range(min(read.dim(), made.dim()) + 1):
+        rest = sum((size - 1) * stride for size, stride in zip(read.shape[dim:], read.stride()[dim:], strict=True))
+        if dim and bool((at // unit == (at + rest) // unit).all()):
+            places = at // unit
+            inside = bool((places >= 0).all()) and bool((places < math.prod(x.shape[:dims])).all())
+            return places if inside else None
+        if dim == min(read.dim(), made.dim()) or made.shape[dim] != read.shape[dim]:
+            return None
+        at = at[..., None] + torch.arange(read.shape[dim]) * read.stride(dim)
+    return None
+
+
+def _reached(
+    outputs: list[Tensor], of: list[Tensor], placed: list[tuple[Tensor, Tensor, Tensor]], num_places: int
+) -> Tensor:
+    """float64 [num_places]: the largest magnitude of the gradient of a fixed weighted sum over these rows, or places,
+    of outputs with respect to what was made of each place of the input.
+    """
+    weights: list[Tensor] = []
+    for output, is_of in zip(outputs, of, strict=True):
+        row = torch.arange(math.prod(output.shape[1:]), device=output.device).cos().to(output.dtype)
+        shape = (*is_of.shape, *[1] * (output.dim() - is_of.dim()))
+        weights.append(row.view(output.shape[1:]) * is_of.to(output.device).view(shape))
+    made = [each for _, each, _ in placed]
+    gradients = torch.autograd.grad(outputs, made, weights, retain_graph=True, allow_unused=True)
+    reached = torch.zeros(num_places, dtype=torch.float64)
+    for gradient, (_, _, places) in zip(gradients, placed, strict=True):
+        if gradient is not None:
+            most = gradient.detach().abs().flatten(places.dim()).amax(-1) if gradient.dim() > places.dim() else gradient
+            reached.scatter_reduce_(0, places.flatten(), most.detach().abs().flatten().double().cpu(), "amax")
+    return reached

@@ -1,0 +1,165 @@
+"""Rows of a batch that influence each other: found where the model mixes them, nothing said where that is by design."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+
+import trueline
+from trueline.analyze.check_run import check
+
+BATCH, LENGTH, WIDTH = 6, 10, 8
+
+
+class Reader(nn.Module):
+    """A linear layer, ``within`` what it made, and scores of the means over positions."""
+
+    def __init__(self, within=lambda x: x, norm=None):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3)
+        self.within, self.norm = within, norm or nn.Identity()
+
+    def forward(self, x, edge_index=None):
+        return self.head(self.norm(self.within(self.first(x)).mean(1)))
+
+
+def trained(out, model, *, loader=partial(DataLoader, batch_size=BATCH), **inputs):
+    """The parameters after two steps, watched into ``out`` unless that is None."""
+    torch.manual_seed(1)
+    torch.nn.init.normal_(model.head.weight)
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = None if out is None else trueline.watch(model, updates, out=out, plan={"every": 1, "influence": 1})
+    samples = TensorDataset(torch.randn(2 * BATCH, LENGTH, 4))
+    for (x,) in loader(samples) if loader else [(x,) for x in samples.tensors[0].split(BATCH)]:
+        model(x, **inputs).square().mean().backward()
+        updates.step()
+        updates.zero_grad()
+    if watch is not None:
+        watch.close()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def judged(out):
+    """Severities and kinds of the findings, and why there is no answer."""
+    report = check(trueline.open_run(out))
+    why = [each.why for each in report.checks_not_run if each.check == "batch-leak"]
+    return [(each.severity, each.evidence["kind"]) for each in report.findings if each.code == "batch-leak"], why
+
+
+MIXING = {
+    "view of the transposed": lambda x: x.transpose(0, 1).reshape(x.shape),
+    "softmax over the batch": lambda x: x.softmax(0),
+    "mean over the batch": lambda x: x - x.mean(0),
+    "no row its own": lambda x: x.roll(3, 0),
+    "rows reversed": lambda x: x.flip(0),
+    "rows exchanged in pairs": lambda x: x[[1, 0, 3, 2, 5, 4]],
+    "rows interleaved": lambda x: x[[0, 3, 1, 4, 2, 5]],
+    "earlier rows seen": lambda x: x.cumsum(0),
+}
+
+
+@pytest.mark.parametrize("within", MIXING.values(), ids=MIXING)
+def test_rows_that_are_mixed_are_found(tmp_path, within):
+    trained(tmp_path / "run", Reader(within))
+    assert judged(tmp_path / "run") == ([("warning", "rows")], [])
+
+
+class Recurrent(Reader):
+    """The same with a recurrent module in the first place."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.first = nn.GRU(4, WIDTH, **how)
+        self.within = lambda outputs: outputs[0]
+
+
+def test_what_is_recurrent_reads_positions_and_not_rows(tmp_path):
+    trained(tmp_path / "sound", Recurrent(batch_first=True))
+    trained(tmp_path / "run", Recurrent())
+    assert judged(tmp_path / "sound") == ([], [])
+    findings, (why,) = judged(tmp_path / "run")
+    assert findings == []
+    assert "batch_first" in why
+
+
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH).eval()])
+def test_rows_that_are_not_are_left_alone(tmp_path, norm):
+    trained(tmp_path / "run", Reader(lambda x: x.softmax(1), norm))
+    assert judged(tmp_path / "run") == ([], [])
+
+
+def by_sampler(samples):
+    """A loader that is given batches of indices, as those of accelerate are."""
+    return DataLoader(samples, batch_sampler=BatchSampler(SequentialSampler(samples), BATCH, False))
+
+
+def test_a_batch_sampler_tells_rows_too(tmp_path):
+    trained(tmp_path / "run", Reader(MIXING["mean over the batch"]), loader=by_sampler)
+    assert judged(tmp_path / "run") == ([("warning", "rows")], [])
+
+
+def test_without_a_loader_rows_may_be_nodes_or_positions(tmp_path):
+    trained(tmp_path / "run", Reader(MIXING["mean over the batch"]), loader=None)
+    assert judged(tmp_path / "run") == ([("info", "rows")], [])
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "reason"),
+    [
+        (Reader(norm=nn.BatchNorm1d(WIDTH)), {}, "batch normalisation"),
+        (Reader(MIXING["mean over the batch"]), {"edge_index": torch.zeros(2, 5, dtype=torch.long)}, "as graphs"),
+        (Reader(MIXING["mean over the batch"]), {"edge_index": object()}, "not all seen"),
+    ],
+)
+def test_what_mixes_rows_by_design_has_a_reason_and_no_finding(tmp_path, model, inputs, reason):
+    trained(tmp_path / "run", model, **inputs)
+    findings, (why,) = judged(tmp_path / "run")
+    assert findings == []
+    assert reason in why
+
+
+def test_training_is_the_same_to_the_bit(tmp_path):
+    models = [Reader(MIXING["mean over the batch"], nn.Dropout(0.5)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    alone, watched = trained(None, models[0]), trained(tmp_path / "run", models[1])
+    assert all(torch.equal(one, other) for one, other in zip(alone, watched, strict=True))
+
+
+class Tokens(nn.Module):
+    """Means over words, of what ``mask`` makes of the attention mask."""
+
+    def __init__(self, mask, *, first=0):
+        super().__init__()
+        self.mask, self.first = mask, first
+        self.embed, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, ids, attention_mask):
+        # Whatever order its dimensions are in inside: places are those of the ids.
+        x = self.embed(ids.transpose(0, self.first)).transpose(0, self.first)
+        weights = self.mask(attention_mask)[..., None].float()
+        return self.head((x * weights).sum(1))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("mask", "found"),
+    [
+        (lambda mask: mask, []),
+        (lambda mask: mask + mask.roll(1, 1), []),
+        (torch.ones_like, [("warning", "padding")]),
+        (lambda mask: 0.9 * mask + 0.1, [("warning", "padding")]),
+    ],
+)
+def test_padding_that_is_seen_is_found(tmp_path, mask, found, first):
+    torch.manual_seed(1)
+    model = Tokens(mask, first=first)
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, updates, out=tmp_path / "run", plan={"every": 1, "influence": 0})
+    ids, keeps = torch.randint(16, (BATCH, LENGTH)), torch.arange(LENGTH) < torch.arange(4, 4 + BATCH)[:, None]
+    functional.cross_entropy(model(ids, attention_mask=keeps.long()), ids[:, 0] % 3).backward()
+    updates.step()
+    watch.close()
+    assert judged(tmp_path / "run") == (found, [])
