@@ -44,7 +44,8 @@ Left alone are sums that are meant: a token that weighs 1, or 1 over the number 
 tokens); as many as there are ranks (multiplied since the reduction averages), unless that is also the number of
 micro-batches and nothing is multiplied or divided at all; one over the ranks, other than under DDP (a reduction that
 was told to add); powers of two from 16 on, which are a loss scale that was not seen; and steps with fewer micro-batches
-than others.
+than others. Where the loss is divided by the number of labels, and each sample's first one is no target, that is told
+as information.
 
 What it may miss
 ----------------
@@ -109,6 +110,10 @@ NEAR = 0.02
 
 FEWEST = 3
 """Steps at which a factor is the loss scale for that to be no coincidence."""
+
+EQUAL = 1e-3
+"""Relative difference within which a sum is a quotient of two counts: it is exact but for rounding, and with a thousand
+targets a sample one more is within ``LEAST``."""
 
 LOSS_SCALE = 16.0
 """Powers of two from here on may be a loss scale."""
@@ -244,13 +249,15 @@ def _of_sums(run: Run) -> list[Finding]:
     if 2 * len(wrong) < len(since) or not wrong:
         return []
     value = float(np.median([each.value for each in wrong]))
+    num_ranks = len(data_parallel_ranks(run))
+    if _first_is_counted(run, wrong):
+        return [_finding_of_first(wrong, value, among=[each.of.step for each in known])]
     if any(abs(each.value / value - 1) > each.of.tolerance for each in wrong):
         raise CannotTell(
             f"all tokens together weigh {min(each.value for each in wrong):.3g} to "
             f"{max(each.value for each in wrong):.3g}, as a loss that is a sum on purpose",
             reason="undecidable",
         )
-    num_ranks = len(data_parallel_ranks(run))
     if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
         raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
     steps = [each.of.step for each in known]
@@ -371,6 +378,19 @@ def _meant(run: Run, steps: Sequence[Weighed], value: float, num_ranks: int) -> 
     return ""
 
 
+def _first_is_counted(run: Run, wrong: Sequence[_Sum]) -> bool:
+    """Whether at each step the loss is divided by one more token a sample than it has targets."""
+    ranks = data_parallel_ranks(run)
+    read = run.lists("sample_digests", steps=[each.of.step for each in wrong], ranks=ranks)
+    for each in wrong:
+        told = each.of
+        num_samples = sum(len(read.get((told.step, rank), ())) for rank in ranks)
+        num_targets = sum(part.tokens for part in told.parts)
+        if not num_samples or not _is(each.value * (1 + num_samples / num_targets), 1.0, EQUAL + told.rounding):
+            return False
+    return True
+
+
 def _per_sample(run: Run, told: Weighed, near: float) -> bool:
     """Whether a token weighs 1, or 1 over a number of samples: of a micro-batch, a rank's step, or all ranks'."""
     part = told.parts[0]
@@ -410,6 +430,32 @@ def _finding(
             "Print what the loss of each micro-batch is multiplied and divided by: the mean over all "
             f"{noun}s of a step is what an optimizer's usual learning rates are for.",
             "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
+        ),
+    )
+
+
+def _finding_of_first(wrong: Sequence[_Sum], value: float, *, among: Sequence[int]) -> Finding:
+    steps = [each.of.step for each in wrong]
+    told = wrong[0].of
+    ranks = tuple(sorted(told.by_rank))
+    return Finding(
+        code=CODE,
+        severity="info",
+        claim=f"All tokens together weigh {value:.4g} at {steps_text(steps, among=among)}: the loss is divided by one "
+        "more token of each sample than is a target.",
+        ranks=ranks,
+        step_first=min(steps),
+        step_last=max(steps),
+        sites=tuple(str(Site(told.step, 0, rank, "loss", "all")) for rank in ranks[:2]),
+        measured=value,
+        expected=1.0,
+        unit="sum of the weights of all tokens",
+        false_alarm_rate=0.0,
+        evidence={"kind": "first-counted", "steps": steps[:100], "num_micro": told.num_micro},
+        next=(
+            "Nothing is wrong with the run: its learning rate is in effect that many times as large. Count "
+            "labels[..., 1:] where labels are counted (Hugging Face's Trainer counts all of them where the model's "
+            "class is not named …ForCausalLM, as GPT2LMHeadModel).",
         ),
     )
 

@@ -185,6 +185,22 @@ def test_a_wrong_sum_is_a_warning(tmp_path, weigh, because):
     assert because in finding.claim
 
 
+@pytest.mark.parametrize(("samples", "severity"), [(12, "info"), (13, "warning")])
+def test_a_first_label_that_is_counted_but_no_target_is_an_information(tmp_path, samples, severity):
+    run = run_of(
+        tmp_path / "run",
+        lambda counts: 1 / (counts.sum() + 12),
+        spread=(60, 61),
+        sample_digests=list(range(samples)),
+    )
+    assert findings(run)["loss-scale-wrong"].severity == severity
+
+
+def test_a_first_label_is_counted_whatever_the_lengths(tmp_path):
+    run = run_of(tmp_path / "run", lambda counts: 1 / (counts.sum() + 12), sample_digests=list(range(12)))
+    assert findings(run)["loss-scale-wrong"].evidence["kind"] == "first-counted"
+
+
 @pytest.mark.parametrize(
     ("weigh", "fields", "num_ranks"),
     [
